@@ -7,10 +7,10 @@ from counting import count
 from launches import LAYERS, ROWS, SIZES, measured, row, table
 from torch import nn
 
+from tg_equiattn.edges import CSR
 from tg_equiattn.functional.backend import OPERATOR
 from tg_equiattn.functional.hyena import fft_convolution
 from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum
-from tg_equiattn.neighbors import CSR
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 FLOAT = 4
@@ -86,7 +86,7 @@ def test_near_pairs_beyond_a_tile_are_sparse_products_unless_their_order_matters
     """Of 2 million pairs with 8 heads of 16."""
     nodes, pairs = 200_000, 2_000_000
     row = torch.arange(nodes).repeat_interleave(pairs // nodes)
-    relation = CSR.of(row, row, nodes, nodes)
+    relation = CSR.from_sorted(row, row, nodes, nodes)
     function = Call(
         lambda query, key, **tables: edge_sum(edge_dot(query, key, CSR(*tables.values())), key, CSR(*tables.values()))
     )

@@ -49,7 +49,7 @@ def search(request, monkeypatch):
     """How near pairs are searched for: by scipy's tree, and where it is not installed."""
     if request.param == "tree":
         pytest.importorskip("scipy")
-    monkeypatch.setattr("tg_equiattn.neighbors.has_scipy", lambda: request.param == "tree")
+    monkeypatch.setattr("tg_equiattn.neighbor_search.has_scipy", lambda: request.param == "tree")
 
 
 @pytest.mark.usefixtures("search")
@@ -86,12 +86,12 @@ def test_order_and_transpose():
     assert pattern.row.tolist() == [0, 0, 2, 4]  # the pair of node 2 with itself is passed over
     assert pattern.col.tolist() == [3, 1, 0, 1]
     assert near.offsets.tolist() == [[2, 3], [8, 9], [6, 7], [0, 1]]
-    assert pattern.crow.tolist() == [0, 2, 2, 3, 3, 4]
+    assert pattern.row_starts.tolist() == [0, 2, 2, 3, 3, 4]
     back = pattern.transposed()
-    assert back.crow.tolist() == [0, 1, 3, 3, 4, 4]
+    assert back.row_starts.tolist() == [0, 1, 3, 3, 4, 4]
     assert back.col.tolist() == pattern.row[pattern.order].tolist() == [2, 0, 4, 0]
     assert back.row.tolist() == pattern.col[pattern.order].tolist() == [0, 1, 1, 3]
-    for here, there in zip(pattern.tensors, back.transposed().tensors, strict=True):
+    for here, there in zip(pattern, back.transposed(), strict=True):
         assert torch.equal(here, there)
     assert torch.equal(pattern.order[back.order], torch.arange(4))
 
@@ -102,17 +102,17 @@ def test_bins():
     assert bins.row.tolist() == [2, 3, 9]  # (0, 2), (1, 0), and the far pair in the last bin
     assert bins.col.tolist() == [1, 0, 2]
     assert near.bins(3) is bins
-    assert len(near.bins(2).crow) == 3 * 2 + 2
+    assert len(near.bins(2).row_starts) == 3 * 2 + 2
 
 
 def test_restricted():
     """To nodes that exist: the pairs stay in their order, and a second restriction adds to the first."""
     near = NeighborList(torch.tensor([[1, 2, 0], [0, 1, 2]]), 3, torch.tensor([[1], [2], [3]]))
     less = near.restricted(torch.tensor([True, True, False]))
-    assert less.exists.tolist() == [True, False, False]
+    assert less.mask.tolist() == [True, False, False]
     assert torch.equal(less.offsets, near.offsets)
-    assert near.exists is None
-    assert less.restricted(torch.tensor([False, True, True])).exists.tolist() == [False, False, False]
+    assert near.mask is None
+    assert less.restricted(torch.tensor([False, True, True])).mask.tolist() == [False, False, False]
     assert less.bins(4).row.tolist() == [1, 12, 12]  # the others with those that are far
     assert near.bins(4).row.tolist() == [1, 6, 11]
 
@@ -160,7 +160,7 @@ def test_edges_as_given():
     assert kept.self_features is None
     for message, options in [
         ("edge_index must not join nodes of different graphs", {"batch": torch.tensor([0, 0, 1])}),
-        ("edge_index must join nodes that exist", {"mask": torch.tensor([True, True, False])}),
+        ("edge_index must join nodes that exist", {"node_mask": torch.tensor([True, True, False])}),
         ("pos or edge_offset must be given", {"dim": 2}),
         (r"edge_offset must be real numbers of shape \(4, 2\)", {"dim": 2, "offsets": torch.zeros(4, 3)}),
         (r"edge_attr must be real numbers of shape \(4, 1\)", {"edge_dim": 1, "features": torch.zeros(3)}),

@@ -69,7 +69,7 @@ def e3nn(name):
             return e3nn.TensorProductHyenaOperator(irreps, irreps, irreps, short_conv=n(3))
         more = {} if name == "IrrepsVectorSelfAttention" else {"short_conv": n(3)}
         if name == "IrrepsSE3Hyena":
-            more = {"irreps_hidden": irreps, "depth": n(2)}
+            more = {"irreps_hidden": irreps, "num_layers": n(2)}
         return getattr(e3nn, name)(irreps, irreps_out=irreps, **more)
 
     return make
@@ -102,10 +102,12 @@ MODULES = {
         n(2), n(5), channels=n(12), num_layers=n(2), heads=n(3), cutoff=n(3), dropout=f(EIGHTH)
     ),
     "CliffordMLP": lambda n, f: CliffordMLP(n(3), n(5), hidden_channels=n(7), num_blocks=n(2)),
-    "SE3HyenaOperator": lambda n, f: SE3HyenaOperator(n(3), n(5), hidden_scalars=n(2), filter="lag", short_conv=n(3)),
-    "SE3Hyena": lambda n, f: SE3Hyena(n(3), n(5), depth=n(2)),
+    "SE3HyenaOperator": lambda n, f: SE3HyenaOperator(
+        n(3), n(5), hidden_scalars=n(2), filter="implicit", short_conv=n(3)
+    ),
+    "SE3Hyena": lambda n, f: SE3Hyena(n(3), n(5), num_layers=n(2)),
     "VectorSelfAttention": lambda n, f: VectorSelfAttention(n(3), n(5), local_context=True, edge_channels=n(5)),
-    "VectorTransformer": lambda n, f: VectorTransformer(n(3), n(5), n(0), n(1), depth=n(1)),
+    "VectorTransformer": lambda n, f: VectorTransformer(n(3), n(5), n(0), n(1), num_layers=n(1)),
     **{name: escnn(name) for name in ("R2LiftingAttention", "R2GroupAttention", "R2GlobalAttention")},
     **{name: pyg(name) for name in ("RelativePerformerConv", "RelativeGPSBlock", "PixelGraphClassifier")},
     **{

@@ -123,7 +123,7 @@ SETTINGS = {
     "causality": (lambda **change: layers.SE3HyenaOperator(3, 2, **change), {"causal": True}, "causal=True"),
     "order": (lambda **change: layers.SE3HyenaOperator(3, 2, **change), {"order": "radial"}, "order='radial'"),
     "pooling": (
-        lambda **change: layers.SE3Hyena(3, 2, hidden_scalars=4, hidden_vectors=4, depth=1, **change),
+        lambda **change: layers.SE3Hyena(3, 2, hidden_scalars=4, hidden_vectors=4, num_layers=1, **change),
         {"pool": "mean"}, "pool='mean'",
     ),
     "width": (lambda width=1.0: layers.EwaldAttention(3, 2, width=width), {"width": 1.5}, "width=1.5"),
@@ -139,7 +139,7 @@ def test_checkpoints_of_another_function_are_refused(what):
     make, change, message = SETTINGS[what]
     state = make().state_dict()
     make().load_state_dict(state)
-    with pytest.raises(ValueError, match=f"state_dict must be of a .* with {message}.*, as this one, got "):
+    with pytest.raises(ValueError, match=f"state_dict must come from a .* with {message}.*, like this one, got "):
         make(**change).load_state_dict(state, strict=False)
 
 

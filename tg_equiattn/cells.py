@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from . import checks
+
 METRICS: dict[str, Callable[[Tensor], Tensor]] = {  # lengths (E,) of offsets (E, dim)
     "manhattan": lambda x: x.abs().sum(1),
     "euclidean": lambda x: x.double().square().sum(1).sqrt(),
 }
 _PART = 1 << 20  # pairs that are looked at together
+_FLAT = 1e-6  # smallest volume of a cell, relative to a box with edges as long
 _CELL_AXES = 3  # of cells that pairs are searched in: there are 3 to the power of it around each
 
 
@@ -39,12 +42,12 @@ def tree_pairs(
     where there are more than ``most``."""
     from scipy.spatial import KDTree
 
-    places, norm = pos.double(), {"manhattan": 1, "euclidean": 2}[metric]
+    points, norm = pos.double(), {"manhattan": 1, "euclidean": 2}[metric]
     if batch is not None:  # graphs apart from each other
-        places = torch.cat([places, 2.0 * cutoff * batch[:, None]], 1)
-    tree, limit = KDTree(places.numpy()), math.nextafter(limit, 0.0)
+        points = torch.cat([points, 2.0 * cutoff * batch[:, None]], 1)
+    tree, limit = KDTree(points.numpy()), math.nextafter(limit, 0.0)
     whole = len(pos) == nodes
-    first = tree if whole else KDTree(places[:nodes].numpy())
+    first = tree if whole else KDTree(points[:nodes].numpy())
     if nodes * (len(pos) - 1) > most and int(first.count_neighbors(tree, limit, norm)) - nodes > most:
         return None
     if whole:
@@ -83,14 +86,14 @@ def cell_pairs(
     some pairs at a time, which are counted first where they may be too many."""
     device, mirror, length = pos.device, nodes == len(pos), METRICS[metric]
     graph = torch.zeros(len(pos), dtype=torch.int64, device=device) if batch is None else batch
-    places = (pos[:, :_CELL_AXES].double() / cutoff).floor().long()
-    cell = torch.cat([graph[:, None], places], 1)
+    points = (pos[:, :_CELL_AXES].double() / cutoff).floor().long()
+    cell = torch.cat([graph[:, None], points], 1)
     cell = cell - cell.amin(0)
     sides = cell.amax(0) + 3  # a margin, so that no neighbouring cell wraps around
     strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])
     cell = ((cell + 1) * strides).sum(1)
     ordered, order = torch.sort(cell)
-    steps = list(itertools.product((-1, 0, 1), repeat=places.shape[1]))
+    steps = list(itertools.product((-1, 0, 1), repeat=points.shape[1]))
     steps = steps[: len(steps) // 2 + 1] if mirror else steps  # up to no step, the last; the others mirror them
     wanted = cell[:nodes] + (torch.tensor(steps, device=device) * strides[1:]).sum(1, keepdim=True)  # (steps, N)
     first = torch.searchsorted(ordered, wanted)
@@ -114,3 +117,40 @@ def cell_pairs(
                 return None
     nothing = torch.zeros(2, 0, dtype=torch.int64, device=device)
     return torch.cat([nothing, *near()], 1)
+
+
+def read_lattice(cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, dim: int = 3) -> tuple[Tensor, Tensor]:
+    """Checked lattice vectors as rows, (graphs, dim, dim) in float64, zero along directions that do not repeat, and
+    which directions repeat, bool (graphs, dim). ``cell`` is one for all graphs, one for each, or (dim graphs, dim) as
+    PyG batches them."""
+    shapes = ((dim, dim), (1, dim, dim), (graphs, dim, dim), (dim * graphs, dim))
+    if not isinstance(cell, Tensor) or not checks.is_one_of(cell.shape, shapes):
+        came = str(tuple(cell.shape)) if isinstance(cell, Tensor) else type(cell).__name__
+        raise ValueError(f"cell must be ({dim}, {dim}) or one a graph, ({graphs}, {dim}, {dim}), got {came}")
+    if cell.device != like.device or not cell.is_floating_point():
+        raise ValueError(f"cell must be floating point on {like.device} as x is, got {cell.dtype} on {cell.device}")
+    vectors = cell.double().reshape(-1, dim, dim).expand(graphs, dim, dim)
+    periodic = (vectors != 0).any(2)
+    if pbc is not None:
+        fits = isinstance(pbc, Tensor) and pbc.dtype == torch.bool and pbc.device == like.device
+        if not fits or not checks.is_one_of(pbc.shape, ((dim,), (1, dim), (graphs, dim), (dim * graphs,))):
+            wanted = f"bool ({dim},) or ({graphs}, {dim}) on {like.device} as x is"
+            raise ValueError(f"pbc must be {wanted}, got {checks.described(pbc)}")
+        periodic = pbc.reshape(-1, dim).expand(graphs, dim)
+    _check_lattice(cell, periodic, vectors.detach())
+    return torch.where(periodic[..., None], vectors, 0.0), periodic
+
+
+@checks.of_values
+def _check_lattice(cell: Tensor, periodic: Tensor, vectors: Tensor) -> None:
+    if not bool(vectors.isfinite().all()):
+        raise ValueError(f"cell must be finite, got {vectors.tolist()}")
+    length = vectors.norm(dim=2)
+    without = ((length == 0) & periodic).any(1)
+    if bool(without.any()):
+        raise ValueError(f"cell must have a lattice vector wherever pbc is true, got {vectors[without][0].tolist()}")
+    units = torch.where(periodic, 1 / length.clamp(min=1e-300), 0.0)[..., None] * vectors
+    flat = (units @ units.mT + torch.diag_embed((~periodic).double())).det() <= _FLAT**2
+    if bool(flat.any()):
+        wanted = "a volume, got lattice vectors that depend on each other"
+        raise ValueError(f"cell must have {wanted}: {vectors[flat][0].tolist()}")

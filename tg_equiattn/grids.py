@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .modes import ordinary_tensors
+from .modes import cached
 from .neighbors import NeighborList
 
 __all__ = ["PixelGrid", "Window"]
@@ -202,8 +202,8 @@ class PixelGrid:
         return self._in_units(pos - pos.amin(0)).to(dtype or torch.get_default_dtype())
 
     def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Targets, sources, offsets (E, dim) and which exist: all steps of all pixels, those off the image too; made on
-        the device, of a size known here."""
+        """Targets, sources, offsets (E, dim) and a mask (E,) of near pairs: all steps of all pixels, false for those
+        off the image. They are made on the device, of a size that does not depend on values."""
         axes, count, limit = [], 0, self.cutoff * (1 - 1e-9)  # sums of spacings are rounded
         for side, unit in zip(self.shape, self._spacings, strict=True):
             most = math.ceil(self.cutoff / unit)
@@ -217,36 +217,35 @@ class PixelGrid:
         near = (lengths > 0) & (lengths < limit)
         steps = steps[near.to(torch.int32).argsort(descending=True, stable=True)[:count]]
         grid = _mesh(((0, side) for side in self.shape), device)[:, None] + steps
-        source, exists = torch.zeros_like(grid[..., 0]), torch.ones_like(grid[..., 0], dtype=torch.bool)
-        for side, there in zip(self.shape, grid.unbind(-1), strict=True):
+        source, mask = torch.zeros_like(grid[..., 0]), torch.ones_like(grid[..., 0], dtype=torch.bool)
+        for side, index in zip(self.shape, grid.unbind(-1), strict=True):
             if self.periodic:
-                there = there % side
-            exists = exists & (there >= 0) & (there < side)
-            source = source * side + there.clamp(0, side - 1)
+                index = index % side
+            mask = mask & (index >= 0) & (index < side)
+            source = source * side + index.clamp(0, side - 1)
         target = torch.arange(len(self), device=device)[:, None].expand_as(source)
         offsets = self._in_units(_axes_to_position(steps)).repeat(len(self), 1)
-        return target.flatten(), source.flatten(), offsets, exists.flatten()
+        return target.flatten(), source.flatten(), offsets, mask.flatten()
 
-    @functools.lru_cache(maxsize=32)  # noqa: B019 - grids are values, and few
-    @ordinary_tensors()
+    @cached(maxsize=32)
     def edges(self) -> tuple[Tensor, Tensor]:
         """``edge_index`` (2, E), sorted by target, and offsets (E, dim), once for each grid: do not write into them."""
-        target, source, offsets, exists = self.pairs()
-        return torch.stack([source, target])[:, exists], offsets[exists]
+        target, source, offsets, mask = self.pairs()
+        return torch.stack([source, target])[:, mask], offsets[mask]
 
     def neighbors(self, batch_size: int = 1, device: torch.device | str = "cpu") -> NeighborList:
-        """The near pairs of ``batch_size`` images, one after the other; kept for the last few grids asked for."""
-        make = self._copied if torch.compiler.is_compiling() else self._cached
-        return make(batch_size, torch.device(device))
+        """The near pairs of ``batch_size`` images, one after the other; kept for the last few grids."""
+        return _neighbors(self, batch_size, torch.device(device))
 
-    def _copied(self, copies: int, device: torch.device) -> NeighborList:
-        target, source, offsets, exists = self.pairs(device)
-        edge_index = torch.stack([source, target])[:, None] + len(self) * torch.arange(copies, device=device)[:, None]
-        return NeighborList(
-            edge_index.flatten(1), copies * len(self), offsets.repeat(copies, 1), exists=exists.repeat(copies)
-        )
 
-    _cached = functools.lru_cache(maxsize=8)(ordinary_tensors()(_copied))
+@cached(maxsize=8)
+def _neighbors(grid: PixelGrid, batch_size: int, device: torch.device) -> NeighborList:
+    target, source, offsets, mask = grid.pairs(device)
+    first = len(grid) * torch.arange(batch_size, device=device)
+    edge_index = (torch.stack([source, target])[:, None] + first[:, None]).flatten(1)
+    return NeighborList(
+        edge_index, batch_size * len(grid), offsets.repeat(batch_size, 1), mask=mask.repeat(batch_size), checked=True
+    )
 
 
 def transform_grid(x: Tensor, matrix: Tensor) -> Tensor:

@@ -19,13 +19,13 @@ _TOLERANCE = 1e-6
 
 
 class _Elements:
-    """What a finite group and its products with scales have in common."""
+    """Base class of finite groups and their products with scales."""
 
     matrices: Tensor
 
     @property
     def dim(self) -> int:
-        """The dimension ``d`` of the space acted on."""
+        """The dimension ``d`` of the space that the group acts on."""
         return self.matrices.shape[-1]
 
     @property
@@ -38,7 +38,7 @@ class _Elements:
 
     @property
     def digest(self) -> str:
-        """A digest of the elements, by which checkpoints of layers tell groups apart."""
+        """A hash of the elements, with which checkpoints of layers identify their group."""
         exact = (1e6 * self.matrices).round().to(torch.int64).flatten().tolist()
         return hashlib.sha256(repr(exact).encode()).hexdigest()[:16]
 
@@ -52,23 +52,24 @@ class _Elements:
 class FiniteGroup(_Elements):
     r"""A finite group :math:`H \subset O(d)`, given by the orthogonal matrices of all its elements.
 
-    Elements are indices ``0 ... |H|-1``. Floats are compared once, at construction, to fill the Cayley table; after
-    that only integer tables decide anything. Matrix entries within 1e-6 of an integer are made exactly that integer, so
-    lattice elements (multiples of 90 degrees, axis flips) are exact, from float32 cosines too.
+    Elements are indices ``0 ... |H|-1``. Matrices are compared as floats only once, at construction, to fill the Cayley
+    table; everything else uses integer tables. Matrix entries within 1e-6 of an integer are rounded to it, so that
+    lattice elements (multiples of 90 degrees, axis flips) are exact, also if they were computed in float32.
 
     Args:
-        matrices: the elements, ``(|H|, d, d)`` with ``d`` 2 or 3, in any order, identity included.
-        name: shown in ``repr``.
+        matrices: The elements, ``(|H|, d, d)`` with ``d`` 2 or 3, in any order, including the identity.
+        name: Name that ``repr`` shows. The default is ``"FiniteGroup"``.
 
     Attributes:
-        matrices: ``(|H|, d, d)`` float64.
-        cayley: ``(|H|, |H|)`` int64, ``cayley[a, b]`` the index of :math:`a \cdot b`.
-        inverse: ``(|H|,)`` int64.
-        identity: index of the identity.
-        lattice: ``(|H|,)`` bool, whether the element maps the integer grid onto itself.
+        matrices: Elements, ``(|H|, d, d)`` float64.
+        cayley: Cayley table, ``(|H|, |H|)`` int64: ``cayley[a, b]`` is the index of :math:`a \cdot b`.
+        inverse: Indices of the inverses, ``(|H|,)`` int64.
+        identity: Index of the identity.
+        lattice: ``(|H|,)`` bool, true if the element maps the integer grid onto itself.
 
     Raises:
-        ValueError: if the matrices are not orthogonal, repeat, or are not closed under products and inverses.
+        ValueError: if ``matrices`` is empty or has another shape, if a matrix is not orthogonal or occurs twice, or if
+            the matrices are not closed under products and inverses.
 
     Example:
         >>> from tg_equiattn.groups import cyclic
@@ -82,14 +83,17 @@ class FiniteGroup(_Elements):
         if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or matrices.shape[1] not in (2, 3):
             raise ValueError(f"matrices must have shape (|H|, 2, 2) or (|H|, 3, 3), got {tuple(matrices.shape)}")
         if len(matrices) == 0:
-            raise ValueError("matrices must hold at least the identity, got none")
+            raise ValueError("matrices must contain at least the identity, got none")
         self.matrices, self.name = _snap(matrices), name
         if int(_matches(self.matrices, self.matrices).sum()) != len(matrices):
-            raise ValueError("matrices must be distinct, got the same element twice")
+            raise ValueError("matrices must be distinct, got the same element twice; remove duplicates")
         hits = _matches(self.matrices[:, None] @ self.matrices, self.matrices)
         if not bool((hits.sum(-1) == 1).all()):
             a, b = (hits.sum(-1) != 1).nonzero()[0].tolist()
-            raise ValueError(f"matrices must be closed under products, got none equal to element {a} times element {b}")
+            raise ValueError(
+                f"matrices must be closed under products, got none equal to element {a} times element {b}; "
+                "from_generators completes a group"
+            )
         self.cayley = table = hits.int().argmax(-1)
         self.lattice = (self.matrices == self.matrices.round()).flatten(1).all(1)
         every = torch.arange(len(table), device="cpu")
@@ -99,15 +103,16 @@ class FiniteGroup(_Elements):
         self.inverse = inverse.int().argmax(1)
         associative = torch.equal(table[table[:, :, None], every], table[every[:, None, None], table[None]])
         if not associative or not bool(neutral.any()) or not bool((inverse.sum(1) == 1).all()):
-            raise ValueError("matrices must be a group, got products without identity, inverses or associativity")
+            raise ValueError("matrices must form a group, got products without identity, inverses or associativity")
 
     @property
     def isometries(self) -> FiniteGroup:
-        """The elements that keep lengths: all of them."""
+        """The elements that preserve lengths: the group itself."""
         return self
 
     def moved(self, element: int) -> Tensor:
-        """``(|H|,)`` indices of :math:`g^{-1} k`: regular features f moved by g are f(g^-1 k) at k."""
+        """Indices ``(|H|,)`` of :math:`g^{-1} k` for all elements k, where g is ``element``. They permute regular
+        features: g moves f to f(g^-1 k) at k."""
         return self.cayley[self.inverse[element]]
 
     def __repr__(self) -> str:
@@ -119,8 +124,22 @@ class DilationGroup(_Elements):
 
     .. math:: H = \{2^j m : 0 \le j < J,\; m \in M\}, \qquad M \subset O(d) \text{ finite}
 
-    J scales of the group of all dilations, which is not compact: the first and the last one see fewer scales than the
-    others, as pixels at a border see fewer pixels. Elements are indices :math:`j |M| + m`. Made by :func:`dyadic`.
+    This is a part of the group of all dilations, cut off at J scales. The first and last scale therefore have fewer
+    neighboring scales, as pixels at a border have fewer neighbors. Elements are indices :math:`j |M| + m`. Use
+    :func:`dyadic` to make one.
+
+    Args:
+        scales: Number of scales J, positive.
+        isometries: The finite group M.
+
+    Attributes:
+        matrices: Elements, ``(J |M|, d, d)`` float64.
+        identity: Index of the identity.
+        lattice: ``(J |M|,)`` bool, true if the element maps the integer grid onto itself; false for all scales but the
+            first.
+
+    Raises:
+        ValueError: if ``scales`` is not a positive integer, or if ``isometries`` is not a finite group.
 
     Source: GSA-Nets App. E; Worrall & Welling (2019) for scales that are powers of two.
     """
@@ -136,8 +155,12 @@ class DilationGroup(_Elements):
         self.identity = isometries.identity
 
     def moved(self, element: int) -> Tensor:
+        """Indices ``(J |M|,)`` of :math:`g^{-1} k` for all elements k, where g is the isometry ``element``."""
         if not 0 <= element < self.isometries.order:
-            raise ValueError(f"element must be an isometry, one of the first {self.isometries.order}, got {element}")
+            raise ValueError(
+                f"element must be an isometry, one of the first {self.isometries.order}, got {element}; use "
+                "tg_equiattn.testing.dilation_errors for scales"
+            )
         scales = self.isometries.order * torch.arange(self.scales, device="cpu")
         return (scales[:, None] + self.isometries.moved(element)).flatten()
 
@@ -147,7 +170,14 @@ class DilationGroup(_Elements):
 
 @checks.python_numbers
 def dyadic(scales: int, isometries: FiniteGroup | None = None) -> DilationGroup:
-    """The dilations by 1, 2, 4, ... of ``scales`` scales, times a finite group (``None``: the plane's trivial one).
+    """Dilations by 1, 2, 4, ..., each combined with all elements of a finite group.
+
+    Args:
+        scales: Number of scales, positive.
+        isometries: The finite group. ``None`` means the trivial group of the plane, so scales only.
+
+    Raises:
+        ValueError: if ``scales`` is not a positive integer, or if ``isometries`` is not a finite group.
 
     Example:
         >>> dyadic(3, cyclic(4))
@@ -157,15 +187,18 @@ def dyadic(scales: int, isometries: FiniteGroup | None = None) -> DilationGroup:
 
 
 def check_group(group: FiniteGroup | DilationGroup, scales: bool = False) -> None:
-    """Raise ValueError unless ``group`` is a FiniteGroup or, where ``scales`` may be, a DilationGroup."""
+    """Raise ValueError unless ``group`` is a FiniteGroup or, if ``scales`` is true, a DilationGroup."""
     if isinstance(group, DilationGroup) and not scales:
         raise ValueError(f"group must be finite, without scales, got {group!r}")
     if not isinstance(group, (FiniteGroup, DilationGroup)):
-        raise ValueError(f"group must be a tg_equiattn.groups.FiniteGroup, got {type(group).__name__}")
+        raise ValueError(
+            f"group must be a tg_equiattn.groups.FiniteGroup, got {type(group).__name__}; make one with cyclic, "
+            "dihedral or another function of tg_equiattn.groups"
+        )
 
 
 def _snap(matrices: Tensor) -> Tensor:
-    """Orthogonal matrices, with what is almost an integer made one."""
+    """Check that matrices are orthogonal, and round entries that are close to an integer."""
     deviation = (matrices @ matrices.mT - torch.eye(matrices.shape[-1], dtype=matrices.dtype, device="cpu")).abs().max()
     if not deviation <= _TOLERANCE:
         raise ValueError(f"matrices must be orthogonal, got one with |M M^T - 1| = {deviation:.3g}")
@@ -174,19 +207,33 @@ def _snap(matrices: Tensor) -> Tensor:
 
 
 def _matches(candidates: Tensor, elements: Tensor) -> Tensor:
-    """Which elements each candidate is, (..., |H|)."""
+    """Compare each candidate (..., d, d) with each element (|H|, d, d): bool (..., |H|)."""
     return (candidates[..., None, :, :] - elements).abs().amax((-1, -2)) < 1e-4
 
 
 def trivial(dim: int = 2) -> FiniteGroup:
-    """The identity alone in ``dim`` (2 or 3) dimensions: translation equivariance only."""
+    """The group of the identity only. Layers with it are equivariant to translations only.
+
+    Args:
+        dim: Dimension of the space, 2 or 3. The default is 2.
+
+    Raises:
+        ValueError: if ``dim`` is not 2 or 3.
+    """
     if dim not in (2, 3):
         raise ValueError(f"dim must be 2 or 3, got {dim!r}")
     return FiniteGroup(torch.eye(dim, dtype=torch.float64, device="cpu")[None], name="trivial")
 
 
 def mirror(dim: int = 2) -> FiniteGroup:
-    """The reflection x -> -x (left-right in an image) and the identity."""
+    """The group of the identity and the reflection x -> -x, which exchanges left and right in an image.
+
+    Args:
+        dim: Dimension of the space, 2 or 3. The default is 2.
+
+    Raises:
+        ValueError: if ``dim`` is not 2 or 3.
+    """
     flip = torch.eye(trivial(dim).dim, dtype=torch.float64, device="cpu")
     flip[0, 0] = -1
     return FiniteGroup(torch.stack([flip.abs(), flip]), name="mirror")
@@ -194,21 +241,41 @@ def mirror(dim: int = 2) -> FiniteGroup:
 
 @checks.python_numbers
 def cyclic(n: int) -> FiniteGroup:
-    r"""The ``n`` rotations of the plane by multiples of :math:`2\pi/n`, counter-clockwise."""
+    r"""The rotations of the plane by multiples of :math:`2\pi/n`, counter-clockwise.
+
+    Args:
+        n: Number of rotations, positive. For n = 1, 2 and 4 all elements map the pixel grid to itself.
+
+    Raises:
+        ValueError: if ``n`` is not a positive integer.
+    """
     checks.positive(n=n)
-    turns = [(math.cos(angle), math.sin(angle)) for angle in (2 * math.pi * i / n for i in range(n))]
-    return FiniteGroup([[[c, -s], [s, c]] for c, s in turns], f"C{n}")
+    rotations = [(math.cos(angle), math.sin(angle)) for angle in (2 * math.pi * i / n for i in range(n))]
+    return FiniteGroup([[[c, -s], [s, c]] for c, s in rotations], f"C{n}")
 
 
 @checks.python_numbers
 def dihedral(n: int) -> FiniteGroup:
-    """``n`` rotations of the plane, then each of them after the reflection x -> -x: ``2 n`` elements."""
+    """The dihedral group of the plane: ``n`` rotations, followed by each rotation after the reflection x -> -x.
+
+    Args:
+        n: Number of rotations, positive; the group has ``2 n`` elements. For n = 1, 2 and 4 all elements map the pixel
+            grid to itself.
+
+    Raises:
+        ValueError: if ``n`` is not a positive integer.
+    """
     rotations = cyclic(n).matrices
     return FiniteGroup(torch.cat([rotations, rotations @ mirror().matrices[1]]), f"D{n}")
 
 
 def octahedral(reflections: bool = False) -> FiniteGroup:
-    """The 24 rotations of the cube; with ``reflections`` all its 48 symmetries."""
+    """The symmetries of the cube, all of which map the voxel grid to itself.
+
+    Args:
+        reflections: Whether to include reflections. The default ``False`` gives the 24 rotations, ``True`` all 48
+            symmetries.
+    """
     quarter_z = [[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]
     quarter_x = [[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]
     rotations = from_generators([quarter_z, quarter_x], name="octahedral")
@@ -218,7 +285,7 @@ def octahedral(reflections: bool = False) -> FiniteGroup:
 
 
 def icosahedral() -> FiniteGroup:
-    """The 60 rotations of the icosahedron with vertices at the cyclic permutations of (0, +-1, +-golden)."""
+    """The 60 rotations of the icosahedron whose vertices are the cyclic permutations of (0, +-1, +-golden ratio)."""
     golden = (1 + math.sqrt(5)) / 2
     a, b = golden / 2, (golden - 1) / 2
     fifth = [[0.5, -a, b], [a, b, -0.5], [b, 0.5, a]]
@@ -227,8 +294,17 @@ def icosahedral() -> FiniteGroup:
 
 
 def from_generators(matrices: Tensor | Sequence, *, max_order: int = 200, name: str = "FiniteGroup") -> FiniteGroup:
-    """The smallest group that holds the given orthogonal matrices, ``(n, d, d)``; ValueError if one is not orthogonal
-    or they do not close within ``max_order`` elements."""
+    """The smallest finite group that contains the given orthogonal matrices.
+
+    Args:
+        matrices: The generators, ``(n, d, d)`` with ``d`` 2 or 3.
+        max_order: Largest allowed number of elements. The default is 200.
+        name: Name that ``repr`` shows. The default is ``"FiniteGroup"``.
+
+    Raises:
+        ValueError: if ``matrices`` has another shape, if a matrix is not orthogonal, or if the group has more than
+            ``max_order`` elements.
+    """
     generators = torch.as_tensor(matrices, dtype=torch.float64, device="cpu")
     if generators.ndim != 3 or generators.shape[-1] != generators.shape[-2]:
         raise ValueError(f"matrices must have shape (n, d, d), got {tuple(generators.shape)}")
@@ -241,5 +317,8 @@ def from_generators(matrices: Tensor | Sequence, *, max_order: int = 200, name: 
                 elements = torch.cat([elements, _snap(product[None])])
         frontier = elements[before:]
         if len(elements) > max_order:
-            raise ValueError(f"matrices must generate at most max_order={max_order} elements, got more")
+            raise ValueError(
+                f"matrices must generate at most max_order={max_order} elements, got more; check that rotations are by "
+                "fractions of a full rotation, or increase max_order"
+            )
     return FiniteGroup(elements, name=name)

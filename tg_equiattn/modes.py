@@ -51,7 +51,7 @@ def is_ordinary(x: Tensor) -> bool:
 
 def as_numbers(x: Tensor) -> list:
     """``x.tolist()``, also for tensors of a transform, whose numbers torch 2.8 does not read by itself."""
-    if torch.compiler.is_compiling() or not _functorch():
+    if not _functorch():
         return x.tolist()
     while is_functorch_wrapped_tensor(x):
         x = get_unwrapped(x)
@@ -90,12 +90,6 @@ def runs_eagerly() -> bool:
     or work at all.
     """
     return not torch.compiler.is_compiling() and not in_functorch_transform()
-
-
-def compiles_for_accelerator(device: torch.device) -> bool:
-    """True while torch.compile traces for an accelerator. Exported programs are for all sizes, so that no choice by
-    size can be made for them."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and device.type != "cpu"
 
 
 def is_traced(x: Tensor) -> bool:

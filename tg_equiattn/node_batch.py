@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import checks
-from .modes import as_numbers, in_functorch_transform, is_concrete, is_readable
+from .modes import as_numbers, is_concrete, is_readable
 from .ranks import Ranks
+from .slots import Slots, beside, in_order, nodes_of_rows
 
 _UNREAD = "batch_size and max_num_nodes must be given with batch that is traced or that torch.vmap goes over, got None"
 
@@ -95,17 +96,15 @@ class NodeBatch:
             valid: own lengths int64 (count,), or a bool mask (count, length); ``None`` without padding.
             device: where the nodes are.
         """
-        sizes, mask, known = valid, None, None
         if valid is None:
             sizes = torch.full((count,), length, device=device)
-            known = [length] * count if is_readable(sizes) else None
-        elif valid.dtype == torch.bool:
-            sizes, mask = valid.sum(1), valid.flatten()
+            return cls(count * length, sizes, None, length, [length] * count if is_readable(sizes) else None)
+        if valid.dtype == torch.bool:
+            sizes, mask = valid.sum(1), valid
         else:
-            mask = (torch.arange(length, device=device) < valid[:, None]).flatten()
-        if known is None and is_concrete(sizes):
-            known = as_numbers(sizes)
-        return cls(count * length, sizes, None, length, known, mask)
+            sizes, mask = valid, torch.arange(length, device=device) < valid[:, None]
+        known = as_numbers(sizes) if is_concrete(sizes) else None
+        return cls(count * length, sizes, None, length, known, mask.flatten())
 
     @property
     def count(self) -> int:
@@ -143,7 +142,7 @@ class NodeBatch:
 
     def zero_padding(self, x: Tensor) -> Tensor:
         """(T, ...) with zeros for padding, whatever it held."""
-        return x if self.mask is None else torch.where(_beside(self.mask, x), x, 0.0)
+        return x if self.mask is None else torch.where(beside(self.mask, x), x, 0.0)
 
     def sum(self, x: Tensor) -> Tensor:
         """Sums over each graph, on all ranks: (T, ...) to (B, ...)."""
@@ -156,7 +155,7 @@ class NodeBatch:
 
     def mean(self, x: Tensor) -> Tensor:
         """Means over each graph, on all ranks, zero for empty ones: (T, ...) to (B, ...)."""
-        return self.sum(x) / _beside(self.totals.clamp(min=1).to(x.dtype), x)
+        return self.sum(x) / beside(self.totals.clamp(min=1).to(x.dtype), x)
 
     def spread(self, x: Tensor) -> Tensor:
         """Values of graphs (B, ...) for each of their nodes (T, ...)."""
@@ -186,13 +185,14 @@ class NodeBatch:
         if self.even:
             mask = None if self.mask is None else self.mask.view(-1, length)
             return PaddedBatch(self, self.nodes // length, length, mask, in_order(None, self.order))
-        node, mask = nodes_of_rows(self.starts, self.sizes, length, self.nodes)
-        slots = Slots(node, mask.flatten(), self.batch * length + self.within(), None)
+        starts = self.starts
+        node, mask = nodes_of_rows(starts, self.sizes, length, self.nodes)
+        slots = Slots(node, mask.flatten(), self.batch * length + self.within(starts), None)
         return PaddedBatch(self, self.count, length, mask, in_order(slots, self.order))
 
-    def within(self) -> Tensor:
-        """The position of each node in its graph, (T,)."""
-        return torch.arange(self.nodes, device=self.sizes.device) - self.starts[self.batch]
+    def within(self, starts: Tensor) -> Tensor:
+        """The position of each node in its graph, (T,), from the first node of each graph."""
+        return torch.arange(self.nodes, device=self.sizes.device) - starts[self.batch]
 
     def mix(
         self, kernel: Callable[..., Tensor], *tensors: Tensor, groups: Mapping[Any, Sequence[int]] | None = None
@@ -241,10 +241,11 @@ class NodeBatch:
             filled.append(mask.flatten())
             first = first.index_copy(0, index, count + length * torch.arange(len(graphs), device=device))
             count += length * len(graphs)
-        first, within = first[self.batch], self.within()
+        batch = self.batch
+        first, within = first[batch], self.within(starts)
         packed, slot = None, first + within
         if self.mask is not None or sum(map(len, groups.values())) < self.count:
-            packed = (first >= 0) & (within < self.sizes[self.batch])
+            packed = (first >= 0) & (within < self.sizes[batch])
             slot = torch.where(packed, slot, 0)
         full = all(part.mask is None for part in parts)
         return parts, in_order(Slots(torch.cat(node), None if full else torch.cat(filled), slot, packed), self.order)
@@ -292,74 +293,3 @@ class PaddedBatch:
     def unpack(self, x: Tensor) -> Tensor:
         """(count, length, ...) to (T, ...)."""
         return x.flatten(0, 1) if self._slots is None else self._slots.unpack(x.flatten(0, 1))
-
-
-class Slots(NamedTuple):
-    """The ``node`` of each slot (S,), and which are ``filled``; the ``slot`` of each node (T,), and which are
-    ``packed``. ``filled`` and ``packed`` are ``None`` if all are."""
-
-    node: Tensor
-    filled: Tensor | None
-    slot: Tensor
-    packed: Tensor | None
-
-    def pack(self, x: Tensor) -> Tensor:
-        return _gather(x, self.node, self.filled, self.slot, self.packed)
-
-    def unpack(self, x: Tensor) -> Tensor:
-        return _gather(x, self.slot, self.packed, self.node, self.filled)
-
-
-class _Gather(torch.autograd.Function):
-    """x[index], zero where ``mask`` is false; ``back`` and ``back_mask`` are those of the inverse.
-
-    It has a backward of its own, a gather too: autograd's would add rows up one by one.
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor, index: Tensor, mask: Tensor | None, back: Tensor, back_mask: Tensor | None) -> Tensor:
-        ctx.save_for_backward(index, mask, back, back_mask)
-        if not x.shape[0]:
-            return x.new_zeros(index.shape[0], *x.shape[1:])
-        out = x.index_select(0, index)
-        return out if mask is None else out.masked_fill_(_beside(~mask, x), 0)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        index, mask, back, back_mask = ctx.saved_tensors
-        return _gather(grad, back, back_mask, index, mask), None, None, None, None
-
-
-def _gather(x: Tensor, index: Tensor, mask: Tensor | None, back: Tensor, back_mask: Tensor | None) -> Tensor:
-    if not in_functorch_transform():
-        return _Gather.apply(x, index, mask, back, back_mask)
-    if not x.shape[0]:
-        x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
-    out = x.index_select(0, index)
-    return out if mask is None else torch.where(_beside(mask, x), out, 0.0)
-
-
-def _beside(flags: Tensor, x: Tensor) -> Tensor:
-    return flags.view(-1, *[1] * (x.ndim - 1))
-
-
-def nodes_of_rows(starts: Tensor, sizes: Tensor, length: int, nodes: int) -> tuple[Tensor, Tensor]:
-    """The node of each slot of rows, flattened, and which slots have one, (rows, length); rows begin at ``starts``."""
-    slot = torch.arange(length, device=starts.device)
-    return (starts[:, None] + slot).clamp(max=max(nodes - 1, 0)).flatten(), slot < sizes[:, None]
-
-
-def in_order(slots: Slots | None, order: Tensor | None) -> Slots | None:
-    """Slots that take the nodes in another order; ``None`` for a slot for each node, one after the other."""
-    if order is None:
-        return slots
-    back = inverse(order)
-    if slots is None:
-        return Slots(order, None, back, None)
-    packed = None if slots.packed is None else slots.packed[back]
-    return Slots(order[slots.node], slots.filled, slots.slot[back], packed)
-
-
-def inverse(order: Tensor) -> Tensor:
-    """The inverse of a permutation (T,)."""
-    return torch.zeros_like(order).index_put((order,), torch.arange(order.shape[0], device=order.device))

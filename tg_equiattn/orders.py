@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .node_batch import NodeBatch, inverse
+from .node_batch import NodeBatch
+from .slots import inverse
 
 ORDERS = ("input", "radial")
 

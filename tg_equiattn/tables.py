@@ -47,23 +47,21 @@ class Tables(nn.Module):
             dtype: dtype of the floating point tables. The default, ``None``, leaves them in float64.
         """
         found = self._copies.get((device, dtype))
-        if found is None:
-            found = self._copied(device, dtype)
-            if not torch.compiler.is_compiling():
-                self._copies[device, dtype] = found
-        return as_fake(found)
+        return as_fake(self._copied(device, dtype) if found is None else found)
 
     def _copied(self, device: torch.device, dtype: torch.dtype | None) -> Any:
+        """A copy, which is kept unless torch.compile makes it part of its program."""
         if torch.compiler.is_compiling():
             return _moved(self._exact, device, dtype)
         with ordinary_tensors():
-            return _moved(self._exact, device, dtype)
+            found = self._copies[device, dtype] = _moved(self._exact, device, dtype)
+        return found
 
     def _copy_to_module(self) -> None:
         device, dtype = self._kind
         if device.type != "meta":
             for kind in (None, dtype):
-                self._copies[device, kind] = self._copied(device, kind)
+                self._copied(device, kind)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tables:
         """Make copies where the module moves to, before a compiler or a CUDA graph would have to."""

@@ -1,4 +1,4 @@
-"""Measuring equivariance, of this library's modules and of anyone's."""
+"""Measure the equivariance errors of modules, from this library or any other."""
 
 from __future__ import annotations
 
@@ -13,29 +13,40 @@ from .groups import DilationGroup, FiniteGroup
 
 __all__ = ["act", "dilation_errors", "equivariance_error", "off_lattice_errors"]
 
-# Of the worst error relative to the largest output, with random parameters.
+# Largest allowed error relative to the largest output, for modules with random parameters.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-_WAVES = 6  # plane waves a channel of smooth images
+_WAVES = 6  # number of plane waves in each channel of smooth images
 
 Group = FiniteGroup | DilationGroup
 Action = Callable[[Tensor, Group, int], Tensor]
 
 
 def act(x: Tensor, group: Group, element: int) -> Tensor:
-    r"""Act with a lattice element: :math:`(L_g f)(x, k) = f(g^{-1} x, g^{-1} k)`. Quarter turns exchange sides.
+    r"""Transform an image, volume or regular feature map by a lattice element of a group.
+
+    .. math:: (L_g f)(x, k) = f(g^{-1} x, g^{-1} k)
+
+    Here g is the element, x a pixel and k a group element. Rotations by 90 degrees exchange the sides of the image.
 
     Args:
-        x: an invariant ``(B, C)``, an image or volume ``(B, C, *spatial)``, or a regular feature map
-            ``(B, C, |H|, *spatial)``; told apart by the number of axes.
+        x: The tensor to transform. Its number of axes tells which of the layouts under Shapes it has.
+        group: The group, finite or a group of scales.
+        element: Index of the element g. It must map the pixel grid to itself (``group.lattice``).
+
+    Shapes:
+        Invariant features ``(B, C)``, an image or volume ``(B, C, *spatial)``, or a regular feature map ``(B, C, |H|,
+        *spatial)`` -> the same layout. Invariant features do not change.
 
     Raises:
-        ValueError: if the element moves pixels off the grid, or x has none of these layouts.
+        ValueError: if ``element`` does not map the pixel grid to itself, or if ``x`` has another layout.
     """
     if x.ndim == 2:
         return x
     _check_axes("x", x.shape, group)
     if not group.lattice[element]:
-        raise ValueError(f"element must be a lattice element of {group!r}, got {element}")
+        raise ValueError(
+            f"element must be a lattice element of {group!r}, got {element}; off_lattice_errors measures the others"
+        )
     if x.ndim == 3 + group.dim:
         if x.shape[2] != len(group):
             raise ValueError(f"x must have |H|={len(group)} on axis 2, got {x.shape[2]}")
@@ -59,22 +70,30 @@ def equivariance_error(
     input_action: Action = act,
     output_action: Action = act,
 ) -> float:
-    r"""The worst relative equivariance error of a module over the group's elements.
+    r"""The largest relative equivariance error of a module over the elements of a group.
 
     .. math:: \max_g \; \max |f(L_g x) - L_g f(x)| \,/\, \max |f(x)|
 
+    Here f is the module and :math:`L_g` the action of the element g.
+
     Args:
-        module: any map of tensors. Put dropout in eval mode first.
-        x: input; by default an image, volume, regular feature map or invariant, as :func:`act`.
-        elements: indices to test; ``None`` means all lattice elements, on which the action is exact.
-        input_action, output_action: ``action(tensor, group, element)`` for other layouts.
+        module: Any map from a tensor to a tensor. Call ``eval()`` first if it has dropout.
+        group: The group, finite or a group of scales.
+        x: The input. With the default action it is an image or volume ``(B, C, *spatial)``, a regular feature map ``(B,
+            C, |H|, *spatial)`` or invariant features ``(B, C)``.
+        elements: Indices of the elements g to test. ``None`` means all lattice elements, for which the action is exact.
+        input_action: Function ``action(tensor, group, element)`` that transforms the input. The default is :func:`act`;
+            pass another function for other layouts.
+        output_action: Function ``action(tensor, group, element)`` that transforms the output. The default is
+            :func:`act`.
 
     Returns:
-        0 for perfect equivariance. A random module that is not equivariant gives about 1.
+        The error. It is 0, up to rounding, for an equivariant module, and about 1 for a random module that is not
+        equivariant.
 
     Raises:
-        ValueError: if no element is left to test, an element is off the lattice, or an output is not finite or zero
-            everywhere.
+        ValueError: if there is no element to test, if an element is not a lattice element, if the module changes its
+            output shape, or if an output is not finite or is zero everywhere.
 
     Example:
         >>> import torch
@@ -86,9 +105,12 @@ def equivariance_error(
     """
     chosen = group.lattice.nonzero().flatten().tolist() if elements is None else list(elements)
     if not chosen:
-        raise ValueError("elements must name at least one group element, got none")
+        raise ValueError("elements must name at least one group element, got none; pass elements=None to test all")
     if elements is None and chosen == [group.identity] and len(group) > 1:
-        raise ValueError(f"group must have lattice elements besides the identity, got {group!r}; name elements to test")
+        raise ValueError(
+            f"group must have lattice elements besides the identity, got {group!r}; pass elements and their actions, "
+            "or use off_lattice_errors"
+        )
     expected = _finite(module(x))
     moved = ((_finite(module(input_action(x, group, g))), output_action(expected, group, g)) for g in chosen)
     return max(float(_difference(*pair, expected).max()) for pair in moved)
@@ -102,10 +124,15 @@ def _finite(out: Tensor) -> Tensor:
 
 def _difference(moved: Tensor, target: Tensor, expected: Tensor) -> Tensor:
     if moved.shape != target.shape:
-        raise ValueError(f"module must keep shapes: {tuple(moved.shape)} for L_g x, {tuple(target.shape)} for L_g f(x)")
+        raise ValueError(
+            f"module must keep shapes, got {tuple(moved.shape)} for f(L_g x) and {tuple(target.shape)} for L_g f(x)"
+        )
     size = expected.abs().max()
     if size == 0:
-        raise ValueError("module must not give zeros alone, which any symmetry maps to themselves")
+        raise ValueError(
+            "module must give an output that is not zero everywhere, got zeros, whose error is zero for any module; "
+            "initialise its parameters at random"
+        )
     return (moved - target).abs() / size
 
 
@@ -120,28 +147,33 @@ def off_lattice_errors(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> dict[int, float]:
-    r"""Relative errors of a module on smooth images, for the elements that do not map the pixel grid to itself.
+    r"""Relative errors of a module on smooth images, for group elements that do not map the pixel grid to itself.
 
     .. math:: \mathrm{rms}\,\big(f(L_g x)(0, k) - f(x)(0, g^{-1} k)\big) \,/\, \mathrm{rms}\, f(x)(0, k)
 
-    Images are random plane waves, zero near the rim, and are sampled at the pixels moved by the element, so nothing is
-    interpolated; outputs are compared at the middle pixel, which stays where it is. What is left is what a rotation of
-    pixels costs: windows and borders that do not turn along, sums over pixels for integrals. Expect percent, and no
-    tolerance of rounding.
+    Here 0 is the middle pixel, which no element moves, and k are group elements. Images are random plane waves that
+    vanish near the border. They are evaluated at the rotated pixels, so that there is no interpolation error. The error
+    comes from the pixel grid: windows and borders do not rotate, and sums over pixels replace integrals. Expect errors
+    of some percent instead of rounding errors.
 
     Args:
-        module: as for :func:`equivariance_error`.
-        shape: of the input, ``(B, C, *spatial)`` for images, ``(B, C, |H|, *spatial)`` for regular features.
-        elements: indices to measure; ``None`` means all off the lattice.
-        wavelength: root mean square wavelength of the images in pixels.
-        dtype, device: of the input.
+        module: Any map from a tensor to a tensor. Call ``eval()`` first if it has dropout.
+        group: The group, finite or a group of scales.
+        shape: Shape of the input, ``(B, C, *spatial)`` for images and volumes or ``(B, C, |H|, *spatial)`` for regular
+            features.
+        elements: Indices of the elements to measure. ``None`` means all isometries that do not map the pixel grid to
+            itself.
+        wavelength: Root mean square wavelength of the images, in pixels. The default is 20.
+        dtype: Dtype of the input. The default is float64.
+        device: Device of the input. The default is the CPU.
 
     Returns:
-        The error of each element, by its index; empty where none is off the lattice. Where the elements of the lattice
-        are exact, two that differ by one of them have the same error.
+        A dict from the index of each element to its error. It is empty if all elements map the pixel grid to itself. If
+        the module is exact for lattice elements, elements that differ by a lattice element have equal errors.
 
     Raises:
-        ValueError: if shape or outputs have none of these layouts, or there is no middle pixel.
+        ValueError: if ``shape`` or an output has another layout, if the output has no middle pixel (sides must be odd),
+            or if an output is not finite.
 
     Example:
         >>> from tg_equiattn.groups import cyclic
@@ -156,13 +188,13 @@ def off_lattice_errors(
     wavevectors = torch.randn(*functions, group.dim, dtype=torch.float64, device="cpu")
     wavevectors = wavevectors * (2 * math.pi / wavelength / math.sqrt(group.dim))
     phases = 2 * math.pi * torch.rand(functions, dtype=torch.float64, device="cpu")
-    place = PixelGrid(spatial).pos(dtype=torch.float64)
-    place = place - place.mean(0)
+    pos = PixelGrid(spatial).pos(dtype=torch.float64)
+    pos = pos - pos.mean(0)
 
     def moved(element: int) -> Tensor:
-        before = place @ group.matrices[element]  # g^-1 x
+        before = pos @ group.matrices[element]  # g^-1 x
         angle = torch.einsum("...wd,pd->...wp", wavevectors, before) + phases[..., None]
-        within = (0.5 - before.norm(dim=-1) / min(spatial)) / 0.2  # 1 from 30 % of a side on inwards
+        within = (0.5 - before.norm(dim=-1) / min(spatial)) / 0.2  # 1 within 30 % of a side, 0 beyond 50 %
         rim = (math.pi / 2 * within.clamp(0, 1)).sin().square()
         x = (math.sqrt(2 / _WAVES) * angle.cos().sum(-2) * rim).unflatten(-1, spatial).to(device, dtype)
         return x[:, :, group.moved(element).to(x.device)] if x.ndim == 3 + group.dim else x
@@ -178,23 +210,25 @@ def off_lattice_errors(
 
 @torch.no_grad()
 def dilation_errors(module: nn.Module | Callable[[Tensor], Tensor], group: DilationGroup, x: Tensor) -> list[float]:
-    r"""Relative errors of a module where every pixel is repeated: its features should move up one scale.
+    r"""Relative errors of a module under dilation by 2, which repeats every pixel and moves features up one scale.
 
     .. math:: \max \big|f(L x)(p, j + 1) - f(x)(\lfloor p / 2 \rfloor, j)\big| \,/\, \max |f(x)|
 
-    L repeats every pixel :math:`2^d`-fold and moves regular features up one scale. What is new on the first scale then,
-    of which repetition says nothing, is drawn at random.
+    L repeats every pixel :math:`2^d` times and moves regular features from scale j to j + 1. The features of the first
+    scale are then undetermined and are drawn at random. p is a pixel of the dilated image.
 
     Args:
-        module: as for :func:`equivariance_error`, to regular features.
-        x: an image or volume ``(B, C, *spatial)``, or regular features ``(B, C, |H|, *spatial)``.
+        module: Any map from a tensor to regular features. Call ``eval()`` first if it has dropout.
+        group: The group of scales, from :func:`tg_equiattn.groups.dyadic`.
+        x: An image or volume ``(B, C, *spatial)``, or regular features ``(B, C, |H|, *spatial)``.
 
     Returns:
-        The errors of scales j = 0 ... J - 2. Lifting has none; group attention and what is made of it have some where
-        the first scale cuts the window of scales of j, or the last one that of j + 1.
+        The errors of the scales j = 0 ... J - 2. They are zero, up to rounding, for lifting attention. Group attention
+        has errors at scales whose window of scales is cut off: by the first scale for j, by the last scale for j + 1.
 
     Raises:
-        ValueError: for another group, or an output that is not regular, not finite or zero everywhere.
+        ValueError: if ``group`` is not a group of scales, or if an output has another shape, is not finite or is zero
+            everywhere.
 
     Example:
         >>> import torch
@@ -215,7 +249,8 @@ def dilation_errors(module: nn.Module | Callable[[Tensor], Tensor], group: Dilat
 
 
 def _repeated(x: Tensor, group: DilationGroup) -> Tensor:
-    """Every pixel repeated along all axes; regular features one scale up, the first at random."""
+    """Repeat every pixel along all spatial axes, and move regular features up one scale, with random features on the
+    first scale."""
     for axis in range(x.ndim - group.dim, x.ndim):
         x = x.repeat_interleave(2, axis)
     if x.ndim == 3 + group.dim:
@@ -225,11 +260,11 @@ def _repeated(x: Tensor, group: DilationGroup) -> Tensor:
 
 
 def _middle(out: Tensor, group: Group) -> Tensor:
-    """(B, C) or (B, C, |H|): an invariant itself, of other outputs the middle pixel."""
+    """The output itself if it is invariant, (B, C), otherwise its middle pixel: (B, C) or (B, C, |H|)."""
     spatial = out.shape[-group.dim :]
     if out.ndim == 2:
         return _finite(out)
     if out.ndim not in (2 + group.dim, 3 + group.dim) or any(n % 2 == 0 for n in spatial):
         wanted = "invariants (B, C), or images or regular features with an odd number of pixels a side"
-        raise ValueError(f"module must give {wanted}, one of which is in the middle, got shape {tuple(out.shape)}")
-    return _finite(out.flatten(-group.dim)[..., math.prod(spatial) // 2])  # of odd sides the middle in row order, too
+        raise ValueError(f"module must give {wanted}, so that one is in the middle, got shape {tuple(out.shape)}")
+    return _finite(out.flatten(-group.dim)[..., math.prod(spatial) // 2])  # for odd sides this is the middle pixel

@@ -169,12 +169,12 @@ for name, layer in layers.items():
 # A protein-like chain
 # --------------------
 #
-# Residues carry charges, and each residue's vector is to be multiplied by the field of the charges along the chain,
-# which falls off over six residues. Training sees fragments of 24 residues: where one was cut means nothing, so
-# ``filter="lag"`` fits, which knows how far two residues are apart along the chain, not where they stand. The paper's
-# filter, ``"data"``, knows indices and has to learn the same for each of them. Longer chains, never seen in training,
-# show the difference too, though what a filter of 95 lags is beyond the 23 seen has to be guessed. The
-# :doc:`page on chains </chains>` says more.
+# Residues carry charges. The target of each residue is its vector times the field of the charges along the chain, which
+# decays over six residues. Training uses fragments of 24 residues. Where a fragment was cut has no meaning, so
+# ``filter="implicit"`` fits: it depends on the distance of two residues along the chain only. The paper's filter,
+# ``"data"``, depends on indices and has to learn the same rule for each of them. Chains of 96 residues, never seen in
+# training, show the difference too, although their filters have 95 lags and training has seen 23 of them. See the
+# :doc:`page on chains </chains>`.
 
 
 def fit(model, draw, steps=300):
@@ -199,7 +199,7 @@ def fragments(count, length=24):
 
 
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), sharex=True, sharey=True, layout="constrained")
-for name, color in {"data": "C1", "lag": "C0"}.items():
+for name, color in {"data": "C1", "implicit": "C0"}.items():
     torch.manual_seed(0)
     trained = fit(IrrepsSE3HyenaOperator("1x0e + 1x1o", "1x1o", "8x0e + 8x1o", filter=name), fragments)
     for axis, length in zip(axes, (24, 96), strict=True):

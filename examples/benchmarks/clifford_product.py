@@ -21,7 +21,7 @@ from measure import DIRECTIONS, add_arguments, cell, in_own_process, is_cuda, ma
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tg_equiattn.functional.vector.clifford import COMPONENTS, PATHS, channelwise_product
+from tg_equiattn.functional.vector.clifford import COMPONENTS, GRADE_SIZES, PATHS, channelwise_product
 
 VARIANTS = ("eager", "compiled")
 
@@ -35,7 +35,7 @@ class Product(nn.Module):
         self.weight = nn.Parameter(torch.randn(len(PATHS), channels))
 
     def forward(self) -> Tensor:
-        return torch.stack(channelwise_product(range(4), self.weight, self.x, self.y.unbind()))
+        return torch.cat(channelwise_product(self.weight, self.x.split(GRADE_SIZES), self.y.split(GRADE_SIZES)))
 
 
 def measure_product(variant: str, channels: int, tokens: int, direction: str, repeats: int, device: str) -> dict:

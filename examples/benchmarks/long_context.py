@@ -46,7 +46,6 @@ from tqdm import tqdm
 from tg_equiattn.functional import vector_long_conv
 from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention
 from tg_equiattn.nn.vector.grades import Grades
-from tg_equiattn.nn.vector.options import OperatorOptions
 from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
 from tg_equiattn.node_batch import NodeBatch, PaddedBatch
@@ -110,9 +109,9 @@ def build(name: str) -> nn.Module:
     """One layer."""
     if name == "pairs":
         grades = Grades(SCALARS, VECTORS)
-        return ScalarVectorModule(AllPairs(grades, grades, OperatorOptions()))
+        return ScalarVectorModule(AllPairs(grades, grades))
     kind = SE3HyenaOperator if name.startswith("hyena") else VectorSelfAttention
-    options = {"hyena-short": {"short_conv": 3}, "hyena-lag": {"filter": "lag"}}.get(name, {})
+    options = {"hyena-short": {"short_conv": 3}, "hyena-lag": {"filter": "implicit"}}.get(name, {})
     return kind(SCALARS, VECTORS, **options)
 
 

@@ -50,7 +50,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "SE(3)-Hyena": {"short_conv": 3},
-    "SE(3)-Hyena, filter of the lag": {"short_conv": 3, "filter": "lag"},
+    "SE(3)-Hyena, filter of the lag": {"short_conv": 3, "filter": "implicit"},
     "SE(3)-Hyena, as published": {},
     "SE(3)-Transformer": {"short_conv": 3},
 }
@@ -203,11 +203,11 @@ def predict(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def build(name: str, settings: AssociativeRecall) -> nn.Module:
     """A model with the positional code and one vector in, and one vector, the mean over tokens, out."""
-    shared = {"depth": settings.depth, "pool": "mean"}
+    shared = {"num_layers": settings.depth, "pool": "mean"}
     if name.startswith("SE(3)"):
         return MODELS[name](
             CODES, 1, 0, 1, hidden_scalars=settings.scalars, hidden_vectors=settings.vectors,
-            options={"num_blocks": settings.blocks, **OPTIONS[name]}, **shared,
+            num_blocks=settings.blocks, attn_kwargs=OPTIONS[name], **shared,
         )  # fmt: skip
     wanted = parameters(build("SE(3)-Hyena", settings))
     return match_parameters(lambda channels: MODELS[name](CODES, 1, 0, 1, channels=channels, **shared), wanted)

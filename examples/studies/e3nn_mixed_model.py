@@ -57,12 +57,12 @@ OPERATORS: dict[str, Callable[[str], nn.Module | None]] = {
         HIDDEN, HIDDEN, order=order, short_conv=3
     ),
     "SE3HyenaOperator, filter of the lag": lambda order: IrrepsSE3HyenaOperator(
-        HIDDEN, HIDDEN, order=order, filter="lag"
+        HIDDEN, HIDDEN, order=order, filter="implicit"
     ),
     "VectorSelfAttention": lambda order: IrrepsVectorSelfAttention(HIDDEN, HIDDEN),
     "TensorProductHyenaOperator": lambda order: TensorProductHyenaOperator(HIDDEN, HIDDEN, WIDE, order=order),
     "TensorProductHyenaOperator, filter of the lag": lambda order: TensorProductHyenaOperator(
-        HIDDEN, HIDDEN, WIDE, order=order, filter="lag"
+        HIDDEN, HIDDEN, WIDE, order=order, filter="implicit"
     ),
 }
 Operator = Literal[

@@ -38,7 +38,7 @@ from harness.training import Outcome, Regressor, fit, match_parameters, paramete
 from torch import Tensor, nn
 
 from tg_equiattn.nn import EwaldAttention, SE3Hyena, VectorTransformer
-from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator, HyenaOptions
+from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
 from tg_equiattn.nn.vector.clifford import MultivectorMLP
 from tg_equiattn.nn.vector.grades import Grades, features, with_position
 
@@ -46,7 +46,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 PUBLISHED = ("SE(3)-Hyena", "SE(3)-Hyena + local")  # divided by the number of particles
-LOCAL = {"options": {"local_context": True, "edge_channels": 1}}
+LOCAL = {"attn_kwargs": {"local_context": True, "edge_channels": 1}}
 EQUIVARIANT: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "SE(3)-Hyena": (SE3Hyena, {}),
     "SE(3)-Hyena, radial order": (SE3Hyena, {"order": "radial"}),
@@ -130,8 +130,8 @@ PRESETS = {
 class LocalOnly(HyenaOperator):
     """The operator without its convolution, and without the parameters that only it uses."""
 
-    def __init__(self, in_grades: Grades, out_grades: Grades, options: HyenaOptions) -> None:
-        super().__init__(in_grades, out_grades, options)
+    def __init__(self, in_grades: Grades, out_grades: Grades, **settings: Any) -> None:
+        super().__init__(in_grades, out_grades, **settings)
         self.project = self.gate = None
 
     def forward(self, x: Tensor, pos: Tensor, node_batch: Any, edges: Any = None) -> Tensor:
@@ -141,10 +141,10 @@ class LocalOnly(HyenaOperator):
 class EwaldOperator(HyenaOperator):
     """The operator with Ewald attention in place of convolution and gate."""
 
-    def __init__(self, in_grades: Grades, out_grades: Grades, options: HyenaOptions) -> None:
-        super().__init__(in_grades, out_grades, options)
+    def __init__(self, in_grades: Grades, out_grades: Grades, **settings: Any) -> None:
+        super().__init__(in_grades, out_grades, **settings)
         self.gate = None
-        self.project = MultivectorMLP(in_grades.plus(POSITION), in_grades, max(1, *in_grades), options.num_blocks)
+        self.project = MultivectorMLP(in_grades.plus(POSITION), in_grades, max(1, *in_grades), len(self.out.blocks))
         self.attention = EwaldAttention(in_grades.scalars, in_grades.vectors, width=WIDTH, max_width=MAX_WIDTH)
 
     def forward(self, x: Tensor, pos: Tensor, node_batch: Any, edges: Any = None) -> Tensor:
@@ -205,18 +205,17 @@ def build(name: str, settings: NBody) -> nn.Module:
     if name in PLAIN:
         wanted = parameters(build("SE(3)-Hyena", settings))
         return match_parameters(
-            lambda channels: PLAIN[name](2, 1, 0, 1, channels=channels, depth=settings.depth), wanted
+            lambda channels: PLAIN[name](2, 1, 0, 1, channels=channels, num_layers=settings.depth), wanted
         )
     kind, extra = EQUIVARIANT[name]
-    extra = dict(extra)
-    options = {"num_blocks": settings.blocks, **extra.pop("options", {})}
     model = kind(
-        2, 1, 0, 1, hidden_scalars=settings.scalars, hidden_vectors=settings.vectors, depth=settings.depth,
-        options=options, **extra,
+        2, 1, 0, 1, hidden_scalars=settings.scalars, hidden_vectors=settings.vectors, num_layers=settings.depth,
+        num_blocks=settings.blocks, **extra,
     )  # fmt: skip
     if name in OPERATORS:
         grades = model.module.hidden_grades
-        operators = (OPERATORS[name](grades, grades, HyenaOptions(**options)) for _ in range(settings.depth))
+        own = {"num_blocks": settings.blocks, **extra.get("attn_kwargs", {})}
+        operators = (OPERATORS[name](grades, grades, **own) for _ in range(settings.depth))
         model.module.operators = nn.ModuleList(operators)
     if name in PUBLISHED:
         divided_by_length(model)

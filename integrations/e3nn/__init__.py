@@ -1,11 +1,11 @@
-"""Global geometric context as e3nn modules: SE(3)-Hyena, vector self-attention and Ewald attention, on node features
-with irreps, whose components are of about unit variance, in and out, as everywhere in e3nn."""
+"""Global geometric context as e3nn modules: SE(3)-Hyena, vector self-attention and Ewald attention on node features
+with irreps. Components of inputs and outputs have about unit variance, as everywhere in e3nn."""
 
 import torch
 
 from .._host import require
 
-torch.serialization.add_safe_globals([slice])  # which the constants of e3nn 0.4.4 hold, and torch 2.6 refuses
+torch.serialization.add_safe_globals([slice])  # constants of e3nn 0.4.4 hold slices, which torch.load refuses
 require("e3nn", "e3nn")
 
 from .ewald_attention import IrrepsEwaldAttention  # noqa: E402

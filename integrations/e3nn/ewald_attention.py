@@ -11,20 +11,21 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.nn.modules import NotScriptable, reset_children
-from tg_equiattn.nn.waves.ewald_network import EwaldNetwork
-from tg_equiattn.nn.waves.options import EwaldOptions
+from tg_equiattn.nn.waves.ewald_layer import EwaldLayer
 from tg_equiattn.nn.waves.spherical_features import Irrep
 from tg_equiattn.node_batch import NodeBatch
-from tg_equiattn.ranks import Shared
 from tg_equiattn.tables import Tables
 
 from .layout import Features, check_features, describe
 
 
+def _coupling(first: int, second: int, out: int) -> Tensor:
+    return o3.wigner_3j(first, second, out, dtype=torch.float64)
+
+
 @compile_mode("unsupported")
 @checks.python_numbers
-class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
+class IrrepsEwaldAttention(EwaldLayer):
     r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.
 
     :class:`tg_equiattn.nn.EwaldAttention`, where the formula, its accuracy, errors and sources are, on any irreps:
@@ -33,44 +34,53 @@ class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
 
     Parameters
     ----------
-    irreps_in, irreps_out : `e3nn.o3.Irreps`
-        any irreps
+    irreps_in : `e3nn.o3.Irreps`
+        Irreps of the input.
+
+    irreps_out : `e3nn.o3.Irreps`
+        Irreps of the output. Products of the input with harmonics up to ``lmax`` have to reach each of them.
 
     width : float
-        width of the narrowest kernel, in the unit of positions; use about half of the message-passing cutoff, as
-        messages already model shorter distances
+        Width of the narrowest kernel, in the unit of positions. Use about half of the message-passing cutoff: messages
+        already model shorter distances.
 
     max_width : float, optional
-        width of the widest kernel, by default 8 ``width``; each width is learned within an octave of its own
+        Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an octave of
+        its own between the two.
 
     num_gaussians : int
-        number of Gaussian kernels
+        Number of Gaussian kernels, 4 by default.
 
     num_coulomb : int
-        number of Coulomb kernels, which decay as 1 / r
+        Number of Coulomb kernels, which decay as 1 / r, 4 by default. Use 0 if nothing is charged.
 
     num_oscillating : int
-        number of oscillating Gaussians, for properties that alternate with the distance; their wavelengths are learned
-        and reach down to 4/3 ``width``
+        Number of oscillating Gaussians, Gaussians of the widest width times cosines of the distance, 0 by default.
+        Their wavelengths are learned and reach down to 4/3 ``width``. Use them for properties that alternate with the
+        distance.
 
     heads : int
-        number of heads, each with its own queries, keys and widths and a share of the values
+        Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
 
     lmax : int
-        highest l of the spherical harmonics
+        Highest degree of the solid harmonics, 1 by default.
 
     avg_num_nodes : float
-        constant by which sums are divided: the number of nodes a node attends to on average
+        Constant by which sums are divided, 1 by default: the number of nodes a node attends to on average. It is the
+        same for all graphs.
 
     error : float
-        promised error of sums over reciprocal vectors, relative to the largest value of a kernel
+        Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, 1e-4 by default. Use
+        1e-2 to train faster.
 
     method : str
-        ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, which takes for every graph what needs least time
+        ``"direct"`` sums over all pairs of nodes, in graphs that do not repeat. ``"ewald"`` sums over reciprocal
+        vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra ``nufft``. ``"auto"``,
+        the default, takes for every graph the method that needs least time.
 
     max_hkl : sequence of 3 int, optional
-        largest Miller indices of the kernel with the largest cutoff; if given, cells are not read, which torch.compile
-        needs
+        Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. If given, cells
+        are not read, which torch.compile needs. The default, ``None``, reads them.
 
     Examples
     --------
@@ -82,6 +92,8 @@ class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
     >>> attention(torch.randn(12, 60), torch.randn(12, 3), batch, cell=cell, pbc=pbc).shape
     torch.Size([12, 40])
     """
+
+    coupling = staticmethod(_coupling)
 
     def __init__(
         self,
@@ -100,17 +112,16 @@ class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
         method: str = "auto",
         max_hkl: Sequence[int] | None = None,
     ) -> None:
-        super().__init__()
-        self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
-        options = EwaldOptions(
-            width, max_width, num_gaussians, num_coulomb, num_oscillating, heads, lmax, avg_num_nodes, error, method,
-            max_hkl,
+        irreps_in, irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
+        super().__init__(
+            _rows("irreps_in", irreps_in), _rows("irreps_out", irreps_out), "irreps_out", width=width,
+            max_width=max_width, num_gaussians=num_gaussians, num_coulomb=num_coulomb, num_oscillating=num_oscillating,
+            heads=heads, lmax=lmax, avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
         )  # fmt: skip
-        inside, outside = _rows("irreps_in", self.irreps_in), _rows("irreps_out", self.irreps_out)
-        self.attention = EwaldNetwork(inside, outside, _coupling, options, "irreps_out")
-        self.columns_in = Tables(functools.partial(_columns, str(self.irreps_in)))
-        self.columns_out = Tables(functools.partial(_places, str(self.irreps_out)))
-        self._features = Features.of(self.irreps_in)
+        self.irreps_in, self.irreps_out = irreps_in, irreps_out
+        self.columns_in = Tables(functools.partial(_columns, str(irreps_in)))
+        self.columns_out = Tables(functools.partial(_columns, str(irreps_out), inverse=True))
+        self._features = Features.of(irreps_in)
 
     def forward(
         self,
@@ -143,26 +154,22 @@ class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
             bool of shape ``(3,)``, ``(graphs, 3)`` or ``(3 graphs,)``, the lattice vectors along which graphs repeat:
             three, two or none; by default all that are not zero
 
-        batch_size, max_num_nodes : int, optional
-            number of graphs, and a bound of their sizes; read from ``batch`` if not given, which torch.compile cannot,
-            and which waits for the device on CUDA
+        batch_size : int, optional
+            number of graphs; read from ``batch`` if not given, which torch.compile cannot, and for which CUDA waits
+
+        max_num_nodes : int, optional
+            bound of the number of nodes of a graph; read from ``batch`` if not given
 
         Returns
         -------
         `torch.Tensor`
             features of shape ``(nodes, irreps_out.dim)``
         """
-        check_features("x", x, self._features, self.attention.octaves)
+        check_features("x", x, self._features, self.octaves)
         pos = checks.positions(pos, (x.shape[0], 3), x, "attention depends on them")
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes, self.ranks)
-        x = self.attention(x.index_select(1, self.columns_in(x.device)), pos, node_batch, cell, pbc)
+        x = self.attend(x.index_select(1, self.columns_in(x.device)), pos, node_batch, cell, pbc)
         return x.index_select(1, self.columns_out(x.device))
-
-    def why_not_shared(self) -> str | None:
-        return self.attention.options.why_not_shared
-
-    def reset_parameters(self) -> None:
-        reset_children(self)
 
     def __repr__(self) -> str:
         return describe(self)
@@ -176,21 +183,13 @@ def _rows(name: str, irreps: o3.Irreps) -> list[Irrep]:
     return [Irrep(*kind, irreps.count(o3.Irrep(*kind))) for kind in kinds]
 
 
-def _columns(irreps: str) -> Tensor:
-    """The column of a feature for each number of a row."""
+def _columns(irreps: str, inverse: bool = False) -> Tensor:
+    """The column of a feature for each number of a row, or the inverse permutation."""
     parsed, found = o3.Irreps(irreps), []
-    parts = list(zip(parsed, parsed.slices(), strict=True))
+    each = list(zip(parsed, parsed.slices(), strict=True))
     for own in _rows("irreps", parsed):
-        same = [(mul, part) for (mul, ir), part in parts if (ir.l, ir.p) == own[:2]]
-        columns = torch.cat([torch.arange(part.start, part.stop).view(mul, own.size) for mul, part in same])
+        same = [(mul, where) for (mul, ir), where in each if (ir.l, ir.p) == own[:2]]
+        columns = torch.cat([torch.arange(where.start, where.stop).view(mul, own.size) for mul, where in same])
         found.append(columns.T.flatten())
-    return torch.cat(found)
-
-
-def _places(irreps: str) -> Tensor:
-    """The inverse of :func:`_columns`."""
-    return _columns(irreps).argsort()
-
-
-def _coupling(first: int, second: int, out: int) -> Tensor:
-    return o3.wigner_3j(first, second, out, dtype=torch.float64)
+    columns = torch.cat(found)
+    return columns.argsort() if inverse else columns

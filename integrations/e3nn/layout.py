@@ -1,4 +1,4 @@
-"""Between e3nn's features, in the order of their irreps, and tokens by grade; checks of features."""
+"""Conversion between features in the order of their irreps and tokens by grade, and checks of features."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ GRADE_OF = {(0, 1): 0, (1, -1): 1, (1, 1): 2, (0, -1): 3}  # (l, parity)
 
 
 def grades_of(name: str, irreps: o3.Irreps) -> Grades:
-    """Channels by grade; ValueError naming the argument for irreps that multivectors do not hold, or none at all."""
+    """Channels by grade. Raise ValueError for no irreps, or irreps that multivectors do not have."""
     counts = [0] * 4
     for mul, ir in irreps:
         if (ir.l, ir.p) not in GRADE_OF:
             raise ValueError(
-                f"{name} must hold 0e, 0o, 1o and 1e only, which multivectors of Cl(3,0) do, got {irreps}; for other "
-                "irreps use LongTensorProduct or TensorProductHyenaOperator"
+                f"{name} must hold 0e, 0o, 1o and 1e only, the irreps of multivectors, got {irreps}; for other irreps "
+                "use LongTensorProduct or TensorProductHyenaOperator"
             )
         counts[GRADE_OF[ir.l, ir.p]] += mul
     if not any(counts):
@@ -31,7 +31,7 @@ def grades_of(name: str, irreps: o3.Irreps) -> Grades:
 
 
 def columns_by_grade(irreps: str) -> Tensor:
-    """The column of a feature of each column of a token by grade."""
+    """Column in features for each column of tokens by grade."""
     parsed = o3.Irreps(irreps)
     parts = zip(parsed, parsed.slices(), strict=True)
     ordered = sorted(parts, key=lambda part: GRADE_OF[part[0].ir.l, part[0].ir.p])  # a stable sort
@@ -43,24 +43,19 @@ def columns_by_irrep(irreps: str) -> Tensor:
     return columns_by_grade(irreps).argsort()
 
 
-def filter_columns(irreps: str) -> Tensor:
-    """The channel of each column of a feature, for filters of one channel each."""
-    return torch.tensor(channels(o3.Irreps(irreps)))
-
-
 def channels(irreps: o3.Irreps) -> list[int]:
-    """The channel of each column of a feature: one irrep of one multiplicity."""
+    """Channel of each column of features. The components of an irrep have one channel."""
     sizes = [ir.dim for mul, ir in irreps for _ in range(mul)]
     return [channel for channel, size in enumerate(sizes) for _ in range(size)]
 
 
 def like_its_copies(product: o3.TensorProduct) -> o3.TensorProduct:
-    """A product whose buffers are those of its copies: e3nn adds some to a copy, and averages pair buffers by order."""
+    """A copy of a product. e3nn adds buffers when it copies, and averages of models pair the buffers by order."""
     return copy.deepcopy(product)
 
 
 class Features(NamedTuple):
-    """What forward asks of irreps, in plain values: torch.compile cannot look at irreps."""
+    """Plain values of irreps for ``forward``, as torch.compile cannot read irreps."""
 
     dim: int
     text: str

@@ -40,17 +40,22 @@ class LongTensorProduct(NotScriptable, StoresSettings):
 
     Parameters
     ----------
-    irreps_in1, irreps_in2, irreps_out : `e3nn.o3.Irreps`
-        any irreps
+    irreps_in1 : `e3nn.o3.Irreps`
+        irreps of the first input
+
+    irreps_in2 : `e3nn.o3.Irreps`
+        irreps of the second input
+
+    irreps_out : `e3nn.o3.Irreps`
+        irreps of the output
 
     instructions : list of tuple, optional
-        which paths there are and how they connect channels, as of `e3nn.o3.TensorProduct`, to have few weights, or
-        none, as ``'uuu'``; by default all paths the selection rules allow, fully connected, as
-        `e3nn.o3.FullyConnectedTensorProduct`, whose weights grow as the cube of multiplicities. Weights are shared by
-        all nodes: a convolution has no others.
+        paths of the product, as of `e3nn.o3.TensorProduct`, by default all that the selection rules allow, fully
+        connected, whose weights grow as the cube of multiplicities; give instructions with ``'uuu'`` to have few
+        weights or none. All nodes share the weights.
 
     causal : bool
-        whether nodes see earlier ones only
+        let nodes see earlier nodes only, by default all
 
     Examples
     --------
@@ -88,7 +93,7 @@ class LongTensorProduct(NotScriptable, StoresSettings):
 
     @property
     def _reference(self) -> Tensor:
-        """What has the dtype and the device of the module, weights or not."""
+        """A tensor with the dtype and device of the module, with or without weights."""
         return self.tensor_product.weight
 
     @property
@@ -109,8 +114,35 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
     ) -> Tensor:
-        """Evaluate on features of shape ``(nodes, irreps_in1.dim)`` and ``(nodes, irreps_in2.dim)``, to
-        ``(nodes, irreps_out.dim)``; other arguments as of :class:`IrrepsSE3HyenaOperator`."""
+        """Evaluate.
+
+        Parameters
+        ----------
+        x1 : `torch.Tensor`
+            features of shape ``(nodes, irreps_in1.dim)``
+
+        x2 : `torch.Tensor`
+            features of shape ``(nodes, irreps_in2.dim)``
+
+        batch : `torch.Tensor`, optional
+            sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
+
+        order : `torch.Tensor`, optional
+            a permutation of the nodes within each graph, of shape ``(nodes,)``
+
+        batch_size : int, optional
+            number of graphs; by default it is read from ``batch``, which torch.compile cannot do, and for which CUDA
+            waits
+
+        max_num_nodes : int, optional
+            a bound of the sizes of graphs; by default it is read from ``batch``, which torch.compile cannot do, and
+            for which CUDA waits
+
+        Returns
+        -------
+        `torch.Tensor`
+            features of shape ``(nodes, irreps_out.dim)``
+        """
         check_features("x1", x1, self._features[0], self._reference)
         check_features("x2", x2, self._features[1], self._reference)
         if x1.shape[0] != x2.shape[0]:
@@ -123,7 +155,7 @@ class LongTensorProduct(NotScriptable, StoresSettings):
             return self.convolve(x1.to(self._reference.dtype), x2.to(self._reference.dtype), node_batch)
 
     def convolve(self, x1: Tensor, x2: Tensor, node_batch: NodeBatch) -> Tensor:
-        """Evaluate on graphs that are known."""
+        """Evaluate on a batch that has been read already."""
         if not x1.shape[0]:
             return x1.new_zeros(0, self.irreps_out.dim)
 
@@ -141,7 +173,7 @@ class LongTensorProduct(NotScriptable, StoresSettings):
 
 
 def _recomputed_whole(product: torch.nn.Module) -> AbstractContextManager[None]:
-    """What backward computes again is computed to its end: torch's early stop is an exception, which TorchScript, which
-    e3nn 0.4.4 has in its products, turns into an error without words."""
+    """A context without the early stop of checkpoints: it is an exception, which the TorchScript in products of e3nn
+    0.4.4 turns into an error."""
     scripted = any(isinstance(part, torch.jit.ScriptModule) for part in product.children())
     return set_checkpoint_early_stop(False) if scripted else nullcontext()

@@ -12,12 +12,9 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn.checks import python_numbers
-from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator, HyenaOptions
+from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
 from tg_equiattn.nn.modules import NotScriptable
-from tg_equiattn.nn.vector.grades import Grades
-from tg_equiattn.nn.vector.network import TokenNetwork
-from tg_equiattn.nn.vector.operator import TokenModel
-from tg_equiattn.nn.vector.options import OperatorOptions, options_of
+from tg_equiattn.nn.vector.operator import TokenModel, TokenNetwork
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
 from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.tables import Tables
@@ -26,21 +23,22 @@ from .layout import Features, check_features, columns_by_grade, columns_by_irrep
 
 
 class IrrepsModule(NotScriptable, torch.nn.Module):
-    """Node features, flat with a sorted batch index, through a network on tokens by grade, and back."""
+    """Reads node features as tokens by grade, calls a network that ``make`` builds from grades, and reorders its
+    output."""
 
     def __init__(
         self,
         irreps_in: o3.Irreps | str,
         irreps_out: o3.Irreps | str,
         irreps_hidden: o3.Irreps | str | None,
-        network: Callable[[Grades, Grades, Grades], TokenNetwork],
+        make: Callable[..., TokenNetwork],
+        **settings: Any,
     ) -> None:
         super().__init__()
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         named = (("irreps_in", self.irreps_in), ("irreps_out", self.irreps_out), ("irreps_hidden", hidden))
-        grades = [grades_of(name, irreps) for name, irreps in named]
-        self.module = network(*grades)
+        self.module = make(*(grades_of(name, irreps) for name, irreps in named), **settings)
         self.module.check_reachable("irreps_out")
         self._features = Features.of(self.irreps_in)
         self.columns_in = Tables(functools.partial(columns_by_grade, str(self.irreps_in)))
@@ -48,7 +46,7 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
 
     @property
     def order(self) -> str:
-        """Of the nodes along their sequence."""
+        """Order of the nodes along their sequence, ``"input"`` or ``"radial"``."""
         return self.module.order
 
     def forward(
@@ -72,26 +70,32 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
 
         pos : `torch.Tensor`, optional
             positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, as one more 1o. Give
-            large coordinates (UTM: 5e6) in float64, whatever the features are: float32 rounds them to 0.5
+            large coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to 0.5
 
         batch : `torch.Tensor`, optional
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
 
-        edge_index, edge_attr : `torch.Tensor`, optional
-            with ``local_context=True``, sources and targets, of shape ``(2, edges)``, and invariant scalars of shape
-            ``(edges, edge_channels)``
+        edge_index : `torch.Tensor`, optional
+            source and target nodes, of shape ``(2, edges)``; needed with ``local_context=True``
+
+        edge_attr : `torch.Tensor`, optional
+            invariant scalars of the edges, of shape ``(edges, edge_channels)``; needed if ``edge_channels`` is not 0
 
         order : `torch.Tensor`, optional
-            a permutation of the nodes within each graph, of shape ``(nodes,)``, in place of the module's
+            a permutation of the nodes within each graph, of shape ``(nodes,)``, used instead of the module's order
 
-        batch_size, max_num_nodes : int, optional
-            number of graphs, and a bound of their sizes; read from ``batch`` where not given, which torch.compile
-            cannot, and which waits for the device on CUDA
+        batch_size : int, optional
+            number of graphs; by default it is read from ``batch``, which torch.compile cannot do, and for which CUDA
+            waits
+
+        max_num_nodes : int, optional
+            a bound of the sizes of graphs; by default it is read from ``batch``, which torch.compile cannot do, and
+            for which CUDA waits
 
         Returns
         -------
         `torch.Tensor`
-            features of shape ``(nodes, irreps_out.dim)``, or ``(batch_size, irreps_out.dim)`` where the module pools
+            features of shape ``(nodes, irreps_out.dim)``, or ``(batch_size, irreps_out.dim)`` if the module pools
         """
         check_features("x", x, self._features, self.module.reference_parameter)
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
@@ -111,21 +115,48 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
 class IrrepsSE3HyenaOperator(IrrepsModule):
     r"""Global geometric context in :math:`O(N \log N)`: every node of a graph sees every other one.
 
-    :class:`tg_equiattn.nn.SE3HyenaOperator`, where the formulas, errors and sources are, on irreps. Axial vectors (1e)
+    :class:`tg_equiattn.nn.SE3HyenaOperator` on irreps; see there for formulas, errors and sources. Axial vectors (1e)
     and pseudoscalars (0o) pass through the vector and the scalar stream and keep their parity. A convolution depends on
-    the order of the nodes: ``order='input'`` keeps it, for chains, trajectories; with ``'radial'`` outputs jump where
-    two nodes exchange distances (:doc:`/guarantees`), so it is not for dynamics, relaxation or phonons.
+    the order of the nodes. With ``order='radial'`` outputs jump where two nodes exchange their distances
+    (:doc:`/guarantees`): do not use it for dynamics, relaxation or phonons.
 
     Parameters
     ----------
-    irreps_in, irreps_out : `e3nn.o3.Irreps`
-        of 0e, 0o, 1o and 1e, with any multiplicities
+    irreps_in : `e3nn.o3.Irreps`
+        irreps of the input: 0e, 0o, 1o and 1e, with any multiplicities
+
+    irreps_out : `e3nn.o3.Irreps`
+        irreps of the output: 0e, 0o, 1o and 1e, with any multiplicities
 
     irreps_hidden : `e3nn.o3.Irreps`, optional
-        of query, key and value; by default ``irreps_in``
+        irreps of query, key and value, by default ``irreps_in``; if they differ from ``irreps_in``, a linear map takes
+        the input to the residual
 
-    order, local_context, edge_channels, filter, causal, short_conv
-        as there
+    filter : {'data', 'implicit'}
+        filter of the long convolution: ``'data'``, the keys, as published, or ``'implicit'``, a learned function of the
+        lag; use ``'implicit'`` for chains whose beginning has no meaning
+
+    causal : bool
+        let nodes see earlier nodes only, by default all; with ``filter='data'`` outputs still depend on the size of the
+        graph
+
+    short_conv : int, optional
+        taps, an odd number, of a short convolution of query, key and value before the long one, with one weight a
+        channel and tap, by default none; recall needs it (:doc:`/chains`)
+
+    order : {'input', 'radial'}
+        ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
+        ``pos``; use ``'radial'`` for clouds without an order
+
+    local_context : bool
+        update every node from its neighbors along ``edge_index`` first, by Clifford message passing, by default not;
+        use it if a graph of near neighbors is known
+
+    edge_channels : int
+        scalars of an edge, given as ``edge_attr``, by default 0; they need ``local_context``
+
+    num_blocks : int
+        blocks of every Clifford MLP, by default 1; use 2 for more products of channels, at about twice the time
 
     Examples
     --------
@@ -142,22 +173,18 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
         irreps_out: o3.Irreps | str,
         irreps_hidden: o3.Irreps | str | None = None,
         *,
-        order: str = "input",
-        local_context: bool = False,
-        edge_channels: int = 0,
         filter: str = "data",
         causal: bool = False,
         short_conv: int | None = None,
+        order: str = "input",
+        local_context: bool = False,
+        edge_channels: int = 0,
+        num_blocks: int = 1,
     ) -> None:
-        options = HyenaOptions(
-            filter=filter, causal=causal, short_conv=short_conv, local_context=local_context,
-            edge_channels=edge_channels,
+        super().__init__(
+            irreps_in, irreps_out, irreps_hidden, HyenaOperator, filter=filter, causal=causal, short_conv=short_conv,
+            order=order, local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip
-
-        def network(inside: Grades, outside: Grades, hidden: Grades) -> TokenNetwork:
-            return HyenaOperator(inside, outside, options, hidden, order=order)
-
-        super().__init__(irreps_in, irreps_out, irreps_hidden, network)
 
 
 @compile_mode("unsupported")
@@ -165,21 +192,40 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
 class IrrepsSE3Hyena(IrrepsModule):
     r"""Linear embedding, :class:`IrrepsSE3HyenaOperator` s with residual connections, and a Clifford MLP.
 
+    :class:`tg_equiattn.nn.SE3Hyena` on irreps.
+
     Parameters
     ----------
-    irreps_in, irreps_out : `e3nn.o3.Irreps`
-        of 0e, 0o, 1o and 1e, with any multiplicities
+    irreps_in : `e3nn.o3.Irreps`
+        irreps of the input: 0e, 0o, 1o and 1e, with any multiplicities
+
+    irreps_out : `e3nn.o3.Irreps`
+        irreps of the output: 0e, 0o, 1o and 1e, with any multiplicities
 
     irreps_hidden : `e3nn.o3.Irreps`
-        of the operators
+        irreps of a node between the layers, by default the 16 scalars and 128 vectors of the published model
 
-    depth, pool, order, options
-        as :class:`tg_equiattn.nn.SE3Hyena`
+    num_layers : int
+        number of operators, by default 3
+
+    num_blocks : int
+        blocks of every Clifford MLP, by default 1; use 2 for more products of channels, at about twice the time
+
+    pool : {None, 'mean'}
+        ``'mean'`` takes the mean over the nodes of each graph before the MLP, by default there is none
+
+    order : {'input', 'radial'}
+        ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
+        ``pos``; use ``'radial'`` for clouds without an order
+
+    attn_kwargs : dict, optional
+        ``filter``, ``causal``, ``short_conv``, ``local_context`` and ``edge_channels`` of
+        :class:`IrrepsSE3HyenaOperator`
 
     Examples
     --------
     >>> import torch
-    >>> model = IrrepsSE3Hyena("2x0e + 1x1o", "1x0e", "8x0e + 8x1o", depth=2, pool="mean")
+    >>> model = IrrepsSE3Hyena("2x0e + 1x1o", "1x0e", "8x0e + 8x1o", num_layers=2, pool="mean")
     >>> model(torch.randn(12, 5), pos=torch.randn(12, 3), batch=torch.tensor([0] * 5 + [1] * 7)).shape
     torch.Size([2, 1])
     """
@@ -188,19 +234,19 @@ class IrrepsSE3Hyena(IrrepsModule):
         self,
         irreps_in: o3.Irreps | str,
         irreps_out: o3.Irreps | str,
-        irreps_hidden: o3.Irreps | str = "16x0e + 16x1o",
+        irreps_hidden: o3.Irreps | str = "16x0e + 128x1o",
         *,
-        depth: int = 3,
+        num_layers: int = 3,
+        num_blocks: int = 1,
         pool: str | None = None,
         order: str = "input",
-        options: Mapping[str, Any] | None = None,
+        attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        own = options_of(HyenaOptions, options)
-
-        def network(inside: Grades, outside: Grades, hidden: Grades) -> TokenNetwork:
-            return TokenModel(HyenaOperator, inside, outside, hidden, own, depth=depth, order=order, pool=pool)
-
-        super().__init__(irreps_in, irreps_out, irreps_hidden, network)
+        make = functools.partial(TokenModel, HyenaOperator)
+        super().__init__(
+            irreps_in, irreps_out, irreps_hidden, make, num_layers=num_layers, num_blocks=num_blocks, pool=pool,
+            order=order, attn_kwargs=attn_kwargs,
+        )  # fmt: skip
 
 
 @compile_mode("unsupported")
@@ -208,16 +254,34 @@ class IrrepsSE3Hyena(IrrepsModule):
 class IrrepsVectorSelfAttention(IrrepsModule):
     r"""Equivariant self-attention over the nodes of a graph: vectors by cross products, scalars by softmax attention.
 
-    :class:`tg_equiattn.nn.VectorSelfAttention`, where the formulas, errors and sources are, on irreps: the quadratic
-    counterpart of :class:`IrrepsSE3HyenaOperator`.
+    :class:`tg_equiattn.nn.VectorSelfAttention` on irreps; see there for formulas, errors and sources. Use it instead of
+    :class:`IrrepsSE3HyenaOperator` for nodes without an order, up to a few thousand: its time is :math:`O(N^2)`.
 
     Parameters
     ----------
-    irreps_in, irreps_out, irreps_hidden : `e3nn.o3.Irreps`
-        as :class:`IrrepsSE3HyenaOperator`
+    irreps_in : `e3nn.o3.Irreps`
+        irreps of the input: 0e, 0o, 1o and 1e, with any multiplicities
 
-    short_conv, local_context, edge_channels
-        as there; with a short convolution it is no longer equivariant to permutations
+    irreps_out : `e3nn.o3.Irreps`
+        irreps of the output: 0e, 0o, 1o and 1e, with any multiplicities
+
+    irreps_hidden : `e3nn.o3.Irreps`, optional
+        irreps of query, key and value, by default ``irreps_in``; if they differ from ``irreps_in``, a linear map takes
+        the input to the residual
+
+    short_conv : int, optional
+        taps, an odd number, of a short convolution of query, key and value, with one weight a channel and tap, by
+        default none; with it, outputs depend on the order of the nodes
+
+    local_context : bool
+        update every node from its neighbors along ``edge_index`` first, by Clifford message passing, by default not;
+        use it if a graph of near neighbors is known
+
+    edge_channels : int
+        scalars of an edge, given as ``edge_attr``, by default 0; they need ``local_context``
+
+    num_blocks : int
+        blocks of every Clifford MLP, by default 1; use 2 for more products of channels, at about twice the time
 
     Examples
     --------
@@ -236,10 +300,9 @@ class IrrepsVectorSelfAttention(IrrepsModule):
         short_conv: int | None = None,
         local_context: bool = False,
         edge_channels: int = 0,
+        num_blocks: int = 1,
     ) -> None:
-        options = OperatorOptions(short_conv=short_conv, local_context=local_context, edge_channels=edge_channels)
-
-        def network(inside: Grades, outside: Grades, hidden: Grades) -> TokenNetwork:
-            return VectorAttentionOperator(inside, outside, options, hidden)
-
-        super().__init__(irreps_in, irreps_out, irreps_hidden, network)
+        super().__init__(
+            irreps_in, irreps_out, irreps_hidden, VectorAttentionOperator, short_conv=short_conv,
+            local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
+        )  # fmt: skip

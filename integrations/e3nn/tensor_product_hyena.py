@@ -12,17 +12,16 @@ from torch import Tensor
 
 from tg_equiattn import checks
 from tg_equiattn.modes import full_precision
-from tg_equiattn.nn.hyena.lag_filter import LagFilter
+from tg_equiattn.nn.hyena.implicit_filter import ImplicitFilter
 from tg_equiattn.nn.hyena.se3_hyena import FILTERS, norm_of
 from tg_equiattn.nn.modules import NotScriptable, StoresSettings
-from tg_equiattn.nn.vector.network import place_tokens
-from tg_equiattn.nn.vector.options import check_short_conv
+from tg_equiattn.nn.vector.operator import place_tokens
 from tg_equiattn.nn.vector.short_conv import ShortConv
 from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.orders import ORDERS
 from tg_equiattn.tables import Tables
 
-from .layout import Features, channels, check_features, describe, filter_columns, like_its_copies
+from .layout import Features, channels, check_features, describe, like_its_copies
 from .long_tensor_product import LongTensorProduct
 
 
@@ -32,30 +31,44 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     r"""Global geometric context in :math:`O(N \log N)` on features of any irreps.
 
     The flow of :class:`IrrepsSE3HyenaOperator` with e3nn's maps in place of Clifford MLPs and
-    :class:`LongTensorProduct` in place of the convolutions of scalars and vectors:
+    :class:`LongTensorProduct` in place of the convolutions of scalars and vectors. With ``filter='data'``,
 
     .. math::
 
         q, k, v = \mathrm{Linear}(x), \quad u = q \otimes_w k, \quad \hat u = \sigma(\gamma(u)) \cdot u,
         \quad x' = \mathrm{Linear}(\mathrm{Linear}(x) + \hat u \otimes_{w'} v)
 
-    with one gate a channel, :math:`\gamma` a linear map of the scalars and squared norms of u. Positions, where given,
-    enter relative to the mean of their graph as one more 1o.
+    with one gate a channel and :math:`\gamma` a linear map of the scalars and squared norms of u. With
+    ``filter='implicit'``, :math:`u_i = q_i \otimes_w \sum_j h(i - j) k_j`. Positions enter relative to the mean of
+    their graph, as one more 1o.
 
     Parameters
     ----------
-    irreps_in, irreps_out : `e3nn.o3.Irreps`
-        any irreps
+    irreps_in : `e3nn.o3.Irreps`
+        irreps of the input
+
+    irreps_out : `e3nn.o3.Irreps`
+        irreps of the output
 
     irreps_hidden : `e3nn.o3.Irreps`, optional
-        of query, key and value; by default ``irreps_in``. Its tensor products are fully connected: weights grow as the
-        cube of multiplicities.
+        irreps of query, key and value, by default ``irreps_in``; tensor products are fully connected, so weights grow
+        as the cube of multiplicities
 
-    order, causal, short_conv
-        as :class:`IrrepsSE3HyenaOperator`
+    filter : {'data', 'implicit'}
+        filter of the long convolution: ``'data'``, the keys, as published, or ``'implicit'``, a learned function of the
+        lag; use ``'implicit'`` for chains whose beginning has no meaning
 
-    filter : {'data', 'lag'}
-        the keys, or a learned one of the lag: :math:`u_i = q_i \otimes_w \sum_j h(i - j) k_j`
+    causal : bool
+        let nodes see earlier nodes only, by default all; with ``filter='data'`` outputs still depend on the size of the
+        graph
+
+    short_conv : int, optional
+        taps, an odd number, of a short convolution of query, key and value before the long one, with one weight a
+        channel and tap, by default none; recall needs it (:doc:`/chains`)
+
+    order : {'input', 'radial'}
+        ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
+        ``pos``; use ``'radial'`` for clouds without an order
 
     Examples
     --------
@@ -71,15 +84,14 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         irreps_out: o3.Irreps | str,
         irreps_hidden: o3.Irreps | str | None = None,
         *,
-        order: str = "input",
         filter: str = "data",
         causal: bool = False,
         short_conv: int | None = None,
+        order: str = "input",
     ) -> None:
         super().__init__()
         checks.choice("filter", filter, FILTERS)
         checks.choice("order", order, ORDERS)
-        check_short_conv(short_conv)
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         hidden = hidden.remove_zero_multiplicities().simplify()
@@ -90,13 +102,12 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         if not _products({ir for _, ir in hidden}, {ir for _, ir in hidden}, hidden):
             raise ValueError(f"irreps_hidden must have a path from its product with itself, 0e or 1e say, got {hidden}")
         self.project = o3.Linear(self.irreps_in + o3.Irreps("1o"), hidden + hidden + hidden)
-        self.short_conv: ShortConv | None = None
-        if short_conv is not None:
-            self.short_conv = ShortConv(channels(hidden + hidden + hidden), short_conv, causal)
-        self.lag_filter: LagFilter | None = None
-        if filter == "lag":
-            self.lag_filter = LagFilter(hidden.num_irreps, causal)
-            self._channels = Tables(functools.partial(filter_columns, str(hidden)))
+        columns = channels(hidden + hidden + hidden)
+        self.short_conv = None if short_conv is None else ShortConv(columns, short_conv, causal)
+        self.implicit_filter: ImplicitFilter | None = None
+        if filter == "implicit":
+            self.implicit_filter = ImplicitFilter(hidden.num_irreps, causal)
+            self._channels = Tables(functools.partial(torch.tensor, channels(hidden)))
             self.tensor_product = like_its_copies(o3.FullyConnectedTensorProduct(hidden, hidden, hidden))
         else:
             self.convolution = LongTensorProduct(hidden, hidden, hidden, causal=causal)
@@ -113,17 +124,18 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             _reachable(irreps, hidden) for irreps in (self.irreps_in + o3.Irreps("1o"), self.irreps_in)
         )
         wanted = {ir for mul, ir in self.irreps_out if mul}
-        lost = [str(ir) for ir in wanted - found]
-        if lost:
+        zero = [str(ir) for ir in wanted - found]
+        if zero:
             raise ValueError(
-                f"irreps_out must be reachable through irreps_hidden={hidden}, got {' + '.join(lost)}, always zero"
+                f"irreps_out must be reachable through irreps_hidden={hidden}, got {' + '.join(zero)} that would "
+                "always be zero: add it to irreps_hidden"
             )
         self.order, self.causal, self._invariants = order, causal, _scalars(self.irreps_in)
         self._needs_positions = bool(wanted - without_pos)
         self._features = Features.of(self.irreps_in)
 
     def settings(self) -> dict[str, Any]:
-        filter = "data" if self.lag_filter is None else "lag"
+        filter = "data" if self.implicit_filter is None else "implicit"
         return {"order": self.order, "filter": filter, "causal": self.causal, "irreps_hidden": str(self.irreps_hidden)}
 
     def forward(
@@ -136,7 +148,36 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
     ) -> Tensor:
-        """Evaluate on features of shape ``(nodes, irreps_in.dim)``; arguments as of :class:`IrrepsSE3HyenaOperator`."""
+        """Evaluate.
+
+        Parameters
+        ----------
+        x : `torch.Tensor`
+            features of shape ``(nodes, irreps_in.dim)``
+
+        pos : `torch.Tensor`, optional
+            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, as one more 1o. Give
+            large coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to 0.5
+
+        batch : `torch.Tensor`, optional
+            sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
+
+        order : `torch.Tensor`, optional
+            a permutation of the nodes within each graph, of shape ``(nodes,)``, used instead of the module's order
+
+        batch_size : int, optional
+            number of graphs; by default it is read from ``batch``, which torch.compile cannot do, and for which CUDA
+            waits
+
+        max_num_nodes : int, optional
+            a bound of the sizes of graphs; by default it is read from ``batch``, which torch.compile cannot do, and
+            for which CUDA waits
+
+        Returns
+        -------
+        `torch.Tensor`
+            features of shape ``(nodes, irreps_out.dim)``
+        """
         reference = self.out.weight
         check_features("x", x, self._features, reference)
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
@@ -152,10 +193,10 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         if self.short_conv is not None:
             projected = self.short_conv(projected, node_batch)
         query, key, value = projected.chunk(3, 1)
-        if self.lag_filter is None:
+        if self.implicit_filter is None:
             mixed = self.convolution.convolve(query, key, node_batch)
         else:
-            mixed = self.tensor_product(query, self.lag_filter(key, node_batch, self._channels(key.device)))
+            mixed = self.tensor_product(query, self.implicit_filter(key, node_batch, self._channels(key.device)))
         invariants = torch.cat([self.norm(mixed), *(mixed[:, part] for part in self._scalars)], 1)
         mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
         return self.out(self.shortcut(x) + self.multiply(mixed, value))
@@ -165,17 +206,17 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
 
 
 def _scalars(irreps: o3.Irreps) -> list[slice]:
-    """Where the 0e lie."""
+    """Columns of the 0e."""
     return [part for (_, ir), part in zip(irreps, irreps.slices(), strict=True) if ir == o3.Irrep("0e")]
 
 
 def _products(left: set[o3.Irrep], right: set[o3.Irrep], hidden: o3.Irreps) -> set[o3.Irrep]:
-    """Irreps of hidden that products hold."""
+    """Irreps of hidden that occur in products."""
     return {ir for _, ir in hidden if any(ir in a * b for a in left for b in right)}
 
 
 def _reachable(irreps_in: o3.Irreps, hidden: o3.Irreps) -> set[o3.Irrep]:
-    """Irreps of the output that can differ from zero, as far as selection rules tell."""
+    """Irreps of the output that can differ from zero by selection rules."""
     given = {ir for mul, ir in irreps_in if mul}
     query = {ir for _, ir in hidden if ir in given}
     return query | _products(_products(query, query, hidden), query, hidden)

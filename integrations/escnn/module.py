@@ -1,4 +1,4 @@
-"""The shell that makes a core module an escnn EquivariantModule, and its way back to plain torch."""
+"""Wrap modules of the library as escnn EquivariantModules, and export them as modules of plain torch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ ATTENTION = (LiftingAttention, GroupAttention, GlobalGroupAttention)
 
 
 class RdModule(EquivariantModule):
-    """A core module on regular (or, with ``lifts``, trivial) fields between two field types, which it sees as
-    ``(B, fields, |H|, *spatial)``, escnn's own order of a regular type."""
+    """An escnn module that applies a module of the library, ``core``, to fields.
 
-    dim: ClassVar[int]  # of the gspaces that a class is for
+    The fields of the input are regular, or trivial with ``lifts``. The core gets regular fields as ``(B, fields, |H|,
+    *spatial)``, which is the memory order of escnn's regular field types.
+    """
+
+    dim: ClassVar[int]  # dimensionality of the gspaces that a class supports
 
     def __init__(
         self, core: nn.Module, group: FiniteGroup, in_type: FieldType, out_type: FieldType, lifts: bool = False,
@@ -37,7 +40,8 @@ class RdModule(EquivariantModule):
 
     @classmethod
     def group_of(cls, in_type: FieldType, out_type: FieldType) -> FiniteGroup:
-        """The group of both types; ValueError for two gspaces, or of another dimension than the module's."""
+        """The group of two field types. Raise ValueError if their gspaces differ, or if their dimensionality is not
+        that of the class."""
         check_field_type("in_type", in_type)
         check_field_type("out_type", out_type)
         if in_type.gspace != out_type.gspace:
@@ -47,7 +51,8 @@ class RdModule(EquivariantModule):
 
     @classmethod
     def check_dimension(cls, field_type: FieldType, argument: str) -> None:
-        """ValueError, with the class to use, for fields of another dimension than the module's."""
+        """Raise ValueError, which names the class to use, for fields of another dimensionality than that of the
+        class."""
         gspace = field_type.gspace
         if cls.dim != gspace.dimensionality:
             name = next(c.__name__ for c in cls.__mro__ if "dim" in vars(c))
@@ -57,15 +62,20 @@ class RdModule(EquivariantModule):
             )
 
     def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
-        """``mask`` is bool, ``(B, *spatial)`` or ``(1, *spatial)``, true where there are pixels; the others count in
-        nothing, whatever they hold, and outputs with pixels are zero there."""
+        """Apply the module to fields.
+
+        Args:
+            input: Fields of ``in_type``.
+            mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels. Masked pixels have no effect on
+                other pixels, and their outputs are zero. ``None`` means that all pixels are valid.
+        """
         return self._wrap(self.core(self._fields(input), mask))
 
     def _wrap(self, x: Tensor) -> GeometricTensor:
         return GeometricTensor(x.flatten(1, 2), self.out_type)
 
     def _fields(self, x: GeometricTensor, name: str = "input", field_type: FieldType | None = None) -> Tensor:
-        """Fields of the input's type, or of this one, in the layout of the core."""
+        """Check that x has the given type, by default ``in_type``, and return its tensor in the layout of the core."""
         field_type = self.in_type if field_type is None else field_type
         if not isinstance(x, GeometricTensor) or x.type != field_type:
             got = x.type if isinstance(x, GeometricTensor) else type(x).__name__
@@ -82,21 +92,25 @@ class RdModule(EquivariantModule):
     def check_equivariance(
         self, atol: float = 1e-5, rtol: float = 1e-5, *, size: tuple[int, ...] | None = None, off_lattice: bool = False
     ) -> list[tuple[Any, float]]:
-        """Check all elements that map the pixel grid to itself, without interpolation; measure the others if asked.
+        """Check equivariance for all elements that map the pixel grid to itself, without interpolation.
 
         Args:
-            atol, rtol: the largest error allowed is ``atol + rtol * max |output|``.
-            size: height and width of the test image, or depth, height and width of the volume.
-            off_lattice: also measure the elements that do not map the pixel grid to itself (rotations by 45 degrees),
-                on smooth images (:func:`tg_equiattn.testing.off_lattice_errors`): percents that come from the pixels.
+            atol: Absolute tolerance. The largest allowed error is ``atol + rtol * max |output|``.
+            rtol: Tolerance relative to the largest output.
+            size: Height and width of the test image, or depth, height and width of the volume. ``None`` means a size
+                that is larger than the windows.
+            off_lattice: Also measure, but do not check, the errors of the other elements (rotations by 45 degrees) on
+                smooth images; see :func:`tg_equiattn.testing.off_lattice_errors`. They are some percent, because of
+                the pixel grid.
 
         Returns:
-            ``[(element of gspace.fibergroup, mean absolute error)]`` of the elements that are checked, and then
-            ``[(element, relative error)]`` of those that are measured.
+            A list of ``(element of gspace.fibergroup, mean absolute error)`` for the checked elements, followed by
+            ``(element, relative error)`` for the measured elements.
 
         Raises:
-            AssertionError: if an error of an element that is checked is too high.
-            ValueError: if there is only the identity to check (``rot2dOnR2(3)``), or for another number of sides.
+            AssertionError: if the error of a checked element is too large.
+            ValueError: if the identity is the only element to check (``rot2dOnR2(3)``), or if ``size`` has the wrong
+                length.
         """
         if len(self.group) > 1 and int(self.group.lattice.sum()) == 1 and not off_lattice:
             raise ValueError(
@@ -105,7 +119,7 @@ class RdModule(EquivariantModule):
             )
         size, training = self.check_size if size is None else size, self.training
         if not isinstance(size, (tuple, list)) or len(size) != self.group.dim:
-            raise ValueError(f"size must be {self.group.dim} sides of the test image or volume, got {size!r}")
+            raise ValueError(f"size must have {self.group.dim} sides of the test image or volume, got {size!r}")
         inputs = {"input": self.in_type} | ({} if self.context_type is None else {"context": self.context_type})
         self.eval()
         try:
@@ -117,9 +131,9 @@ class RdModule(EquivariantModule):
     def _off_lattice_errors(self, inputs: dict[str, FieldType], side: int) -> list[tuple[Any, float]]:
         dim, like = self.group.dim, next(self.parameters())
         if self.evaluate_output_shape((1, self.in_type.size, *[side] * dim))[-1] % 2 == 0:
-            side += 1  # so that one pixel is in the middle
+            side += 1  # an odd side has a middle pixel
         counts = [len(field_type) for field_type in inputs.values()]
-        batch = 8 if dim == 2 else 2  # volumes are dear
+        batch = 8 if dim == 2 else 2  # volumes are expensive
         shape = (batch, sum(counts), *([] if self.lifts else [len(self.group)]), *[side] * dim)
 
         def run(x: Tensor) -> Tensor:
@@ -134,7 +148,7 @@ class RdModule(EquivariantModule):
         given = {n: (torch.randn(batch, t.size, *size).to(kind), t) for n, t in inputs.items()}
 
         def move(x: Tensor, field_type: FieldType, index: int) -> Tensor:
-            fields = x.unflatten(1, (len(field_type), -1))  # sizes are equal: 1, or |H| for regular fields
+            fields = x.unflatten(1, (len(field_type), -1))  # all fields have the same size: 1, or |H| if regular
             regular = fields.shape[2] > 1
             return act(fields, self.group, index).flatten(1, 2) if regular else act(x, self.group, index)
 
@@ -154,14 +168,14 @@ class RdModule(EquivariantModule):
         return errors
 
     def export(self) -> nn.Module:
-        """Set eval mode and return a plain torch module of equal outputs, which pickles, deep-copies and compiles, and
-        takes tensors in place of fields."""
+        """Set eval mode and return a copy as a plain torch module, which takes tensors instead of fields and has the
+        same outputs. It can be pickled, copied and compiled."""
         self.eval()
         before = nn.Identity() if self.lifts else nn.Unflatten(1, (-1, len(self.group)))
         return Exported(before, copy.deepcopy(self.core), nn.Flatten(1, 2)).eval()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RdModule:
-        """A copy that shares the field types, which nothing changes: escnn's elements of O(3) cannot be copied."""
+        """Copy the module but share its field types, which are immutable. escnn's elements of O(3) cannot be copied."""
         for shared in (self.space, self.in_type, self.out_type, self.context_type):
             memo[id(shared)] = shared
         memo[id(self)] = copied = type(self).__new__(type(self))
@@ -173,7 +187,7 @@ class RdModule(EquivariantModule):
 
 
 class Exported(nn.Module):
-    """A core between modules that give tensors its layout and take it back."""
+    """A core module between two modules that convert tensors to its layout and back."""
 
     def __init__(self, before: nn.Module, core: nn.Module, after: nn.Module) -> None:
         super().__init__()
@@ -182,7 +196,7 @@ class Exported(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None, context: Tensor | None = None) -> Tensor:
         if torch.onnx.is_in_onnx_export() and torch.jit.is_tracing():
             raise RuntimeError(
-                "the ONNX exporter that traces to TorchScript (dynamo=False) would make a file for images of one size; "
+                "the ONNX exporter with dynamo=False traces the model and would make a file for images of one size; "
                 "use torch.onnx.export(model, inputs, dynamo=True)"
             )
         options = {} if mask is None else {"mask": mask}
@@ -192,12 +206,14 @@ class Exported(nn.Module):
 
 
 def export(module: EquivariantModule) -> nn.Module:
-    """``module.export()`` of any escnn module, a ``SequentialModule`` too, on standard operators of torch alone, slower
-    and in more memory: for ``torch.jit.trace`` and for ONNX by ``torch.onnx.export(..., dynamo=True)``. What it was
-    copied from stays as it is.
+    """Export an escnn module, also a ``SequentialModule``, to a plain torch module of standard operators.
+
+    Use it for ``torch.jit.trace`` and for ONNX with ``torch.onnx.export(..., dynamo=True)``. It is ``module.export()``
+    with attention layers that use standard operators of torch only; these are slower and need more memory. The result
+    is a copy.
 
     Args:
-        module (EquivariantModule): whatever escnn can export. It is put in eval mode.
+        module (EquivariantModule): A module that escnn can export. It is set to eval mode.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""From gspaces and field types to groups and channel counts, and from one field type to another."""
+"""Convert gspaces to groups and field types to channel counts, and map between field types."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from tg_equiattn.groups import FiniteGroup
 
 
 def group_from_gspace(gspace: GSpace) -> FiniteGroup:
-    """The finite group of a discrete gspace of images or volumes, its elements in the order of
+    """The finite group of a discrete gspace of images or volumes. Its elements have the order of
     ``gspace.fibergroup.elements``.
 
-    Matrices of images are those of ``gspace.basespace_action``. Of a volume escnn has the axes (-z, -y, x), we have
-    (z, -y, x): an element with matrix M there is S M S here, S = diag(1, 1, -1).
+    For images, the matrices are those of ``gspace.basespace_action``. For volumes, the axes of escnn are (-z, -y, x)
+    and ours are (z, -y, x). An element with the matrix M in escnn therefore has the matrix S M S here, with S = diag(1,
+    1, -1).
+
+    Args:
+        gspace (GSpace): A discrete gspace of dimensionality 2 or 3.
 
     Raises:
-        ValueError: for a continuous gspace (``N=-1``) or one of neither images nor volumes.
+        ValueError: if ``gspace`` is continuous (``N=-1``), or not a gspace of images or volumes.
 
     Example:
         >>> from escnn import gspaces
@@ -42,13 +46,13 @@ def _check_gspace(gspace: GSpace) -> None:
             f"gspace must be one of images or volumes, got {gspace} of dimensionality {gspace.dimensionality}"
         )
     if gspace.fibergroup.order() < 1:
-        advice = "take a discrete one, n > 0"
+        advice = "use a discrete gspace, n > 0"
         known = _SUBGROUPS.get((gspace.dimensionality, gspace.fibergroup.name))
-        if known is not None:  # escnn does not restrict the others
+        if known is not None:  # escnn cannot restrict fields of other groups
             subgroup, where, group = known
             advice = (
-                f"restrict the fields to a subgroup with escnn.nn.RestrictionModule(fields, {subgroup}){where}, and go "
-                f"on with its out_type: the model is then equivariant to {group}"
+                f"restrict the fields to a subgroup with escnn.nn.RestrictionModule(fields, {subgroup}){where}, and "
+                f"use its out_type: the model is then equivariant to {group}"
             )
         raise ValueError(f"gspace must be discrete, got {gspace}, which is continuous; {advice}")
 
@@ -75,12 +79,13 @@ def _conversion(gspace: GSpace, source: str, target: str, kind: str) -> str:
 
 
 def count_fields(name: str, field_type: FieldType, regular: bool) -> int:
-    """The number of regular, or of trivial, fields; ValueError, with what to do instead, for other types."""
+    """The number of fields of a type that must consist of regular fields, or of trivial fields. For other types, raise
+    a ValueError that names a conversion."""
     check_field_type(name, field_type)
     gspace, representations = field_type.gspace, field_type.representations
     group, layers = gspace.fibergroup, f"R{gspace.dimensionality}"
     trivial = all(r.is_trivial() for r in representations)
-    # all fields of the trivial group are regular
+    # the regular and the trivial representation of the trivial group are equal
     is_regular = all(r == gspace.regular_repr or (group.order() == 1 and r.is_trivial()) for r in representations)
     if is_regular if regular else trivial:
         return len(field_type)
@@ -88,9 +93,9 @@ def count_fields(name: str, field_type: FieldType, regular: bool) -> int:
     convert = _conversion(gspace, source, target, "regular")
     if not regular:
         advice = f"use {layers}GroupAttention" + (", which takes regular fields" if is_regular else f" after {convert}")
-        # what is not trivial in any of its parts, no linear map of single pixels leads to trivial fields
+        # without a trivial irrep, every equivariant pointwise map to trivial fields is zero
         if any(group.irrep(*i).is_trivial() for r in representations for i in r.irreps):
-            advice += f"; or keep only what is invariant, with {_conversion(gspace, name, 'fields', 'trivial')}"
+            advice += f"; or keep only the invariant part, with {_conversion(gspace, name, 'fields', 'trivial')}"
     elif name == "in_type" and trivial:
         advice = f"lift trivial fields with {layers}LiftingAttention, or convert with {convert}"
     else:
@@ -103,20 +108,22 @@ def count_fields(name: str, field_type: FieldType, regular: bool) -> int:
 
 
 def between_fields(in_type: FieldType, layer: EquivariantModule, out_type: FieldType) -> SequentialModule:
-    r"""A layer of regular (or trivial) fields between fields of any type: irreps, quotients, vectors, mixed ones.
+    r"""Use a layer of regular or trivial fields between fields of any type: irreps, quotients, vectors, mixed fields.
 
     .. math:: \mathrm{Conv}_{1\times 1} \to \mathrm{layer} \to \mathrm{Conv}_{1\times 1}
 
-    Maps of single pixels that commute with the group, each an ``R2Conv`` or ``R3Conv``; none where a type is the
-    layer's own. What comes is escnn's ``SequentialModule``, which hands on neither masks nor contexts.
+    The convolutions are equivariant pointwise maps, ``R2Conv`` or ``R3Conv`` with ``kernel_size=1``. A convolution is
+    left out if its type is that of the layer. The result is escnn's ``SequentialModule``, which does not pass on masks
+    or contexts.
 
     Args:
-        in_type (FieldType): any fields of the layer's gspace.
-        layer: an attention layer or block of this package, or any module between field types.
-        out_type (FieldType): any fields of the gspace.
+        in_type (FieldType): Field type of the input, of the gspace of the layer.
+        layer (EquivariantModule): An attention layer or block of this package, or any other escnn module.
+        out_type (FieldType): Field type of the output, of the gspace of the layer.
 
     Raises:
-        ValueError: for other gspaces, or where no linear map leads from one type to the other.
+        ValueError: if ``layer`` is not an escnn module, if a type has another gspace, or if every equivariant linear
+            map between a type and the layer's type is zero.
 
     Example:
         >>> from escnn import gspaces, nn
@@ -142,15 +149,16 @@ def between_fields(in_type: FieldType, layer: EquivariantModule, out_type: Field
 
 
 def _pointwise(name: str, given: FieldType, source: FieldType, target: FieldType) -> list[EquivariantModule]:
-    """The map between two types, if they differ; ValueError if there is none but zero."""
+    """The pointwise map between two types, as a list, which is empty if the types are equal. Raise ValueError if every
+    such map is zero."""
     if source == target:
         return []
     irreps = [{irrep for r in field_type.representations for irrep in r.irreps} for field_type in (source, target)]
     if not irreps[0] & irreps[1]:
         own = target if given is source else source
         raise ValueError(
-            f"{name} must share an irreducible representation with the layer's {own}, or every linear map is zero, "
-            f"got {given}"
+            f"{name} must share an irreducible representation with the layer's {own}, got {given}: every equivariant "
+            "linear map between them is zero"
         )
     convolution = R2Conv if source.gspace.dimensionality == 2 else R3Conv
     return [convolution(source, target, kernel_size=1)]

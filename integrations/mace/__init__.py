@@ -1,4 +1,4 @@
-"""What is far, for MACE models: Ewald attention behind their products."""
+"""Long range for MACE models: Ewald attention after their product blocks."""
 
 from .._host import require
 

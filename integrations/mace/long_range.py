@@ -54,11 +54,26 @@ def add_long_range(
             scalars alone.
         batch: Sample of the training data, as MACE's loaders give it, on which the scales are measured. It should be
             typical of the data.
-        width: Width of the narrowest kernel, in the unit of positions. ``None`` means half of the model's ``r_max``.
-        gain: Initial value of the learned gain.
-        attn_kwargs: Keyword arguments of :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`:
-            ``num_gaussians``, ``num_coulomb``, ``num_oscillating``, ``max_width``, ``heads``, ``lmax``, ``error``,
-            ``method``. ``avg_num_nodes`` has no effect, as the scale is measured.
+        width: Width of the narrowest kernel, in the unit of positions. The default, ``None``, means half of the model's
+            ``r_max``: messages already model shorter distances.
+        gain: Initial value of the learned gain. The default, 0, leaves a trained model as it is.
+        max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an
+            octave of its own between the two.
+        num_gaussians: Number of Gaussian kernels, 4 by default.
+        num_coulomb: Number of Coulomb kernels, which decay as 1 / r, 4 by default. Use 0 if nothing is charged.
+        num_oscillating: Number of oscillating Gaussians, 0 by default. Use them for properties that alternate with the
+            distance.
+        heads: Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
+        lmax: Highest degree of the solid harmonics, 1 by default.
+        avg_num_nodes: Constant by which sums are divided, 1 by default. It has no effect here, as the scale of
+            attention is measured.
+        error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, 1e-4 by
+            default.
+        method: ``"direct"`` sums over all pairs of nodes, in graphs that do not repeat. ``"ewald"`` sums over
+            reciprocal vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra
+            ``nufft``. ``"auto"``, the default, takes for every graph the method that needs least time.
+        max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. The
+            default, ``None``, reads cells.
 
     Returns:
         The same model, with a class that says that it has long range.
@@ -78,11 +93,11 @@ def add_long_range(
     blocks = (count - 1,) if energies else tuple(after)
     if not blocks or any(not isinstance(n, int) or not 0 <= n < count for n in blocks) or len({*blocks}) < len(blocks):
         raise ValueError(f'after must be "energies" or different blocks from 0 to {count - 1}, got {after!r}')
-    places = [model.readouts[-1]] if energies else [model.products[n] for n in blocks]
-    for place in places:
-        if type(place) not in _WITH:
+    targets = [model.readouts[-1]] if energies else [model.products[n] for n in blocks]
+    for target in targets:
+        if type(target) not in _WITH:
             allowed = " or ".join(kind.__name__ for kind in _WITH)
-            raise TypeError(f"products and readouts of model must be {allowed}, got {type(place).__name__}")
+            raise TypeError(f"products and readouts of model must be {allowed}, got {type(target).__name__}")
     for layout in (get_layout(getattr(model.products[n], "cueq_config", None)) for n in blocks):
         if layout != "mul_ir":
             raise ValueError(
@@ -94,15 +109,15 @@ def add_long_range(
             for name, x in dict(batch.to_dict() if hasattr(batch, "to_dict") else batch).items()
             if isinstance(x, Tensor)}  # fmt: skip
     layers = []
-    for n, (x, near) in zip(blocks, _seen(model, data, places), strict=True):  # before the model is touched
+    for n, (x, near) in zip(blocks, _seen(model, data, targets), strict=True):  # before the model is touched
         irreps = o3.Irreps(model.interactions[n].hidden_irreps)
         attention = IrrepsEwaldAttention(
             irreps, "0e" if energies else irreps, width=float(model.r_max) / 2 if width is None else width,
             **attn_kwargs,
         )  # fmt: skip
         layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, x, near, _atoms(data, None)))
-    for place, layer in zip(places, layers, strict=True):
-        place.__class__, place.long_range = _WITH[type(place)], layer
+    for target, layer in zip(targets, layers, strict=True):
+        target.__class__, target.long_range = _WITH[type(target)], layer
     model.__class__ = _LONG_RANGE[type(model)]
     return model
 
@@ -237,24 +252,24 @@ def _atoms(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
     }
 
 
-def _seen(model: MACE, data: dict[str, Any], places: Sequence[torch.nn.Module]) -> list[tuple[Tensor, Tensor]]:
+def _seen(model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module]) -> list[tuple[Tensor, Tensor]]:
     """For these product blocks and readouts, the features that attention will see and their own output."""
     found: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
 
-    def see(place: torch.nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-        found[place] = (out if isinstance(place, EquivariantProductBasisBlock) else given[0]).detach(), out.detach()
+    def see(target: torch.nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+        found[target] = (out if isinstance(target, EquivariantProductBasisBlock) else given[0]).detach(), out.detach()
 
-    hooks = [place.register_forward_hook(see) for place in places]
+    hooks = [target.register_forward_hook(see) for target in targets]
     try:
         model(dict(data), compute_force=False)
     finally:
         for hook in hooks:
             hook.remove()
-    return [found[place] for place in places]
+    return [found[target] for target in targets]
 
 
 def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:
     """The root mean square of each irrep, for each of its columns: (irreps.dim,), 1 if all features are 0."""
-    sizes = [x[:, place].square().mean().sqrt().expand(place.stop - place.start) for place in irreps.slices()]
+    sizes = [x[:, columns].square().mean().sqrt().expand(columns.stop - columns.start) for columns in irreps.slices()]
     size = torch.cat(sizes)
     return torch.where(size > 0, size, 1.0)

@@ -33,18 +33,31 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
     Args:
         width: Width of the narrowest kernel, in the unit of positions. Use about half of the model's ``r_max``:
             messages already model shorter distances.
-        method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in
-            :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`. In compiled models ``"ewald"`` leaves out what
-            open frames would need, ``"direct"`` what crystals would, and ``"auto"`` computes both.
-        max_hkl: Largest Miller indices of the kernel with the largest cutoff. Compiled models need it if frames repeat.
-        features: Number of channels of each irrep that attend, at most: time grows with it. ``None`` means all.
-        gain: Initial value of the learned gain.
+        method: ``"direct"`` sums over all pairs of nodes, in frames that do not repeat. ``"ewald"`` sums over
+            reciprocal vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra
+            ``nufft``. ``"auto"``, the default, takes for every frame the method that needs least time. In compiled
+            models ``"ewald"`` leaves out what open frames need, ``"direct"`` what crystals need, and ``"auto"``
+            computes both.
+        max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. The
+            default, ``None``, reads cells. Compiled models need it if frames repeat.
+        features: Number of channels of each irrep that attend, at most. The default is 16, and ``None`` means all.
+            Time grows with it.
+        gain: Initial value of the learned gain. The default, 0, leaves a trained model as it is.
         max_num_nodes: Atoms of the largest frame, for models that are compiled for batches. Without it each frame takes
             as long as one with all atoms of the batch.
         irreps_in: Irreps of fields, as NequIP's modules pass them on.
-        attn_kwargs: Keyword arguments of :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`:
-            ``num_gaussians``, ``num_coulomb``, ``num_oscillating``, ``max_width``, ``heads``, ``lmax``,
-            ``avg_num_nodes``, ``error``.
+        max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an
+            octave of its own between the two.
+        num_gaussians: Number of Gaussian kernels, 4 by default.
+        num_coulomb: Number of Coulomb kernels, which decay as 1 / r, 4 by default. Use 0 if nothing is charged.
+        num_oscillating: Number of oscillating Gaussians, 0 by default. Use them for properties that alternate with the
+            distance.
+        heads: Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
+        lmax: Highest degree of the solid harmonics, 1 by default.
+        avg_num_nodes: Constant by which sums are divided, 1 by default: the number of nodes a node attends to on
+            average.
+        error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, 1e-4 by
+            default.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.

@@ -10,12 +10,13 @@ from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
 from tg_equiattn.grids import PixelGrid
+from tg_equiattn.modes import is_readable
 from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn import PerformerAttention
 from tg_equiattn.nn.modules import NotScriptable
 from tg_equiattn.nn.performer.nodes import check_pos_dim
 
-from .graph import batch_of, check_hidden_batch, check_sources, plain_edges
+from .graph import batch_of, check_sources, plain_edges, warn_of_hidden_batch
 
 ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
 
@@ -88,10 +89,9 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
 
     Raises:
-        ValueError: The message names the argument, the value given and what is allowed. It is also raised if neither
-            :obj:`batch` nor :obj:`ptr` is given, as by :class:`torch_geometric.nn.GPSConv` without
-            :obj:`ptr=data.ptr`, and nodes that no path of edges joins have the same :obj:`pos`; if they have not, there
-            is a warning. This is not checked without edges, in :meth:`torch.compile`, and on CUDA after the first call.
+        ValueError: The message names the argument, the value given and what is allowed. If neither :obj:`batch` nor
+            :obj:`ptr` is given in the first call, as by :class:`torch_geometric.nn.GPSConv` without
+            :obj:`ptr=data.ptr`, and no edge joins blocks of nodes, there is a warning.
 
     Example:
         >>> import torch
@@ -138,7 +138,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         self.out_channels, self.heads = self.attention.out_channels, self.attention.heads
         if not self.attention.positions.weighs_pairs:
             self.explain = False  # an edge has no weight of its own
-        self._checked = False
+        self._guessed_batch = False
 
     @property
     def in_channels(self) -> int:
@@ -213,10 +213,8 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         check_sources(edge_index, edge_attr, edge_offset, grid)
         batch, graphs = batch_of(batch, ptr, x.shape[0])
         batch_size = graphs if batch_size is None else batch_size
-        if grid is None and self.attention.ranks is None:  # which do not know each other's batch
-            batch_size = checks.batch_index(batch, batch_size, x)
         if near is None and grid is None and edge_index is not None:
-            near = self.neighbors(edge_index, batch, edge_attr, pos, edge_offset=edge_offset, num_nodes=x.shape[0])
+            near = self._neighbors(edge_index, edge_attr, pos, edge_offset, x.shape[0], batch is None)
         if self.explain and near is not None and near.weights is None:
             raise ValueError("neighbors must come from this layer's neighbors() where it is explained, got others")
         return self.attention(
@@ -239,6 +237,17 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         Returns :obj:`None` if the kind of positions does not use edges. The arguments are those of :meth:`forward`, and
         :obj:`num_nodes` is the number of nodes.
         """
+        near = self._neighbors(edge_index, edge_attr, pos, edge_offset, num_nodes, batch is None)
+        if near is not None and batch is not None:
+            checks.tensor("batch", batch, torch.int64, [(num_nodes,)], near.target.device)
+            near.check_graphs("edge_index", batch)
+        return near
+
+    def _neighbors(
+        self, edge_index: Adj, edge_attr: Tensor | None, pos: Tensor | None, edge_offset: Tensor | None, num_nodes: int,
+        single: bool,
+    ) -> NeighborList | None:  # fmt: skip
+        """Checked and sorted edges of nodes taken for a ``single`` graph, or whose graphs are checked later."""
         if self.flow == "target_to_source" and is_sparse(edge_index):
             raise ValueError("edge_index must not be an adjacency matrix with flow='target_to_source'")
         edge_index, edge_attr = plain_edges(edge_index, edge_attr, num_nodes)
@@ -249,16 +258,15 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
                 f"edge_attr must be None without edge_dim, got {what}: it holds features of edges; give their offsets "
                 "as edge_offset"
             )
-        here = edge_index.device.type == "cpu"
-        if batch is None and not torch.compiler.is_compiling() and (here or not self._checked):
-            check_hidden_batch(edge_index, pos, num_nodes)
-            self._checked = True
+        if single and not self._guessed_batch and is_readable(edge_index):
+            warn_of_hidden_batch(edge_index, num_nodes)
+            self._guessed_batch = True
         if not self.attention.needs_neighbors:
             return None
         if edge_offset is None:
             check_pos_dim(pos, self.attention.pos_dim)
         return NeighborList.from_edges(
-            edge_index, num_nodes, batch=batch, dim=self.attention.pos_dim, pos=pos, offsets=edge_offset,
+            edge_index, num_nodes, checked=True, dim=self.attention.pos_dim, pos=pos, offsets=edge_offset,
             whole=self.attention.whole_offsets, edge_dim=self.attention.positions.edge_dim, features=edge_attr,
             weights=self._explained(edge_index),
         )  # fmt: skip

@@ -11,8 +11,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_sparse, to_edge_index
 
 from tg_equiattn import checks
-from tg_equiattn.modes import is_batched
-from tg_equiattn.neighbors import check_edges
+from tg_equiattn.edges import check_edges
 
 
 def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tensor, Tensor | None]:
@@ -69,30 +68,19 @@ def _check_ptr(ptr: Tensor, nodes: int) -> None:
         raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
 
 
-def check_hidden_batch(edge_index: Tensor, pos: Tensor | None, nodes: int) -> None:
-    """Warn where nodes come in blocks that no edge leaves, as a batch of graphs has them and as one graph of several
-    clusters may; raise ValueError where nodes of different blocks lie at the same place besides."""
-    if edge_index.shape[1] == 0:
+def warn_of_hidden_batch(edge_index: Tensor, nodes: int) -> None:
+    """Warn if nodes come in blocks that no edge leaves: a batch of graphs has them, and so has one graph of several
+    parts."""
+    if not edge_index.shape[1]:
         return
-    low, high = edge_index.amin(0), edge_index.amax(0)
-    covered = low.new_zeros(nodes + 1)
-    covered.index_add_(0, low, torch.ones_like(low)).index_add_(0, high, -torch.ones_like(high))
-    joined = covered.cumsum(0)[:-1] > 0  # node n and n + 1 lie in one block
-    starts = joined & ~torch.cat([joined.new_zeros(1), joined[:-1]])
-    blocks = int(starts.sum())
-    if blocks <= 1:
-        return
-    message = (
-        f"batch was not given for nodes in {blocks} blocks that no edge leaves, which are taken for one graph. For "
-        "several graphs give batch or ptr: GPSConv does not pass batch on, call it with ptr=data.ptr, which reaches "
-        f"this layer. For one graph of several parts give batch=torch.zeros({nodes}, dtype=torch.long)"
-    )
-    within = joined | torch.cat([joined.new_zeros(1), joined[:-1]])
-    placed = isinstance(pos, Tensor) and pos.shape[:1] == (nodes,) and not is_batched(pos)
-    if pos is not None and placed:
-        unique, place = pos[within].detach().unique(dim=0, return_inverse=True)
-        if len((place * nodes + starts.cumsum(0)[within]).unique()) > len(unique):
-            raise ValueError(
-                f"batch must be given for several graphs: nodes of different blocks have one pos; {message}"
-            )
-    warnings.warn(message, stacklevel=2)
+    low, high = edge_index.aminmax(dim=0)
+    furthest = high.new_zeros(nodes).scatter_reduce(0, low, high, "amax").cummax(0).values
+    joined = furthest > torch.arange(nodes, device=low.device)  # node n and n + 1 lie in one block
+    blocks = int((joined & ~torch.cat([joined.new_zeros(1), joined[:-1]])).sum())
+    if blocks > 1:
+        warnings.warn(
+            f"batch was not given for nodes in {blocks} blocks that no edge leaves, which are taken for one graph. For "
+            "several graphs give batch or ptr: GPSConv does not pass batch on, call it with ptr=data.ptr, which "
+            f"reaches this layer. For one graph of several parts give batch=torch.zeros({nodes}, dtype=torch.long)",
+            stacklevel=2,
+        )

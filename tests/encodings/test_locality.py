@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tg_equiattn.encodings.locality import Locality, starting_places
+from tg_equiattn.encodings.locality import Locality, starting_offsets
 from tg_equiattn.grids import Window
 
 WINDOWS = [Window(2, 3), Window(2, 5), Window(2, 7), Window(2, 5, "disk"),
@@ -15,7 +15,7 @@ WINDOWS = [Window(2, 3), Window(2, 5), Window(2, 7), Window(2, 5, "disk"),
 @pytest.mark.parametrize("elements", [1, 4, 9])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_no_two_heads_start_alike(window, elements):
-    places = starting_places(100, window, elements)
+    places = starting_offsets(100, window, elements)
     assert len(set(places)) == 100
     for number in {turn for _, _, turn in places[:-1]}:  # within a round every pair of a place and an element, once
         pairs = [place[:2] for place in places if place[2] == number]
@@ -26,7 +26,7 @@ def test_no_two_heads_start_alike(window, elements):
 def test_the_nearest_places_come_first(window):
     """Each offset once, in the order of length, before any is taken again; none outside of the window."""
     count = 60 if window.is_global else window.count()
-    offsets = [offset for offset, *_ in starting_places(count, window, 4)]
+    offsets = [offset for offset, *_ in starting_offsets(count, window, 4)]
     inside = (window.offsets([9] * window.dim) if window.is_global else window.offsets()).tolist()
     lengths = sorted(math.hypot(*offset) for offset in inside)
     assert [math.hypot(*offset) for offset in offsets] == lengths[:count]
@@ -37,17 +37,17 @@ def test_the_nearest_places_come_first(window):
 def test_starts_written_down():
     """3 x 3 with four elements: the pixel itself, its neighbors, the corners; elements in turn."""
     cross, corners = [(-1, 0), (0, -1), (0, 1), (1, 0)], [(-1, -1), (-1, 1), (1, -1), (1, 1)]
-    places = starting_places(40, Window(2, 3), 4)
+    places = starting_offsets(40, Window(2, 3), 4)
     assert places[:9] == [(x, n % 4, 0) for n, x in enumerate([(0, 0), *cross, *corners])]
     assert places[9:11] == [((0, 0), 1, 0), ((-1, 0), 2, 0)]
     assert places[36:38] == [((0, 0), 0, 1), ((-1, 0), 1, 1)]  # 36 pairs are taken: a second round
-    assert starting_places(11, Window(2, 3))[9:] == [((0, 0), 0, 1), ((-1, 0), 0, 1)]
+    assert starting_offsets(11, Window(2, 3))[9:] == [((0, 0), 0, 1), ((-1, 0), 0, 1)]
 
 
 def test_starts_as_its_places_say():
     window = Window(2, 3)
     module = Locality(40, window, 4.0, elements=4, element_preference=True)
-    for head, (offset, element, turn) in enumerate(starting_places(40, window, 4)):
+    for head, (offset, element, turn) in enumerate(starting_offsets(40, window, 4)):
         assert module.centre[head].tolist() == list(offset)
         assert module.locality_strength[head].item() == 4.0 / 2**turn
         assert module.preference[head].argmax() == element

@@ -8,12 +8,12 @@ from oracles import long_convolution, taps
 
 S, V = 3, 2
 MODELS = {
-    "hyena": lambda: Hyena(S, V, 5, 1, channels=7, depth=2),
-    "pooled": lambda: Hyena(S, V, 0, 1, channels=7, depth=2, pool="mean"),
-    "published": lambda: Hyena(S, V, 5, 1, channels=7, depth=1, norm="forward"),
-    "neighbors": lambda: Hyena(S, V, 5, 1, channels=7, depth=1, short_conv=3),
-    "transformer": lambda: Transformer(S, V, 5, 1, channels=7, depth=2),
-    "pooled transformer": lambda: Transformer(S, V, 0, 1, channels=7, depth=2, pool="mean", short_conv=3),
+    "hyena": lambda: Hyena(S, V, 5, 1, channels=7, num_layers=2),
+    "pooled": lambda: Hyena(S, V, 0, 1, channels=7, num_layers=2, pool="mean"),
+    "published": lambda: Hyena(S, V, 5, 1, channels=7, num_layers=1, norm="forward"),
+    "neighbors": lambda: Hyena(S, V, 5, 1, channels=7, num_layers=1, short_conv=3),
+    "transformer": lambda: Transformer(S, V, 5, 1, channels=7, num_layers=2),
+    "pooled transformer": lambda: Transformer(S, V, 0, 1, channels=7, num_layers=2, pool="mean", short_conv=3),
 }
 
 

@@ -36,8 +36,8 @@ OPERATORS = [
     *((windowed_attention, lambda r=r: of_groups(r)) for r in ("frame", "relative", "ge_vit", "full ge_vit")),
     (chunked_summary, lambda: (d(2, 5, 3), d(2, 5, 7), d(11, 3).detach(), None, 0.5)),
     (chunked_readout, lambda: (d(2, 5, 3), d(2, 11, 7), d(2, 11), d(11, 3).detach())),
-    (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR.tensors)),
-    (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR.tensors)),
+    (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR)),
+    (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR)),
     *((OURS.vector_attention.default, lambda n=n: (*(d(2, 5, 3) for _ in range(3)), n, torch.ones(2).double()))
       for n in ragged(3, 5)),
     *((OURS.lag_convolution.default, lambda n=n: (d(3, 5, 2, 3), d(9, 2), n, -4)) for n in ragged(5, 2, 0)),

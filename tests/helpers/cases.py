@@ -309,9 +309,9 @@ CORE = {
         lambda: layers.SE3HyenaOperator(S, V, order="radial", **LOCAL, **SMALL), flat=True, edges=True
     ),
     "SE3HyenaOperator lag causal flat": tokens(
-        lambda: layers.SE3HyenaOperator(S, V, filter="lag", causal=True, short_conv=3), flat=True
+        lambda: layers.SE3HyenaOperator(S, V, filter="implicit", causal=True, short_conv=3), flat=True
     ),
-    "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, depth=2, pool="mean", **SMALL)),
+    "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, num_layers=2, pool="mean", **SMALL)),
     "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
     "VectorSelfAttention local": tokens(lambda: layers.VectorSelfAttention(S, V, **LOCAL), flat=True, edges=True),
     "ewald_attention": function(
@@ -329,7 +329,7 @@ CORE = {
         lambda: layers.EwaldAttention(S, V, width=1.0, num_gaussians=1, num_coulomb=1, lmax=0, error=0.01,
                                       max_hkl=(4, 4, 4))
     ),
-    "VectorTransformer": tokens(lambda: layers.VectorTransformer(S, V, 0, 1, depth=1, pool="mean", **SMALL)),
+    "VectorTransformer": tokens(lambda: layers.VectorTransformer(S, V, 0, 1, num_layers=1, pool="mean", **SMALL)),
 }  # fmt: skip
 
 
@@ -439,7 +439,7 @@ CASES = {
     "LongTensorProduct causal": on_irreps("LongTensorProduct", *["2x0e+1x1o"] * 3, causal=True),
     "IrrepsSE3HyenaOperator local": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT, order="radial", **LOCAL),
     "IrrepsSE3Hyena": on_irreps(
-        "IrrepsSE3Hyena", irreps_out=OUT, irreps_hidden="2x0e+3x1o+2x1e+1x0o", depth=1, pool="mean"
+        "IrrepsSE3Hyena", irreps_out=OUT, irreps_hidden="2x0e+3x1o+2x1e+1x0o", num_layers=1, pool="mean"
     ),
     "IrrepsVectorSelfAttention": on_irreps("IrrepsVectorSelfAttention", irreps_out=OUT),
     "IrrepsVectorSelfAttention local": on_irreps("IrrepsVectorSelfAttention", irreps_out=OUT, **LOCAL),
@@ -447,12 +447,14 @@ CASES = {
         "IrrepsEwaldAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", width=1.0, lmax=2
     ),
     "TensorProductHyenaOperator": on_irreps("TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o"),
-    "IrrepsSE3HyenaOperator lag": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT, filter="lag", short_conv=3),
-    "TensorProductHyenaOperator lag": on_irreps(
-        "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", filter="lag", short_conv=3
+    "IrrepsSE3HyenaOperator implicit": on_irreps(
+        "IrrepsSE3HyenaOperator", irreps_out=OUT, filter="implicit", short_conv=3
+    ),
+    "TensorProductHyenaOperator implicit": on_irreps(
+        "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", filter="implicit", short_conv=3
     ),
     "TensorProductHyenaOperator lag axial": on_irreps(
-        "TensorProductHyenaOperator", *["3x0e+2x1o+2x1e"] * 3, filter="lag", short_conv=3
+        "TensorProductHyenaOperator", *["3x0e+2x1o+2x1e"] * 3, filter="implicit", short_conv=3
     ),
     "TensorProductHyenaOperator radial": on_irreps(
         "TensorProductHyenaOperator", "2x2e+3x0e", "2x1o+3x0e", "2x0e+1x1o", order="radial"

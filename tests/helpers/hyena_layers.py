@@ -12,27 +12,30 @@ OPTIONS = {
     "widths": (SE3HyenaOperator, {"out_scalars": 1, "out_vectors": 5, **SMALL}),
     "vectors": (SE3HyenaOperator, {"out_scalars": 0, "hidden_scalars": 0}),
     "short": (SE3HyenaOperator, {"short_conv": 5, "causal": True}),
-    "lag": (SE3HyenaOperator, {"filter": "lag", "short_conv": 3}),
-    "lag causal": (SE3HyenaOperator, {"filter": "lag", "causal": True, "hidden_scalars": 0}),
-    "lag model": (SE3Hyena, {"depth": 1, "options": {"filter": "lag", "causal": True, "short_conv": 3}, **SMALL}),
+    "implicit": (SE3HyenaOperator, {"filter": "implicit", "short_conv": 3}),
+    "implicit causal": (SE3HyenaOperator, {"filter": "implicit", "causal": True, "hidden_scalars": 0}),
+    "implicit model": (
+        SE3Hyena,
+        {"num_layers": 1, "attn_kwargs": {"filter": "implicit", "causal": True, "short_conv": 3}, **SMALL},
+    ),
     "local": (SE3HyenaOperator, LOCAL),
     "local bare": (SE3HyenaOperator, {"local_context": True}),
     "radial": (SE3HyenaOperator, {"order": "radial"}),
-    "model": (SE3Hyena, {"depth": 2, "options": {"num_blocks": 2}, **SMALL}),
+    "model": (SE3Hyena, {"num_layers": 2, "num_blocks": 2, **SMALL}),
     "pooled": (
         SE3Hyena,
-        {"out_scalars": 1, "out_vectors": 2, "depth": 1, "pool": "mean", "options": {"causal": True}, **SMALL},
+        {"out_scalars": 1, "out_vectors": 2, "num_layers": 1, "pool": "mean", "attn_kwargs": {"causal": True}, **SMALL},
     ),
-    "radial local": (SE3Hyena, {"depth": 1, "order": "radial", "options": LOCAL, **SMALL}),
+    "radial local": (SE3Hyena, {"num_layers": 1, "order": "radial", "attn_kwargs": LOCAL, **SMALL}),
 }
 MORE = {
-    "lag wide": (SE3HyenaOperator, {"filter": "lag", "short_conv": 5}),
-    "lag bare": (SE3HyenaOperator, {"filter": "lag"}),
+    "implicit wide": (SE3HyenaOperator, {"filter": "implicit", "short_conv": 5}),
+    "implicit bare": (SE3HyenaOperator, {"filter": "implicit"}),
 }  # of which one thing is tested
 
 
 def as_model(options):
     """Arguments of an operator as those of a model, which has some in a mapping."""
-    inside = ("filter", "causal", "short_conv", "local_context", "edge_channels", "num_blocks")
+    inside = ("filter", "causal", "short_conv", "local_context", "edge_channels")
     mapping = {name: value for name, value in options.items() if name in inside}
-    return {name: value for name, value in options.items() if name not in inside} | {"options": mapping}
+    return {name: value for name, value in options.items() if name not in inside} | {"attn_kwargs": mapping}

@@ -281,7 +281,7 @@ def taps(x, weight, causal=False):
 
 
 def implicit_filter(layer, lag):
-    """A LagFilter from its parameters, (C,) of one lag."""
+    """An ImplicitFilter from its parameters, (C,) of one lag."""
     size, sign = math.log(1 + abs(lag)), (lag > 0) - (lag < 0)
     waves = [2 * math.pi * lag / 2**k for k in range(2, 12)]
     x = [size / 4, sign * size / 4, *(math.sin(w) for w in waves), *(math.cos(w) for w in waves)]

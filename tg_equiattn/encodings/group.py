@@ -1,5 +1,5 @@
-r"""Relative positional encodings of group self-attention, at :math:`h^{-1}(x_j - x_i)`, the offset seen from output
-element h, and at a group element u that depends on the ``relation``."""
+r"""Relative positional encodings of group self-attention: functions of the offset rotated to the frame of output
+element h, :math:`h^{-1}(x_j - x_i)`, and of a group element u that depends on the relation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..groups import FiniteGroup, check_group
 from ..modes import LayerNorm, full_precision
 
 ENCODINGS = ("axial", "joint", "full")
-RELATIONS = ("ge_vit", "lifted", "relative", "gsa")  # of the group encoding, which frames have none of
+RELATIONS = ("ge_vit", "lifted", "relative", "gsa")  # relations whose encoding depends on u
 
 
 def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:
-    r"""The argument u of the group encoding for each output h, query t and key s, as element indices.
+    r"""Indices of the group elements u that the group encoding depends on, for each output h, query t and key s.
 
     ===========  =========================  =====================================  ===========
     relation     u                          source                                 equivariant
@@ -27,12 +27,21 @@ def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:
     gsa          :math:`h^{-1} t^{-1} s`    GSA-Nets section 5.2                   **no**
     ===========  =========================  =====================================  ===========
 
-    Returns:
-        int64 ``(|H|, |H|, |H|)`` over (h, t, s), or ``(|H|, |H|)`` over (t, s) for ``"relative"``. Along s every row
-        is a permutation of the group.
+    Args:
+        group: The finite group H.
+        relation: One of the relations of the table. The default is ``"ge_vit"``.
+
+    Shapes:
+        The result is int64 ``(|H|, |H|, |H|)`` over (h, t, s), or ``(|H|, |H|)`` over (t, s) for ``"relative"``. Each
+        row along s is a permutation of the group elements.
 
     Raises:
-        ValueError: for an unknown relation, or a group that is not finite.
+        ValueError: if ``relation`` is not in the table, or if ``group`` is not a finite group.
+
+    Example:
+        >>> from tg_equiattn.groups import cyclic
+        >>> relation_index(cyclic(2), "relative").tolist()
+        [[0, 1], [1, 0]]
     """
     check_group(group)
     checks.choice("relation", relation, RELATIONS)
@@ -48,45 +57,56 @@ def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:
 
 
 def rotated_offsets(matrices: Tensor, window: Window, spatial: tuple[int, ...] | None = None) -> Tensor:
-    r"""Offsets in pixels seen from every element, :math:`h^{-1} D`.
+    r"""Offsets of a window in pixels, rotated to the frame of each group element: :math:`h^{-1} D`.
 
     Args:
-        matrices: ``(|H|, d, d)`` float64 elements of the group.
-        spatial: the grid's size, for a global window.
+        matrices: Matrices of the group elements h.
+        window: The window with offsets D.
+        spatial: Size of the grid. It is needed for a global window only.
 
-    Returns:
-        ``(|H|, D, d)`` float64.
+    Shapes:
+        ``(|H|, d, d)`` matrices -> ``(|H|, D, d)`` offsets, float64.
     """
     offsets = window.offsets(spatial, matrices.device).to(matrices.dtype)
     return torch.einsum("hyx,ny->hnx", matrices, offsets)  # h^-1 is the transpose
 
 
 def _coordinate_mlp(in_features: int, out_features: int, hidden: int = 16) -> nn.Sequential:
-    """1 or d coordinates -> 16 -> layer norm -> swish -> width, as in the published GSA-Nets and GE-ViT models; with
-    last weights by which encodings have about the variance of the table over u, 1: torch's own start is a blur, which
-    attention is slow to leave."""
+    """The MLP of the published GSA-Nets and GE-ViT models: 1 or d coordinates -> 16 -> layer norm -> swish -> width.
+
+    The last weights are initialised so that encodings have a variance of about 1, as the table over u has. With torch's
+    default initialisation, attention starts as a blur and learns slowly.
+    """
     last = nn.Linear(hidden, out_features)
     nn.init.normal_(last.weight, std=(3 / hidden) ** 0.5)
     return nn.Sequential(nn.Linear(in_features, hidden), LayerNorm(hidden), nn.SiLU(), last)
 
 
 class GroupEncoding(nn.Module):
-    r"""Of rotated offsets and group elements u, in the dtype of its parameters whatever autocast says.
-
-    ``"axial"`` is one MLP per rotated axis and a table over u, each on channels of its own, split evenly, the remainder
-    going to the last part (the published encoding); ``"joint"`` one MLP of the whole offset plus a table over u;
-    ``"full"`` one MLP of offset and u together, u entering the hidden layer by a table. That does not split into a sum,
-    so attention takes the direct formula.
+    r"""Encoding of rotated offsets and group elements u. It runs in the dtype of its parameters, also under autocast.
 
     .. math:: \rho_{axial} = [\,\mathrm{mlp}_1((h^{-1}D)_1), ..., \mathrm{mlp}_d((h^{-1}D)_d), \mathrm{table}(u)\,],
         \quad \rho_{joint} = \mathrm{mlp}(h^{-1}D) + \mathrm{table}(u), \quad \rho_{full} = \mathrm{mlp}(h^{-1}D, u)
 
+    - ``"axial"`` (published): one MLP for each rotated axis and a table over u. Each part has its own channels; they
+      are split evenly, and the last part takes the remainder.
+    - ``"joint"``: the sum of one MLP of the whole offset and a table over u.
+    - ``"full"``: one MLP of offset and u together; a table over u is added to its hidden layer.
+
     Args:
-        elements: size of the table over u, or ``None`` without one (lifting).
+        name: ``"axial"``, ``"joint"`` or ``"full"``.
+        dim: Number of coordinates d of an offset, 2 or 3.
+        channels: Channels of the encoding, the width of a head.
+        elements: Number of elements u. ``None`` means that the encoding does not depend on u (frames and lifting).
 
     Shapes:
-        ``(|H|, D, dim)`` offsets -> :math:`\rho_{space}` ``(|H|, D, channels)``, of ``"full"`` ``(|H|, D, elements,
-        channels)``, and :math:`\rho_{group}` ``(elements, channels)``, or ``None`` without elements and of ``"full"``.
+        Offsets ``(|H|, D, dim)`` -> :math:`\rho_{space}` ``(|H|, D, channels)`` and :math:`\rho_{group}` ``(elements,
+        channels)``. ``"full"`` gives ``(|H|, D, elements, channels)`` and ``None``. Without ``elements``, the second
+        result is ``None``.
+
+    Raises:
+        ValueError: if ``name`` is not one of these, or if ``channels`` is too small for ``"axial"``, which needs one
+            channel for each part.
     """
 
     def __init__(self, name: str, dim: int, channels: int, elements: int | None) -> None:
@@ -97,7 +117,10 @@ class GroupEncoding(nn.Module):
         if name == "axial":
             parts = dim + (elements is not None)
             if channels < parts:
-                raise ValueError(f"head_channels must be at least {parts} for the axial encoding, got {channels}")
+                raise ValueError(
+                    f"head_channels must be at least {parts} for the axial encoding, got {channels}; increase it, or "
+                    "use encoding='joint'"
+                )
             widths = [channels // parts] * (parts - 1) + [channels // parts + channels % parts]
             self.axes, width = nn.ModuleList(_coordinate_mlp(1, n) for n in widths[:dim]), widths[-1]
         else:

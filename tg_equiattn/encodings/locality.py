@@ -1,4 +1,5 @@
-"""Content-free scores by which every head of group self-attention starts at a place of its own, as a convolution."""
+"""Attention scores that depend on position only, with which each head starts at its own offset, like a tap of a
+convolution."""
 
 from __future__ import annotations
 
@@ -12,41 +13,63 @@ from .. import checks
 from ..grids import Window
 from ..modes import full_precision
 
-CONTENT = 0.3  # of the usual size of queries at the start: with locality, places decide first
-CONTRAST = 2.0  # of the preferred group element over the others at the start
+CONTENT = 0.3  # initial scale of queries with locality, so that positions determine the weights at the start
+CONTRAST = 2.0  # initial score of the preferred group element above that of the others
 
 
-def starting_places(heads: int, window: Window, elements: int = 1) -> list[tuple[tuple[int, ...], int, int]]:
-    """Where each head looks at the start: an offset, a group element (of those that heads prefer) and a round, no two
-    heads alike. Head e takes the e-th nearest offset of the window (ties in the order of coordinates) and the element
-    e, modulo their number. When all offsets are taken heads begin again with the nearest one and the next element
-    there; when all pairs are, in the next round, whose heads are half as sharp."""
+def starting_offsets(heads: int, window: Window, elements: int = 1) -> list[tuple[tuple[int, ...], int, int]]:
+    """The initial offset, preferred group element and round of each head; no two heads have the same three.
+
+    Head e starts at the e-th nearest offset of the window (ties in the order of coordinates) and prefers the element e
+    modulo ``elements``. When all offsets are used, heads start again at the nearest offset, with the next element
+    there. When all pairs of an offset and an element are used, the next round begins; its locality strength is half as
+    large.
+
+    Args:
+        heads: Number of heads.
+        window: The window of attention. With a global window, offsets come from a cube around the pixel.
+        elements: Number of group elements that heads may prefer. The default 1 means no preference.
+    """
     if window.is_global:
-        radius = math.ceil(heads ** (1 / window.dim))  # a cube of this radius holds the nearest
+        radius = math.ceil(heads ** (1 / window.dim))  # a cube of this radius contains the nearest offsets
         offsets = list(itertools.product(range(-radius, radius + 1), repeat=window.dim))
     else:
         offsets = [tuple(offset) for offset in window.offsets().tolist()]
     offsets = sorted(offsets, key=lambda offset: (sum(n * n for n in offset), offset))[:heads]
-    turns = (divmod(head, len(offsets)) for head in range(heads))
-    return [(offsets[place], (place + turn) % elements, turn // elements) for turn, place in turns]
+    repeats = (divmod(head, len(offsets)) for head in range(heads))
+    return [(offsets[n], (n + repeat) % elements, repeat // elements) for repeat, n in repeats]
 
 
 class Locality(nn.Module):
-    r"""Scores of rotated offsets and group elements, for each head, that do not depend on content.
+    r"""Learned scores of each head that depend on rotated offsets and group elements, but not on content.
 
     .. math:: l_e(h^{-1}D, u) = -\alpha_e\, |h^{-1}D - \Delta_e|^2 + w_e[u]
 
-    with offsets D in pixels, and for each head e a locality_strength :math:`\alpha_e \ge 0` (1 / pixel^2), a centre
-    :math:`\Delta_e` and a preference :math:`w_e` of the ``elements`` u, all learned; ``None`` without w (lifting).
-    Heads start at places of their own (:func:`starting_places`), and, ``preferring``, with elements of their own; else
-    w starts at zero. Large :math:`\alpha` and contrasts of w make relative attention with a head a tap a group
-    convolution, away from the border: there the softmax looks at the nearest pixel, where a convolution sees zero.
+    D are offsets in pixels. Head e learns a locality strength :math:`\alpha_e \ge 0` in 1 / pixel^2, a centre
+    :math:`\Delta_e` in pixels and a preference :math:`w_e[u]` for each group element u. Each head starts at its own
+    offset (:func:`starting_offsets`).
+
+    With one head for each offset and element, large :math:`\alpha` and large differences of w, relative attention is a
+    group convolution. At the border they differ: the softmax weights the nearest pixel of the image, while a
+    convolution sees zeros.
+
+    Args:
+        heads: Number of heads.
+        window: The window of attention.
+        locality_strength: Initial :math:`\alpha` of the first round of heads, in 1 / pixel^2, not negative.
+        elements: Number of group elements u. ``None`` means no preferences w (frames and lifting).
+        element_preference: Whether each head starts with a preference for one group element. Otherwise w starts at
+            zero. The default is False.
 
     Shapes:
-        ``(|H|, D, d)`` offsets in pixels -> ``(heads, |H|, D)`` and ``(heads, elements)`` or ``None``.
+        Offsets ``(|H|, D, d)`` in pixels -> scores ``(heads, |H|, D)`` and preferences ``(heads, elements)``, or
+        ``None`` without ``elements``.
+
+    Raises:
+        ValueError: if ``heads`` is not a positive integer, or if ``locality_strength`` is negative or not finite.
 
     Source: Cordonnier et al., On the relationship between self-attention and convolutional layers (2020), Theorem 1;
-    d'Ascoli et al., ConViT (2021), for the start. Both have one group element.
+    d'Ascoli et al., ConViT (2021), for the initial values. Both are without a group.
     """
 
     def __init__(
@@ -58,7 +81,7 @@ class Locality(nn.Module):
         checks.not_negative(locality=locality_strength)
         self.heads, self.elements, self.start = heads, elements, locality_strength
         offsets, preferred, rounds = zip(
-            *starting_places(heads, window, elements if elements and element_preference else 1), strict=True
+            *starting_offsets(heads, window, elements if elements and element_preference else 1), strict=True
         )
         self.locality_strength = nn.Parameter(torch.tensor([locality_strength / 2.0**n for n in rounds]))
         self.centre = nn.Parameter(
@@ -73,9 +96,9 @@ class Locality(nn.Module):
 
     def forward(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
         with full_precision(offsets.device):
-            dtype = torch.promote_types(self.locality_strength.dtype, torch.float32)  # half precision ends at 65,504
+            dtype = torch.promote_types(self.locality_strength.dtype, torch.float32)  # float16 overflows
             locality_strength, centre = self.locality_strength.to(dtype), self.centre.to(dtype)
-            # |alpha|, which learning can neither push below zero nor leave at zero
+            # |alpha| is never negative; unlike abs, this form has a gradient at zero, so that alpha can leave zero
             locality_strength = torch.where(locality_strength >= 0, locality_strength, -locality_strength)
             distance = (offsets.to(dtype) - centre[:, None, None]).square().sum(-1)
             return -locality_strength[:, None, None] * distance, self.preference

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..modes import compiles_for_accelerator, in_functorch_transform
+from ..modes import in_functorch_transform
 
 _TILE_BYTES = 2 << 30  # what the tensors of a tile may take together on an accelerator
 DEFINITION, OPERATOR, FUSABLE = "definition", "operator", "fusable"
@@ -28,8 +28,9 @@ def choose_form(x: Tensor, numbers: int, plain: bool = False) -> str:
     """
     if use_plain(plain):
         return DEFINITION
-    fits = compiles_for_accelerator(x.device) and numbers <= tile_numbers(x.device, 0, 4)
-    return FUSABLE if fits else OPERATOR
+    if x.device.type == "cpu" or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return OPERATOR  # exported programs are for all sizes, so that no size can decide
+    return FUSABLE if numbers <= tile_numbers(x.device, 0, 4) else OPERATOR
 
 
 def use_plain(plain: bool = False) -> bool:

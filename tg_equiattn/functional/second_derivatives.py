@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..modes import in_functorch_transform
+from .backend import use_plain
 
 
 def second_derivatives(
@@ -95,7 +95,7 @@ def register_derivatives(
         operands, rest = tensors[:count], (*tensors[count:], *ctx.settings)
         if any(grad is None for grad in grads):
             found = [None] * count
-        elif in_functorch_transform():  # since the forward pass
+        elif use_plain():  # a transform has begun since the forward pass
             _, pull = torch.func.vjp(lambda *x: plain(*x, *rest), *operands)
             found = pull(grads if moving > 1 else grads[0])
         elif isinstance(backward_op, Sequence):

@@ -1,4 +1,4 @@
-"""What modules of all families have in common."""
+"""Base classes and helpers that all modules share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def reset_children(module: nn.Module) -> None:
-    """Call ``reset_parameters`` of every child that has it, and of the children of the others."""
+    """Call ``reset_parameters`` of every child that has this method; descend into children that do not."""
     for child in module.children():
         reset = getattr(child, "reset_parameters", None)
         if callable(reset):
@@ -21,10 +21,11 @@ def reset_children(module: nn.Module) -> None:
 
 
 class NotScriptable:
-    """A mixin for modules that ``torch.jit.script`` refuses with what to use instead, alone and inside others."""
+    """A mixin for modules that TorchScript does not support. ``torch.jit.script`` raises an error that names the
+    alternatives, also if the module is part of another one."""
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """What torch.jit.script asks of a module and of all in it."""
+        """Raise NotImplementedError. torch.jit.script calls this method of a module and of all its submodules."""
         raise NotImplementedError(
             f"{type(self).__name__} does not support TorchScript (torch.jit.script): use torch.compile, or "
             "torch.export to run a model without Python"
@@ -32,50 +33,52 @@ class NotScriptable:
 
 
 class StoresSettings(nn.Module):
-    """A module whose checkpoint says which function its weights are for.
+    """A module that stores its settings in checkpoints and compares them on loading.
 
-    :meth:`settings` has what changes the function and shows in no parameter's shape. The state_dict holds them as small
-    whole numbers, so that averages of state_dicts, in integers or in floating point, still hold them.
+    :meth:`settings` returns the arguments that change the module's function but no parameter's shape. The state_dict
+    holds them as the bytes of a text, which survive averaging of state_dicts with equal settings, in integers or in
+    floating point.
     """
 
     def settings(self) -> dict[str, Any]:
-        """Names of arguments and their values, as JSON knows them. Of a pair, the first is compared and the second is
-        shown."""
+        """The arguments to store, as a dict of JSON values. If a value is a pair, its first entry is compared and its
+        second entry is shown in errors."""
         raise NotImplementedError
 
     def get_extra_state(self) -> Tensor:
-        text = json.dumps(self.settings(), default=lambda number: number.item())  # of numpy
+        text = json.dumps(self.settings(), default=lambda number: number.item())  # NumPy numbers
         return torch.tensor([*text.encode("ascii"), *_checksum(text)], dtype=torch.int64, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
-        """ValueError for weights of a module with other settings."""
+        """Raise ValueError if the stored settings differ from those of this module."""
         numbers = whole_numbers(state)
         text = bytes(n % 256 for n in numbers[:-4]).decode("latin1")
         if _checksum(text) != numbers[-4:]:
             raise ValueError(
-                f"state_dict must be of one {type(self).__name__}, or an average of several with equal settings, got "
-                "an average of several with different ones"
+                f"state_dict must come from one {type(self).__name__}, or be an average of several with equal "
+                "settings, got an average of several with different settings"
             )
         stored = json.loads(text)
         for name, value in self.settings().items():
             (mine, shown), (saved, came) = _pair(value), _pair(stored.get(name))
             if mine != saved:
                 raise ValueError(
-                    f"state_dict must be of a {type(self).__name__} with {name}={shown}, as this one, got {came}; to "
-                    "load the weights all the same, leave out the keys that end in _extra_state and pass strict=False"
+                    f"state_dict must come from a {type(self).__name__} with {name}={shown}, like this one, got "
+                    f"{came}; to load the weights anyway, remove the keys that end in _extra_state and pass "
+                    "strict=False"
                 )
 
 
 def _pair(value: Any) -> tuple[Any, str]:
-    """What is compared of a setting and what is shown."""
+    """Split a setting into the value to compare and the text to show."""
     return (value[0], value[1]) if isinstance(value, (tuple, list)) else (value, repr(value))
 
 
 def whole_numbers(state: Tensor) -> list[int]:
-    """The whole numbers of an extra state that may have been averaged in floating point."""
+    """Round an extra state, which may have been averaged in floating point, to integers."""
     return state.detach().to("cpu", torch.float64).round().to(torch.int64).tolist()
 
 
 def _checksum(text: str) -> list[int]:
-    """Four numbers that tell an average of two texts from a text."""
+    """The CRC-32 of a text as four bytes, by which an average of two different texts is recognised."""
     return list(zlib.crc32(text.encode()).to_bytes(4, "big"))

@@ -1,4 +1,4 @@
-"""Tokens of scalars and vectors as users give them, dense or flat."""
+"""Reading of scalars and vectors, dense or flat, as tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ..ranks import Ranks
 
 
 class Tokens(NamedTuple):
-    """Checked tokens, one after the other: the shape they came in, (B, N) or (T,); scalars (T, S) and vectors
-    (T, V, 3); which belong together."""
+    """Checked tokens: ``shape`` of the input, (B, N) or (T,), scalars (T, S), vectors (T, V, 3), and their batch."""
 
     shape: tuple[int, ...]
     scalars: Tensor
@@ -26,11 +25,12 @@ def read_tokens(
     lengths: Tensor | None, batch: Tensor | None, batch_size: int | None, max_num_nodes: int | None,
     ranks: Ranks | None = None,
 ) -> Tokens:  # fmt: skip
-    """Scalars ``(B, N, S)`` or ``(T, S)`` and vectors ``(B, N, V, 3)`` or ``(T, V, 3)`` of these channels, None where
-    there are none, in the dtype and on the device of a parameter; ValueError naming the argument that does not fit."""
+    """Read scalars ``(B, N, S)`` or ``(T, S)`` and vectors ``(B, N, V, 3)`` or ``(T, V, 3)``, or None for no channels.
+
+    Raise ValueError, naming the argument, unless they have ``channels`` and the dtype and device of ``reference``."""
     first, axes = (scalars, 1) if scalars is not None else (vectors, 2)
     if first is None:
-        raise ValueError("vectors must be given where scalars are None, got None")
+        raise ValueError("vectors must be given if scalars are None, got None")
     flat = isinstance(first, Tensor) and first.ndim == 1 + axes
     shape = tuple(first.shape[: 1 if flat else 2]) if isinstance(first, Tensor) else ()
     checks.full_parameters(reference)
@@ -41,16 +41,16 @@ def read_tokens(
         if not isinstance(x, Tensor) or x.ndim != len(shape) + len(own) or tuple(x.shape) != (*shape, *own):
             layout = f"(B, N, {', '.join(map(str, own))}), or (T, {', '.join(map(str, own))}) with batch"
             came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name} must be {layout}, alike in both, got {came}")
+            raise ValueError(f"{name} must be {layout}, with the same B, N or T in scalars and vectors, got {came}")
         checks.same_kind(x, reference, name)
         checks.half_precision(**{name: x})
         out.append(x.flatten(0, len(shape) - 1))
     if flat:
         if lengths is not None:
-            raise ValueError("lengths must be None where the input is flat: use batch")
+            raise ValueError("lengths must be None for flat input (T, ...): use batch")
         return Tokens(shape, out[0], out[1], NodeBatch.flat(first, batch, batch_size, max_num_nodes, ranks))
     if batch is not None or ranks is not None:
         name = "process_group" if batch is None else "batch"
-        raise ValueError(f"{name} must be None where the input is (B, N, ...): use lengths, or flat nodes")
+        raise ValueError(f"{name} must be None for input (B, N, ...): use lengths, or flat tokens (T, ...)")
     checks.lengths(lengths, shape[0], shape[1], first.device)
     return Tokens(shape, out[0], out[1], NodeBatch.dense(shape[0], shape[1], lengths, first.device))

@@ -13,7 +13,7 @@ from tg_equiattn.functional.hyena.fft_convolution import fft_convolution
 from tg_equiattn.functional.softmax_attention import softmax_attention
 from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn.vector.grades import Grades, grades_of_channels
-from tg_equiattn.nn.vector.network import TokenNetwork
+from tg_equiattn.nn.vector.operator import TokenNetwork
 from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
 from tg_equiattn.nn.vector.short_conv import ShortConv
 from tg_equiattn.node_batch import NodeBatch, PaddedBatch
@@ -76,13 +76,13 @@ class SequenceNetwork(TokenNetwork):
     """Embedding, operators with residual connections, pooling and MLP of scalars and vectors' components alike."""
 
     def __init__(
-        self, operator: type[SequenceOperator], in_grades: Grades, out_grades: Grades, channels: int, depth: int,
+        self, operator: type[SequenceOperator], in_grades: Grades, out_grades: Grades, channels: int, num_layers: int,
         pool: str | None, **options: Any,
     ) -> None:  # fmt: skip
-        checks.positive(channels=channels, depth=depth)
+        checks.positive(channels=channels, num_layers=num_layers)
         super().__init__(in_grades, out_grades, pool=pool)
         self.embed = nn.Linear(in_grades.dim + 3, channels)
-        self.operators = nn.ModuleList([operator(channels, **options) for _ in range(depth)])
+        self.operators = nn.ModuleList([operator(channels, **options) for _ in range(num_layers)])
         self.out = _mlp(channels, channels, out_grades.dim)
 
     def forward(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, edges: NeighborList | None = None) -> Tensor:
@@ -103,7 +103,7 @@ class Hyena(ScalarVectorModule):
         out_scalars, out_vectors: channels of the output; ``None`` means those of the input.
         channels: width. The paper has three times the equivariant models' widths, to match their parameters; with
             one linear map for query, key and value as here, the default does.
-        depth: number of operators.
+        num_layers: number of operators.
         pool: ``None``, or ``"mean"`` over each sequence's tokens.
         short_conv: taps of the short convolution, ``None`` for none.
         options: ``norm`` of the long convolution, ``"ortho"`` or the paper's ``"forward"``.
@@ -115,7 +115,7 @@ class Hyena(ScalarVectorModule):
 
     Example:
         >>> import torch
-        >>> model = Hyena(4, 1, 0, 1, channels=24, depth=2, pool="mean")
+        >>> model = Hyena(4, 1, 0, 1, channels=24, num_layers=2, pool="mean")
         >>> model(torch.randn(3, 33, 4), torch.randn(3, 33, 1, 3))[1].shape
         torch.Size([3, 1, 3])
     """
@@ -130,14 +130,14 @@ class Hyena(ScalarVectorModule):
         out_vectors: int | None = None,
         *,
         channels: int = 224,
-        depth: int = 3,
+        num_layers: int = 3,
         pool: str | None = None,
         short_conv: int | None = None,
         **options: Any,
     ) -> None:
         grades = grades_of_channels(scalar_channels, vector_channels, (out_scalars, out_vectors), (None, None))
         super().__init__(
-            SequenceNetwork(self.operator, *grades[:2], channels, depth, pool, short_conv=short_conv, **options)
+            SequenceNetwork(self.operator, *grades[:2], channels, num_layers, pool, short_conv=short_conv, **options)
         )
 
 
@@ -150,7 +150,7 @@ class Transformer(Hyena):
 
     Example:
         >>> import torch
-        >>> model = Transformer(4, 1, 0, 1, channels=24, depth=2)
+        >>> model = Transformer(4, 1, 0, 1, channels=24, num_layers=2)
         >>> model(torch.randn(3, 33, 4), torch.randn(3, 33, 1, 3))[1].shape
         torch.Size([3, 33, 1, 3])
     """

@@ -7,7 +7,7 @@ from tg_equiattn.functional.group import hashed_dropout
 
 
 def draw(rate, seed=0, rows=1500, columns=700, device="cpu"):
-    row, column = hashed_dropout.places(rows, columns, torch.tensor(seed, device=device))
+    row, column = hashed_dropout.hashes(rows, columns, torch.tensor(seed, device=device))
     return hashed_dropout.keep(row[:, None], column, rate, torch.float64).cpu()
 
 
@@ -30,7 +30,7 @@ def test_a_function_of_seed_and_place(device):
     whole = draw(0.4, seed=3, device=device)
     assert torch.equal(whole, draw(0.4, seed=3))
     assert not torch.equal(whole, draw(0.4, seed=4, device=device))
-    row, column = hashed_dropout.places(1500, 700, torch.tensor(3, device=device))
+    row, column = hashed_dropout.hashes(1500, 700, torch.tensor(3, device=device))
     part = hashed_dropout.keep(row[7:9, None], column[5:20], 0.4, torch.float64)
     assert torch.equal(part.cpu(), whole[7:9, 5:20])
 

@@ -127,5 +127,5 @@ def test_keys_of_another_image_are_refused_where_offsets_matter():
     with pytest.raises(ValueError, match="offset_encoding must be given for a window"):
         frame_attention(query, query, query, None, window=Window(2, 3))
     mask, rho = torch.ones(1, 2, 3, dtype=torch.bool), torch.zeros(3, 9, 3, dtype=torch.float64)
-    with pytest.raises(ValueError, match="key_mask must be None within windows"):
+    with pytest.raises(ValueError, match="key_mask must be None unless the window is global"):
         frame_attention(query, query, query, rho, window=Window(2, 3), key_mask=mask)

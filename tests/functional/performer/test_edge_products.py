@@ -4,9 +4,9 @@ import pytest
 import torch
 from clouds import double
 
+from tg_equiattn.edges import CSR
 from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum, gathered_edge_dot
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.neighbors import CSR
 
 
 def relation(device="cpu"):
@@ -17,7 +17,7 @@ def relation(device="cpu"):
 def often(device):
     """Of pairs given several times there may be more than there are rows times columns."""
     row, col = torch.arange(3).repeat_interleave(4), torch.tensor([1, 2, 1, 1, 0, 2, 2, 2, 0, 0, 1, 1])
-    return CSR.of(row.to(device), col.to(device), 3, 3), 3
+    return CSR.from_sorted(row.to(device), col.to(device), 3, 3), 3
 
 
 @pytest.mark.parametrize("pairs", [relation, often])

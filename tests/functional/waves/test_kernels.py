@@ -7,7 +7,7 @@ import torch
 
 from tg_equiattn.functional import Coulomb, Gaussian, OscillatingGaussian
 from tg_equiattn.functional.waves.coulomb import ShortRangeCoulomb
-from tg_equiattn.functional.waves.kernel import scaled_cutoff
+from tg_equiattn.functional.waves.kernel import Interaction
 
 BOUNDS = ((0.7, 1.4), (1.1, 2.2), (0.9, 1.8))
 HEADS, COUNT, LMAX = 2, 3, 2
@@ -76,7 +76,7 @@ def test_coulomb_is_its_short_and_long_range_part():
 def test_reach(kind, error):
     """Beyond the cutoff in wavenumbers, and beyond the margin in distances, second derivatives are below the error."""
     kernel = make(kind)
-    scaled = scaled_cutoff(error, LMAX)
+    scaled = Interaction((kernel,), lambda *x: x[0], error, None).scaled_cutoff
     for c, own in enumerate(kernel.ranges(scaled)):
         assert own.long_range == (kind is Coulomb)
         single = kernel.single(c)

@@ -19,20 +19,20 @@ from tg_equiattn.testing import TOLERANCE
 
 IRREPS = "3x0o+2x1e+4x0e+3x1o+1x0e", "2x1o+3x0e+1x1e+1x0o", "2x0e+3x1o+2x1e+1x0o"
 HIGHER = "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o"
-LOCAL, LAG = {"local_context": True, "edge_channels": 2}, {"filter": "lag", "short_conv": 3}
+LOCAL, IMPLICIT = {"local_context": True, "edge_channels": 2}, {"filter": "implicit", "short_conv": 3}
 KINDS = {
     "hyena": IrrepsSE3HyenaOperator,
     "causal": partial(IrrepsSE3HyenaOperator, causal=True),
     "radial": partial(IrrepsSE3HyenaOperator, order="radial"),
-    "lag": partial(IrrepsSE3HyenaOperator, **LAG),
+    "implicit": partial(IrrepsSE3HyenaOperator, **IMPLICIT),
     "local": partial(IrrepsSE3HyenaOperator, order="radial", **LOCAL),
-    "model": partial(IrrepsSE3Hyena, depth=2),
-    "model local": partial(IrrepsSE3Hyena, depth=2, options=LOCAL),
-    "pooled": partial(IrrepsSE3Hyena, depth=2, pool="mean", order="radial"),
+    "model": partial(IrrepsSE3Hyena, num_layers=2),
+    "model local": partial(IrrepsSE3Hyena, num_layers=2, attn_kwargs=LOCAL),
+    "pooled": partial(IrrepsSE3Hyena, num_layers=2, pool="mean", order="radial"),
     "attention": IrrepsVectorSelfAttention,
     "attention local": partial(IrrepsVectorSelfAttention, **LOCAL),
     "tensor": TensorProductHyenaOperator,
-    "tensor lag": partial(TensorProductHyenaOperator, causal=True, **LAG),
+    "tensor implicit": partial(TensorProductHyenaOperator, causal=True, **IMPLICIT),
     "tensor radial": partial(TensorProductHyenaOperator, order="radial"),
     "ewald": partial(IrrepsEwaldAttention, width=2.0, avg_num_nodes=20),
 }
@@ -58,7 +58,7 @@ def make_module(randomise, new_module):
     return lambda *arguments: randomise(new_module(*arguments))
 
 
-@pytest.fixture(params=["tensor", "tensor lag", "tensor radial"])
+@pytest.fixture(params=["tensor", "tensor implicit", "tensor radial"])
 def any_module(request, double, make_module):
     """A float64 module of products of irreps; others equal the core's, whose tests have batches."""
     return make_module(request.param)

@@ -91,7 +91,10 @@ def test_bad_irreps(kind):
         ("order must be one of", lambda: TensorProductHyenaOperator(INSIDE, OUTSIDE, order=None)),
         ("short_conv must be None or an odd", lambda: TensorProductHyenaOperator(INSIDE, OUTSIDE, short_conv=2)),
         ("filter must be one of", lambda: TensorProductHyenaOperator(INSIDE, OUTSIDE, filter="mlp")),
-        ("options must be of .*, got 'norm'", lambda: IrrepsSE3Hyena(INSIDE, OUTSIDE, options={"norm": "ortho"})),
+        (
+            "attn_kwargs must be .*'filter'.*, got 'norm'",
+            lambda: IrrepsSE3Hyena(INSIDE, OUTSIDE, attn_kwargs={"norm": "ortho"}),
+        ),
         ("irreps_out must have a path from 2x0e x 1x1o", lambda: LongTensorProduct("2x0e", "1x1o", "1x2e")),
         ("irreps_out must have a path", lambda: LongTensorProduct("1x1o", "1x1o", "1x0e", instructions=[])),
         ("irreps_in must have at least", lambda: TensorProductHyenaOperator("", "1x0e")),

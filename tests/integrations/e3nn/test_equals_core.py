@@ -18,11 +18,14 @@ CASES = {
     "causal": ("SE3HyenaOperator", {"causal": True}),
     "radial": ("SE3HyenaOperator", {"order": "radial"}),
     "local": ("SE3HyenaOperator", {"order": "radial", **LOCAL}),
-    "model": ("SE3Hyena", {"depth": 2, "options": {**LOCAL, "num_blocks": 2}}),
-    "pooled": ("SE3Hyena", {"depth": 2, "pool": "mean", "order": "radial"}),
+    "model": ("SE3Hyena", {"num_layers": 2, "attn_kwargs": LOCAL, "num_blocks": 2}),
+    "pooled": ("SE3Hyena", {"num_layers": 2, "pool": "mean", "order": "radial"}),
     "attention": ("VectorSelfAttention", {}),
-    "lag": ("SE3HyenaOperator", {"filter": "lag", "short_conv": 3}),
-    "lag model": ("SE3Hyena", {"depth": 1, "options": {"filter": "lag", "causal": True, "short_conv": 3}}),
+    "implicit": ("SE3HyenaOperator", {"filter": "implicit", "short_conv": 3}),
+    "implicit model": (
+        "SE3Hyena",
+        {"num_layers": 1, "attn_kwargs": {"filter": "implicit", "causal": True, "short_conv": 3}},
+    ),
     "attention short": ("VectorSelfAttention", {"short_conv": 3}),
     "attention local": ("VectorSelfAttention", LOCAL),
 }
@@ -39,7 +42,7 @@ def test_equal(case, double, device, randomise, equal):
     scalars, vectors = torch.randn(len(batch), S, device=device), torch.randn(len(batch), V, 3, device=device)
     pos = torch.randn(len(batch), 3, device=device)
     edges, given = {}, {"order": torch.arange(len(batch), device=device)}
-    if "edge_channels" in {**options, **options.get("options", {})}:
+    if "edge_channels" in {**options, **options.get("attn_kwargs", {})}:
         edge_index = (batch[:, None] == batch).nonzero().T
         edges = {"edge_index": edge_index, "edge_attr": torch.randn(edge_index.shape[1], 2, device=device)}
     x = torch.cat([scalars, vectors.flatten(1)], 1)

@@ -16,7 +16,7 @@ IRREPS = {
     "from positions": ("2x0e", "3x1o+1x0e", "3x0e+5x1o"),
     "odd scalars": ("3x0o+2x1e", "5x0e+2x1o+3x0o", "2x0e+3x1o+2x1e+1x0o"),
 }
-OTHERS = ["causal", "radial", "model", "pooled", "lag", "attention", "local", "model local", "attention local"]
+OTHERS = ["causal", "radial", "model", "pooled", "implicit", "attention", "local", "model local", "attention local"]
 OTHERS += ["hyena, alone", "attention, alone"]  # without positions
 OF_PRODUCTS = {
     "tensor": [("2x0e+1x1o+1x2e+1x3o", "1x2e+2x0e+1x3o+1x1o", None)],

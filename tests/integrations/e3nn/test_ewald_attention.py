@@ -55,7 +55,7 @@ def test_rotations_of_distant_nodes_are_seen(double, randomise):
     other = torch.stack([x[0], x[1] @ turn.T])
     assert error(module(other, pos)[0], module(x, pos)[0]) > 1e-3
     with torch.no_grad():
-        for irrep, weight in zip(module.attention.irreps_in, module.attention.query_key, strict=True):
+        for irrep, weight in zip(module.rows_in, module.query_key, strict=True):
             weight *= irrep.degree == 0
     assert error(module(other, pos)[0], module(x, pos)[0]) <= 1e-10
 
@@ -65,10 +65,10 @@ def test_scalars_and_vectors_are_the_cores(double, randomise):
     options = {"width": 1.0, "lmax": 2, "heads": 2, "num_gaussians": 2, "num_coulomb": 2}
     core = randomise(nn.EwaldAttention(3, 2, **options)).double()
     module = IrrepsEwaldAttention("3x0e+2x1o", "3x0e+2x1o", **options)
-    module.attention.load_state_dict(core.attention.state_dict())
-    ours, theirs = (layer.attention.product.couplings(torch.device("cpu")) for layer in (core, module))
+    module.load_state_dict(core.state_dict())
+    ours, theirs = (layer.product.couplings(torch.device("cpu")) for layer in (core, module))
     with torch.no_grad():  # a product is unique up to its sign
-        for one, other, weight in zip(ours, theirs, module.attention.product.weights, strict=True):
+        for one, other, weight in zip(ours, theirs, module.product.weights, strict=True):
             weight *= (one * other).sum().sign()
     x = graph(module)
     pbc = torch.tensor([[False] * 3, [True] * 3, [True, False, True]])

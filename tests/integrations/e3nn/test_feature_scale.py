@@ -34,7 +34,7 @@ def test_far_from_the_origin(kind):
 
 
 NODES, INSIDE, OUTSIDE = 40, "8x0e+6x1o", "5x0e+7x1o"
-KINDS = ["ewald", "hyena", "radial", "lag", "model", "attention", "tensor", "tensor lag"]
+KINDS = ["ewald", "hyena", "radial", "implicit", "model", "attention", "tensor", "tensor implicit"]
 
 
 def evaluate(layer, x):

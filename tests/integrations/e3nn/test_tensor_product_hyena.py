@@ -10,8 +10,8 @@ IRREPS = "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", "2x0e+3x1o+1x2e+1x0e"
 OPTIONS = {
     "plain": {},
     "causal": {"causal": True, "short_conv": 3},
-    "lag short": {"filter": "lag", "short_conv": 3},
-    "lag causal": {"filter": "lag", "causal": True, "short_conv": 3},
+    "implicit short": {"filter": "implicit", "short_conv": 3},
+    "implicit causal": {"filter": "implicit", "causal": True, "short_conv": 3},
 }
 
 
@@ -28,9 +28,9 @@ def by_definition(module, x, pos):
         weight = module.short_conv.weight[channels(hidden + hidden + hidden)]
         projected = taps(projected, weight, module.short_conv.causal)
     query, key, value = projected.chunk(3, 1)
-    if module.lag_filter is not None:
-        first = 0 if module.lag_filter.causal else 1 - n
-        h = torch.stack([implicit_filter(module.lag_filter, lag) for lag in range(first, n)])
+    if module.implicit_filter is not None:
+        first = 0 if module.implicit_filter.causal else 1 - n
+        h = torch.stack([implicit_filter(module.implicit_filter, lag) for lag in range(first, n)])
         mixed = module.tensor_product(query, lag_sums(key, h[:, channels(hidden)], first))
     else:
         conv = module.convolution

@@ -59,7 +59,7 @@ def test_the_correct_call(position):
         ("grid must have", "window", {"neighbors": PixelGrid((2, 3), 3), "batch": None}),
         ("neighbors must be of 7 nodes in 2 dimensions, got 11", "window",
          {"edge_index": None, "neighbors": NeighborList(EDGES, 11, OFFSET)}),
-        ("neighbors must not join nodes of different graphs", "window",
+        ("edge_index must not join nodes of different graphs", "window",
          {"options": {"method": "pairs"}, "edge_index": None,
           "neighbors": NeighborList(EDGES[:, :1] + 3, 7, OFFSET[:1])}),
     ],

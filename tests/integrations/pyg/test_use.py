@@ -26,13 +26,11 @@ def test_gps_conv_with_ptr(position, make_conv, point_graphs, equal):
 
 
 @pytest.mark.parametrize("position", ["window", "clipped", "sinusoid", None])
-def test_gps_conv_without_ptr_is_refused(position, make_conv, point_graphs):
+def test_gps_conv_without_ptr_warns(position, make_conv, point_graphs):
     """Otherwise graphs of a batch would attend to each other in silence."""
     layer, data = gps(make_conv, position), point_graphs((11, 1, 23))
-    with pytest.raises(ValueError, match=r"batch must be given for several graphs.*ptr=data\.ptr"):
+    with pytest.warns(UserWarning, match=r"batch was not given .*ptr=data\.ptr.*batch=torch\.zeros\(35"):
         layer(data.x, data.edge_index, data.batch, **gps_arguments(data))
-    with pytest.raises(ValueError, match=r"batch=torch\.zeros\(35"):
-        layer.conv(data.x, data.edge_index, **gps_arguments(data))
     assert layer.conv(data.x, data.edge_index, batch=torch.zeros(35).long(), **gps_arguments(data)).shape == (35, 12)
 
 
@@ -62,10 +60,7 @@ def test_clusters_of_one_graph(make_conv, equal):
     expected = conv(x, edges, pos=pos, batch=torch.zeros(7).long())
     with pytest.warns(UserWarning, match=r"2 blocks that no edge leaves"):
         equal(conv(x, edges, pos=pos), expected)
-    # one place for nodes of both, as pixels of two images have: an error
-    pos = torch.cat([pos[:3], pos[3:] - pos[3]])
-    with pytest.raises(ValueError, match="batch must be given for several graphs"):
-        make_conv()(x, edges, pos=pos)
+    equal(conv(x, edges, pos=pos), expected)  # without another warning
 
 
 def test_hetero_conv(make_conv, equal):

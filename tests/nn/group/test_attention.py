@@ -215,14 +215,14 @@ def test_checkpoints_know_what_they_are_of(tmp_path):
     attention(cyclic(4), **options).load_state_dict(state)
     attention(GROUPS["C4"], **options).load_state_dict(state)
     for group, change, message in (
-        (cyclic(4), {"relation": "relative"}, "relation='relative', as this one, got 'ge_vit'"),
-        (cyclic(4), {"kernel_size": 7}, "kernel_size=7, as this one, got 3"),
-        (cyclic(4), {"kernel_size": None}, "kernel_size=None, as this one, got 3"),
-        (cyclic(4), {"padding_mode": "circular"}, "padding_mode='circular', as this one, got 'mask'"),
-        (cyclic(4), {"window_shape": "disk"}, "window_shape='disk', as this one, got 'square'"),
-        (dihedral(2), {}, r"group=D2\(order=4, dim=2\), as this one, got C4"),
+        (cyclic(4), {"relation": "relative"}, "relation='relative', like this one, got 'ge_vit'"),
+        (cyclic(4), {"kernel_size": 7}, "kernel_size=7, like this one, got 3"),
+        (cyclic(4), {"kernel_size": None}, "kernel_size=None, like this one, got 3"),
+        (cyclic(4), {"padding_mode": "circular"}, "padding_mode='circular', like this one, got 'mask'"),
+        (cyclic(4), {"window_shape": "disk"}, "window_shape='disk', like this one, got 'square'"),
+        (dihedral(2), {}, r"group=D2\(order=4, dim=2\), like this one, got C4"),
     ):
-        message = "of a GroupAttention with " + message
+        message = "from a GroupAttention with " + message
         other = attention(group, **options | change)
         for strict in (True, False):
             with pytest.raises(ValueError, match=message):

@@ -129,7 +129,7 @@ def test_contexts_that_do_not_fit_are_refused():
         attention(x, context=context)
     mask = torch.ones(2, 5, 5, dtype=torch.bool)
     attention = layer(GroupAttention, D4, kernel_size=None, encoding=None, relation="relative")
-    with pytest.raises(ValueError, match=r"context_mask must be given where mask, .*, does not fit the context"):
+    with pytest.raises(ValueError, match=r"context_mask must be given if mask, .*, does not fit the context"):
         attention(x, mask, context=context)
     with pytest.raises(ValueError, match="context_mask must be None without context"):
         attention(x, context_mask=mask)

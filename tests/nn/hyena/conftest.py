@@ -12,9 +12,9 @@ ATTENTION = {
     "attention, widths": (VectorSelfAttention, {"out_scalars": 1, "out_vectors": 5, **SMALL}),
     "attention, local": (VectorSelfAttention, LOCAL),
     "attention, short": (VectorSelfAttention, {"short_conv": 3}),
-    "attention, model": (VectorTransformer, {"depth": 2, "options": {"num_blocks": 2}, **SMALL}),
+    "attention, model": (VectorTransformer, {"num_layers": 2, "num_blocks": 2, **SMALL}),
     "attention, pooled local": (
-        VectorTransformer, {"out_scalars": 0, "depth": 1, "pool": "mean", "options": LOCAL, **SMALL}
+        VectorTransformer, {"out_scalars": 0, "num_layers": 1, "pool": "mean", "attn_kwargs": LOCAL, **SMALL}
     ),
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from attention_operands import Largest
 from clouds import S, V, close, gradients, moved, permuted, sample, within
 from hyena_layers import OPTIONS
 from oracles import token_network
-from space import error, flipped_sign, motion, move
+from space import broken_cross_product, error, motion, move
 
 from tg_equiattn.nn import SE3Hyena, SE3HyenaOperator, VectorSelfAttention
 from tg_equiattn.node_batch import NodeBatch
@@ -47,7 +47,7 @@ def test_equivariant(dtype, reflect, name, make, device):
     assert error(layer(**both), wanted) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("name", ["plain", "local", "model", "lag", "short", "attention, short"])
+@pytest.mark.parametrize("name", ["plain", "local", "model", "implicit", "short", "attention, short"])
 def test_permutations_are_seen_in_input_order(name, make):
     layer, x, p = make(name), sample(name, [31]), torch.randperm(31)
     scalars, vectors = layer(**x)
@@ -66,7 +66,7 @@ def test_broken_equivariance_is_seen(name, make, monkeypatch):
     assert broken(lambda x: x, shift) <= 1e-10
     assert broken(lambda x: {**x, "vectors": x["vectors"][..., [1, 0, 2]]}) > 1e-3
     assert broken(lambda x: {**x, "scalars": x["pos"]}) > 1e-3
-    with flipped_sign():
+    with broken_cross_product():
         assert broken(lambda x: x) > 1e-3
     if name == "plain":
         assert broken(lambda x: {**x, "pos": x["pos"][..., [1, 0, 2]]}) > 1e-3
@@ -75,7 +75,7 @@ def test_broken_equivariance_is_seen(name, make, monkeypatch):
         assert broken(lambda x: x, shift) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["causal", "short", "lag causal", "lag model"])
+@pytest.mark.parametrize("name", ["causal", "short", "implicit causal", "implicit model"])
 def test_causal_sees_no_later_token(name, make):
     layer, x = make(name), without(sample(name, [11]), "pos")  # whose mean is of all tokens
     out = layer(**x)
@@ -86,7 +86,7 @@ def test_causal_sees_no_later_token(name, make):
     assert error([part[6:] for part in changed], [part[6:] for part in out]) > 1e-2
 
 
-@pytest.mark.parametrize("name", ["lag causal", "lag model"])
+@pytest.mark.parametrize("name", ["implicit causal", "implicit model"])
 def test_appended_tokens_change_nothing_earlier(name, make):
     """No factor of the length, unlike the filter that is data, and no positions, whose mean is of all tokens."""
 
@@ -97,7 +97,7 @@ def test_appended_tokens_change_nothing_earlier(name, make):
 
     assert change(make(name)) <= 1e-12
     assert change(make("causal")) > 1e-6
-    assert change(make("lag")) > 1e-6
+    assert change(make("implicit")) > 1e-6
 
 
 def test_a_chain_among_zeros_is_as_alone(make):
@@ -111,12 +111,12 @@ def test_a_chain_among_zeros_is_as_alone(make):
     def changes(name):
         layer, x = make(name), sample(name, [7])
         alone = layer(x["scalars"], x["vectors"])
-        wanted = among_zeros(layer, x, 2) if name in ("lag", "lag wide") else alone
+        wanted = among_zeros(layer, x, 2) if name in ("implicit", "implicit wide") else alone
         assert all(part.abs().max() > 1e-2 for part in wanted)
-        assert (error(wanted, alone) > 1e-3) == (name in ("lag", "lag wide"))
+        assert (error(wanted, alone) > 1e-3) == (name in ("implicit", "implicit wide"))
         return [error(among_zeros(layer, x, start), wanted) for start in (3, 9, 22)]
 
-    for name in ("lag", "lag wide", "lag bare", "lag causal"):
+    for name in ("implicit", "implicit wide", "implicit bare", "implicit causal"):
         assert max(changes(name)) <= 1e-12
     assert min(changes("plain")) > 1e-3
     assert min(changes("short")) > 1e-3
@@ -124,7 +124,7 @@ def test_a_chain_among_zeros_is_as_alone(make):
 
 @pytest.mark.parametrize(
     ("name", "fades"),
-    [("lag", False), *(pytest.param(*x, marks=pytest.mark.slow) for x in (("plain", False), ("published", True)))],
+    [("implicit", False), *(pytest.param(*x, marks=pytest.mark.slow) for x in (("plain", False), ("published", True)))],
 )
 def test_what_other_tokens_say_does_not_fade(name, fades):
     """As layers start, other tokens move a few as much in a chain of 20,000 as of 20; not with the paper's factor."""
@@ -153,7 +153,7 @@ def test_what_other_tokens_say_does_not_fade(name, fades):
 
 def test_reset_and_repr():
     torch.manual_seed(0)
-    layer = SE3HyenaOperator(S, V, filter="lag", short_conv=3, causal=True, local_context=True)
+    layer = SE3HyenaOperator(S, V, filter="implicit", short_conv=3, causal=True, local_context=True)
     before = layer.module.local.message.embed.weights[0].clone()
     layer.reset_parameters()
     assert not torch.equal(layer.module.local.message.embed.weights[0], before)
@@ -161,12 +161,12 @@ def test_reset_and_repr():
 
 
 def test_parameters_as_published():
-    for options in ({"hidden_scalars": 16, "hidden_vectors": 128, "depth": 3}, {}):
+    for options in ({"hidden_scalars": 16, "hidden_vectors": 128, "num_layers": 3}, {}):
         assert 750_000 < sum(p.numel() for p in SE3Hyena(16, 128, **options).parameters()) < 900_000
 
 
 SCALARS = [{"out_vectors": 0}, {"out_vectors": 2, "hidden_vectors": 3}]
-VECTORS = [*({"hidden_scalars": 0, "short_conv": 3, "filter": f} for f in ("data", "lag")), {"hidden_scalars": 2}]
+VECTORS = [*({"hidden_scalars": 0, "short_conv": 3, "filter": f} for f in ("data", "implicit")), {"hidden_scalars": 2}]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_bad_input(message, name, arguments, make):
         ("filter must be one of", {"filter": "mlp"}),
         ("short_conv must be None or an odd number", {"short_conv": 4}),
         ("order must be one of", {"order": "random"}),
-        ("edge_channels must be 0 without local_context", {"edge_channels": 2}),
+        ("edge_channels=2 needs local_context", {"edge_channels": 2}),
         ("edge_channels must be an integer", {"local_context": True, "edge_channels": -1}),
     ],
 )
@@ -68,5 +68,5 @@ def test_norms_by_default():
     """The root of the length in the order given, the paper's length where tokens are sorted, which jumps less."""
     for order, norm in (("input", "ortho"), ("radial", "forward")):
         assert SE3HyenaOperator(S, V, order=order).module.norm == norm
-        assert [o.norm for o in SE3Hyena(S, V, order=order, depth=2).module.operators] == [norm] * 2
-        assert SE3HyenaOperator(S, V, order=order, filter="lag").module.filters is not None
+        assert [o.norm for o in SE3Hyena(S, V, order=order, num_layers=2).module.operators] == [norm] * 2
+        assert SE3HyenaOperator(S, V, order=order, filter="implicit").module.filters is not None

@@ -28,7 +28,7 @@ def test_ragged_equals_each_alone(on_device, name, make):
         assert layer.module.pool or not any(part[~there].any() for part in got)
 
 
-NAN = ["plain", "local", "radial", "radial local", "pooled", "lag"]
+NAN = ["plain", "local", "radial", "radial local", "pooled", "implicit"]
 NAN += ["attention", "attention, model", "attention, pooled local"]
 
 
@@ -49,7 +49,7 @@ def test_nan_stays_in_its_sequence(on_device, name, bad, make):
             close([part[others] for part in out], [part[others] for part in expected])
 
 
-@pytest.mark.parametrize("name", ["plain", "local", "radial local", "lag", "attention", "attention, local"])
+@pytest.mark.parametrize("name", ["plain", "local", "radial local", "implicit", "attention", "attention, local"])
 def test_blocks_of_tokens_change_nothing(name, make, monkeypatch):
     """Several blocks of 64 tokens, the smallest there are, which cut sequences, against each sequence in one."""
     monkeypatch.setattr(clifford, "BLOCK_NUMBERS", 1)
@@ -59,7 +59,7 @@ def test_blocks_of_tokens_change_nothing(name, make, monkeypatch):
     check_batch_equals_each_alone(layer, sample(name, sizes, edges=1), sizes)
 
 
-@pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "lag", "lag model", "attention"])
+@pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "implicit", "implicit model", "attention"])
 def test_nothing_and_one_token(name, make):
     layer, x = make(name), sample(name, [1])
     close([part[:1] for part in layer(**x)], layer(**{k: v for k, v in x.items() if k != "batch"}))

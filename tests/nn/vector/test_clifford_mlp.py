@@ -4,7 +4,7 @@ import pytest
 import torch
 from clouds import close, gradients
 from oracles import SIZES, clifford_mlp
-from space import error, flipped_sign, motion, move_multivectors
+from space import broken_cross_product, error, motion, move_multivectors
 
 from tg_equiattn.nn import CliffordMLP
 from tg_equiattn.nn.vector.clifford import MultivectorMLP
@@ -59,7 +59,7 @@ def test_broken_layers_are_seen(make):
     assert broken(mlp) <= 1e-10
     assert broken(lambda x: mlp(x[..., [0, 2, 1, 3, 4, 5, 6, 7]])) > 1e-2
     assert broken(lambda x: mlp(torch.cat([x[..., 1:2], x[..., 1:]], -1))) > 1e-3
-    with flipped_sign():
+    with broken_cross_product():
         assert broken(mlp) > 1e-3
 
 

@@ -72,7 +72,7 @@ def test_symmetries_of_clouds(options, dtype, make):
     alike = {"scalars": torch.ones(8, S, dtype=dtype), "vectors": torch.zeros(8, V, 3, dtype=dtype), "pos": cube}
     scalars, vectors = layer(**alike)
     assert error(scalars, scalars[:1].expand(8, -1)) <= allowed
-    if layer.attention.options.lmax:
+    if layer.lmax:
         outward = (vectors * cube[:, None]).sum(2, keepdim=True) * cube[:, None] / 3
         assert error(vectors, outward) <= 10 * allowed
 
@@ -119,7 +119,7 @@ def neutral(layer, count=6):
     scalars = torch.ones(count, S, dtype=torch.float64)
     scalars[::2] *= -1
     with torch.no_grad():
-        for weight in layer.attention.query_key:
+        for weight in layer.query_key:
             weight.zero_()
     return {"scalars": scalars, "vectors": torch.zeros(count, V, 3, dtype=torch.float64)}
 
@@ -263,12 +263,12 @@ def test_traced_without_reading_cells(lmax, make):
 def test_oscillating_gaussians():
     """Wavenumbers are learned, each within its band; without these kernels there is no parameter for them."""
     layer = EwaldAttention(3, 2, width=1.0, num_gaussians=1, num_coulomb=1, num_oscillating=3).double()
-    made = layer.attention.kernels()[2]
+    made = layer.kernels()[2]
     torch.testing.assert_close(made.wavenumbers * 6 / (1.5 * torch.pi), torch.tensor([[1.0, 3.0, 5.0]]).double())
     assert made.largest[-1] == pytest.approx(1.5 * torch.pi)
     layer(**nodes())[0].square().sum().backward()
-    assert layer.attention.bands.grad.abs().min() > 0
-    assert "attention.bands" not in EwaldAttention(3, 2, width=1.0).state_dict()
+    assert layer.bands.grad.abs().min() > 0
+    assert "bands" not in EwaldAttention(3, 2, width=1.0).state_dict()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -41,37 +42,55 @@ def group_attention(
         + b_{space}(h^{-1}(x_j - x_i)) + b_{group}(u), \qquad
         \mathrm{out}(i, h) = \sum_t \sum_{(j,s)} \mathrm{softmax}_{(j,s)}(\mathrm{score})\; v(j, s)
 
-    with u = ``index[h, t, s]``, :math:`c = 1/\sqrt{C}`, and biases that each head has of its own. With an ``index`` of
-    two axes (relation ``"relative"``) only h = t is formed and there is no sum over t.
+    Here u = ``index[h, t, s]`` and :math:`c = 1/\sqrt{C}`. Each head has its own biases b. If ``index`` has two axes
+    (relation ``"relative"``), only the scores with h = t are formed and there is no sum over t.
 
-    Scores are made in chunks, and again in backward. Where all pixels are keys, weights and values meet in matrix
-    products, whose operands TF32 rounds where it is switched on.
+    Scores are formed in chunks and recomputed in backward, which saves memory. With a global window, outputs are matrix
+    products of weights and values; their operands are rounded if TF32 is enabled.
 
     Args:
-        offset_encoding: encoding of rotated offsets, or the full encoding of offsets and u.
-        element_encoding: encoding of u; ``None`` if ``offset_encoding`` has an axis for u.
-        index: u of each (h, t, s), a permutation along s; see :func:`tg_equiattn.encodings.relation_index`.
-        window: the keys of a query, or the whole grid; it also says what is outside of the image.
-        space_bias, group_bias: of rotated offsets and of u, for each head; ``None`` means none.
-        dropout: probability of dropping a weight after the sum over t.
-        mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero.
-        key_mask: true for the pixels of ``key`` that are keys, where ``window`` has all of them; ``None`` means
-            ``mask``, or all where keys have another image. That may be of another size, for cross attention, if
-            ``offset_encoding`` and ``space_bias`` are ``None``.
+        query: Queries q.
+        key: Keys k. With a global ``window``, and without ``offset_encoding`` and ``space_bias``, they may come from an
+            image of another size (cross-attention).
+        value: Values v, at the pixels of ``key``.
+        offset_encoding: Encoding :math:`\rho_{space}` of rotated offsets, or a full encoding of offsets and u.
+            ``None`` means no encoding and needs a global ``window``.
+        element_encoding: Encoding :math:`\rho_{group}` of u. It must be ``None`` with a full ``offset_encoding``, and
+            may be ``None`` without any ``offset_encoding``.
+        index: Element u for each (h, t, s), a permutation of the group along s; see
+            :func:`tg_equiattn.encodings.relation_index`.
+        window: Offsets of the keys of a query, or all pixels (a global window). It also decides whether pixels outside
+            of the image are masked or continue at the opposite side.
+        space_bias: Bias :math:`b_{space}` of rotated offsets for each head. ``None`` means zero.
+        group_bias: Bias :math:`b_{group}` of u for each head. ``None`` means zero.
+        dropout: Probability of dropping a weight, after the sum over t. The default is 0.
+        mask: True at valid pixels. Masked pixels are not keys, their numbers have no effect, and their outputs are
+            zero. ``None`` means that all pixels are valid.
+        key_mask: True at the valid pixels of ``key``; allowed with a global ``window`` only. ``None`` means ``mask`` if
+            queries and keys have images of the same size, and otherwise that all keys are valid.
 
     Shapes:
-        - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
-        - offset_encoding: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``; D offsets of the window, or with global
-          attention of all pairs, in the order of :meth:`Window.offsets`
-        - element_encoding: ``(|H|, C)``; index: ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
-        - space_bias: ``(heads, |H|, D)``; group_bias: ``(heads, |H|)``; mask: bool ``(B or 1, *spatial)``
+        - query: ``(B, heads, C, |H|, *spatial)``
+        - key: ``(B, heads, C, |H|, *spatial)``
+        - value: ``(B, heads, Cv, |H|, *spatial)``
+        - offset_encoding: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``. D counts the offsets of the window, or of all
+          pairs of pixels, in the order of :meth:`Window.offsets`.
+        - element_encoding: ``(|H|, C)``
+        - index: int64 ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
+        - space_bias: ``(heads, |H|, D)``
+        - group_bias: ``(heads, |H|)``
+        - mask: bool ``(B or 1, *spatial)``
+        - key_mask: bool ``(B or 1, *key spatial)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
     Raises:
-        ValueError: for shapes, dtypes, devices or options that do not fit.
+        ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
+            ``query``, ``key`` and ``value`` do not have the same floating point dtype; if ``index`` is not a
+            permutation along its last axis; if ``window`` does not fit the image or the encodings; if ``dropout`` is
+            not in [0, 1); or if ``key_mask`` is given and ``window`` is not global.
 
     Source: GSA-Nets Eq. 14-16 (arXiv:2010.00977), GE-ViT Eq. 14-17 (arXiv:2306.06722). The published code divides
-    scores by the square root of the layer's input width; here by that of the head width.
+    scores by the square root of the layer's input width; we divide by that of the head width.
     """
     check_group_attention(
         query,
@@ -97,14 +116,15 @@ def group_attention(
 def _without_masked(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Features with zeros at masked pixels, and the mask of keys: that of queries where they have one image."""
+    """Set masked pixels of the features to zero, and return them with the mask of the keys. By default that is ``mask``
+    if queries and keys have images of the same size."""
     if key_mask is None and key.shape[4:] == query.shape[4:]:
         key_mask = mask
     key, value = (zero_where_masked(x, key_mask) for x in (key, value))
     return zero_where_masked(query, mask), key, value, key_mask
 
 
-_FORMS = {
+_FORMS: dict[str, Callable] = {
     DEFINITION: windowed_attention_definition,
     OPERATOR: windowed_attention,
     FUSABLE: windowed_attention_fusable,
@@ -115,12 +135,15 @@ def group_attention_impl(
     query, key, value, offset_encoding, element_encoding, index, window, space_bias=None, group_bias=None, dropout=0.0,
     key_mask=None, plain=False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """:func:`group_attention` without checks, of operands with finite numbers at masked pixels.
+    """:func:`group_attention` without checks. Operands must be finite at masked pixels; outputs are not masked.
 
-    ``index`` ``None`` means frames, or lifting with one element of queries, keys and values. ``key_mask`` is true where
-    there are keys; outputs are not masked. Over all pixels encodings may be ``None``, and keys may then lie on another
-    grid. Second come the log-sum-exps ``(B, heads, |H|, *spatial)`` of each query's scores, or with a sum over t ``(B,
-    heads, |H|, |H|, *spatial)``; over all pixels, where no caller needs them, an empty tensor.
+    ``index=None`` means frame attention, or lifting attention if queries, keys and values have one element.
+    ``key_mask`` is true at valid keys. With a global window, encodings may be ``None``, and keys may then lie on
+    another grid.
+
+    Returns the output and the log-sum-exps of the scores of each query: ``(B, heads, |H|, *spatial)``, or ``(B, heads,
+    |H|, |H|, *spatial)`` with a sum over t. With a global window, no caller needs the log-sum-exps and the second
+    tensor is empty.
     """
     dtype, kind = torch.promote_types(query.dtype, torch.float32), value.dtype
     query, key, value = (x.to(dtype) for x in (query * query.shape[2] ** -0.5, key, value))
@@ -132,7 +155,7 @@ def group_attention_impl(
         return out.to(kind), query.new_zeros(0)
     tables = _tables(query.shape[1], dtype, offset_encoding, element_encoding, space_bias, group_bias)
     window = window.kernel_size, window.selection, window.circular
-    # what the form for compilers keeps of backward: gradients of logits of offsets
+    # the fusable form keeps the gradients of the offset logits of all pixels in memory during backward
     logits = query.shape[0] * tables[0][..., 0].numel() * math.prod(query.shape[4:])
     if index is not None and index.ndim == 3:
         logits *= index.shape[1]
@@ -145,7 +168,8 @@ def _tables(
     heads: int, dtype: torch.dtype, offset_encoding: Tensor, element_encoding: Tensor | None, space_bias: Tensor | None,
     group_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``offset_table`` and ``element_table`` of :mod:`.definition`: encodings and, as their last channel, biases."""
+    """Make ``offset_table`` and ``element_table`` of :mod:`.definition`: encodings, with biases as their last
+    channel."""
 
     def joined(rho: Tensor, *biases: Tensor | None) -> Tensor:
         rho = rho.to(dtype).expand(heads, *rho.shape)
@@ -181,12 +205,35 @@ def lifting_attention(
         \mathrm{out}(i, h) = \sum_j
         \mathrm{softmax}_j\big(c\,\langle q_i, k_j + \rho(h^{-1}(x_j - x_i))\rangle + b(h^{-1}(x_j - x_i))\big)\; v_j
 
-    Arguments and errors as :func:`group_attention`, without a group axis on query, key and value.
+    Here :math:`c = 1/\sqrt{C}`, j runs over the window of i, and each head has its own bias b. Queries, keys and values
+    have no group axis.
+
+    Args:
+        query: Queries q.
+        key: Keys k, at the pixels of ``query``.
+        value: Values v, at the pixels of ``key``.
+        offset_encoding: Encoding :math:`\rho` of rotated offsets.
+        window: Offsets of the keys of a query, or all pixels (a global window). It also decides whether pixels outside
+            of the image are masked or continue at the opposite side.
+        space_bias: Bias b of rotated offsets for each head. ``None`` means zero.
+        dropout: Probability of dropping a weight. The default is 0.
+        mask: True at valid pixels. Masked pixels are not keys, their numbers have no effect, and their outputs are
+            zero. ``None`` means that all pixels are valid.
 
     Shapes:
-        - query, key: ``(B, heads, C, *spatial)``; value: ``(B, heads, Cv, *spatial)``
-        - offset_encoding: ``(|H|, D, C)``; space_bias: ``(heads, |H|, D)``
-        - output: ``(B, heads, Cv, |H|, *spatial)``
+        - query: ``(B, heads, C, *spatial)``
+        - key: ``(B, heads, C, *spatial)``
+        - value: ``(B, heads, Cv, *spatial)``
+        - offset_encoding: ``(|H|, D, C)``. D counts the offsets of the window, or of all pairs of pixels, in the order
+          of :meth:`Window.offsets`.
+        - space_bias: ``(heads, |H|, D)``
+        - mask: bool ``(B or 1, *spatial)``
+        - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
+
+    Raises:
+        ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
+            ``query``, ``key`` and ``value`` do not have the same floating point dtype; if ``window`` does not fit the
+            image or ``offset_encoding``; or if ``dropout`` is not in [0, 1).
 
     Source: GSA-Nets Eq. 14, GE-ViT Eq. 14.
     """
@@ -210,30 +257,56 @@ def frame_attention(
     mask: Tensor | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    r"""Every group element attends in its own frame: to the same element of other pixels.
+    r"""Frame attention: each group element attends to the same element of other pixels, in its own frame.
 
     .. math::
         \mathrm{out}(i, h) = \sum_{D} \mathrm{softmax}_D\big(c\, \langle q(i, h),\; k(i + D, h)
         + \rho(h^{-1} D) \rangle + b(h^{-1} D)\big)\; v(i + D, h)
 
-    over offsets D of the window, or of all pixels, with :math:`c = 1/\sqrt{C}`. It is equivariant for every group;
-    elements meet in the linear maps before and after it (:class:`tg_equiattn.nn.GroupLinear`). A pixel and head takes
-    :math:`|H| D` scores, where :func:`group_attention` of relation ``"relative"`` takes :math:`|H|^2 D`. With one
-    element of queries, keys and values it is lifting self-attention.
+    The sum runs over the offsets D of the window, or of all pixels, :math:`c = 1/\sqrt{C}`, and each head has its own
+    bias b. Frame attention is equivariant for every group. It does not mix group elements; the linear maps before and
+    after it do (:class:`tg_equiattn.nn.GroupLinear`). Each pixel and head has :math:`|H| D` scores; in
+    :func:`group_attention` with relation ``"relative"`` it has :math:`|H|^2 D`. If queries, keys and values have one
+    element, this is lifting self-attention.
 
-    Scores are made again in backward. Where all pixels are keys, weights and values meet in matrix products, whose
-    operands TF32 rounds where it is switched on.
+    Scores are formed in chunks and recomputed in backward, which saves memory. With a global window, outputs are matrix
+    products of weights and values; their operands are rounded if TF32 is enabled.
 
-    Arguments and errors are those of :func:`group_attention`; ``offset_encoding`` encodes rotated offsets alone.
+    Args:
+        query: Queries q.
+        key: Keys k. With a global ``window``, and without ``offset_encoding`` and ``space_bias``, they may come from an
+            image of another size (cross-attention).
+        value: Values v, at the pixels of ``key``.
+        offset_encoding: Encoding :math:`\rho` of rotated offsets. ``None`` means no encoding and needs a global
+            ``window``.
+        window: Offsets of the keys of a query, or all pixels (a global window). It also decides whether pixels outside
+            of the image are masked or continue at the opposite side.
+        space_bias: Bias b of rotated offsets for each head. ``None`` means zero.
+        dropout: Probability of dropping a weight. The default is 0.
+        mask: True at valid pixels. Masked pixels are not keys, their numbers have no effect, and their outputs are
+            zero. ``None`` means that all pixels are valid.
+        key_mask: True at the valid pixels of ``key``; allowed with a global ``window`` only. ``None`` means ``mask`` if
+            queries and keys have images of the same size, and otherwise that all keys are valid.
 
     Shapes:
-        - query, key: ``(B, heads, C, T, *spatial)``; value: ``(B, heads, Cv, T, *spatial)``; T is ``|H|`` or 1
-        - offset_encoding: ``(|H|, D, C)``, D in the order of :meth:`Window.offsets`; space_bias: ``(heads, |H|, D)``
+        - query: ``(B, heads, C, T, *spatial)``, T = ``|H|``, or 1 for lifting
+        - key: ``(B, heads, C, T, *spatial)``
+        - value: ``(B, heads, Cv, T, *spatial)``
+        - offset_encoding: ``(|H|, D, C)``. D counts the offsets of the window, or of all pairs of pixels, in the order
+          of :meth:`Window.offsets`.
+        - space_bias: ``(heads, |H|, D)``
         - mask: bool ``(B or 1, *spatial)``
+        - key_mask: bool ``(B or 1, *key spatial)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
-    Source: GE-ViT Eq. 16 (arXiv:2306.06722) for t = s = h, which leaves a softmax over pixels alone; frames of group
-    elements in three dimensions: Platonic Transformers (arXiv:2510.03511).
+    Raises:
+        ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
+            ``query``, ``key`` and ``value`` do not have the same floating point dtype; if ``window`` does not fit the
+            image or ``offset_encoding``; if ``dropout`` is not in [0, 1); or if ``key_mask`` is given and ``window`` is
+            not global.
+
+    Source: GE-ViT Eq. 16 (arXiv:2306.06722) with t = s = h, so that the softmax runs over pixels only. Platonic
+    Transformers (arXiv:2510.03511) use frames of group elements in three dimensions.
     """
     check_frame_attention(query, key, value, offset_encoding, window, space_bias, dropout, mask, key_mask)
     query, key, value, key_mask = _without_masked(query, key, value, mask, key_mask)

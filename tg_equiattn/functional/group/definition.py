@@ -1,14 +1,14 @@
-"""Group attention within windows by its definition, in torch's own operations, which every transform understands.
+"""Group attention within windows by its definition, in standard operations of torch, which all transforms support.
 
-Sizes: ``e`` heads; ``C`` channels; ``Q``, ``K`` elements of queries and of keys; ``(H, T, S)`` elements of scores, see
+Sizes: ``e`` heads; ``C`` channels; ``Q`` query elements and ``K`` key elements; ``(H, T, S)`` elements of scores, see
 :class:`.elements.Elements`; ``U`` arguments of encodings; ``D`` offsets of the window.
 
     score(h, t, s, D) = <q(i, t), k(i + D, s)> + <[q(i, t), 1], offset_table[h, u, D] + element_table[u]>
     out(i, h) = sum_t sum_{s, D} softmax_{s, D}(score) v(i + D, s),    u = index[h, t, s]
 
-The tables hold encodings and, as their last channel, biases. ``offset_table`` is (e, H, 1, D, C + 1) and
-``element_table`` (e, U, C + 1); with a full encoding ``offset_table`` is (e, H, U, D, C + 1), and where nothing depends
-on u ``element_table`` has no rows. Queries are scaled.
+The tables hold encodings, with biases as their last channel. ``offset_table`` is (e, H, 1, D, C + 1) and
+``element_table`` (e, U, C + 1). With a full encoding, ``offset_table`` is (e, H, U, D, C + 1). ``element_table`` has no
+rows if it does not depend on u. Queries are already multiplied by the scale c.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .elements import Elements
 from .masks import MASKED_SCORE
 from .shifts import shifts
 
-# Scores of one t in a chunk on a CPU: they stay in a cache from one operation to the next.
+# Number of scores of one t in a chunk on a CPU, small enough to stay in the cache between operations.
 _CHUNK = 1 << 19
 
 
 class Chunk(NamedTuple):
-    """Images and heads whose scores are held at once, or if those of one head are too many, of so many rows: slices of
-    the first spatial axis."""
+    """The images and heads whose scores are in memory at once, and the number of their rows (slices of the first
+    spatial axis) that are processed at a time."""
 
     images: slice
     heads: slice
@@ -43,8 +43,8 @@ class Chunk(NamedTuple):
 
 
 def chunks(batch: int, heads: int, rows: int, each: int, budget: int) -> Iterator[Chunk]:
-    """Whole images where the scores of one fit in a budget, ``each`` of every row of a head, else some heads of one
-    image, else some rows of one head."""
+    """Split the scores into chunks within ``budget``: whole images if the scores of one image fit, otherwise some heads
+    of one image, otherwise some rows of one head. One row of one head has ``each`` scores."""
     few = max(1, min(rows, budget // each))
     some = max(1, min(heads, budget // (each * rows)))
     images = max(1, budget // (each * rows * heads))
@@ -54,14 +54,15 @@ def chunks(batch: int, heads: int, rows: int, each: int, budget: int) -> Iterato
 
 
 def runs(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """Runs of ``size`` of so many rows: where each begins, and its length."""
+    """Split ``count`` rows into runs of at most ``size``; yield the start and the length of each run."""
     return ((start, min(size, count - start)) for start in range(0, count, size))
 
 
 class Operands:
-    """What the definition and the operator share: chunks, logits of encodings, masks and dropout.
+    """Operands of attention, with the parts that the definition and the operator share: chunks, logits of encodings,
+    masks and dropout.
 
-    ``chunk`` is how many scores of one t a chunk may have; 0 for one chunk of all, -1 for the default.
+    ``chunk`` is the largest number of scores of one t in a chunk: 0 means a single chunk, -1 the default of the device.
     """
 
     def __init__(
@@ -78,13 +79,13 @@ class Operands:
         if dropout:
             shape = self.elements.outputs, self.elements.keys, offset_table.shape[3]
             pixels = torch.Size(self.spatial).numel()
-            row, column = hashed_dropout.places(math.prod(query.shape[:2]) * pixels, math.prod(shape), seed)
+            row, column = hashed_dropout.hashes(math.prod(query.shape[:2]) * pixels, math.prod(shape), seed)
             self.row = row.view(*query.shape[:2], 1, 1, 1, *self.spatial)
             self.column = column.view(*shape, *[1] * len(self.spatial))
 
     @property
     def scores_of_row(self) -> int:
-        """How many scores of one t a row of one head has."""
+        """The number of scores of one t in one row of one head."""
         elements, pixels = self.elements, torch.Size(self.spatial[1:]).numel()
         return max(1, elements.outputs * elements.keys * self.offset_table.shape[3] * pixels)
 
@@ -95,12 +96,13 @@ class Operands:
         return chunks(batch, heads, rows, self.scores_of_row, self.budget)
 
     def rows(self, x: Tensor, run: tuple[int, int], padded: bool = False) -> Tensor:
-        """A run of rows of images (..., *spatial), or of ``padded`` ones all that the windows of these rows reach."""
+        """Select a run of rows of images (..., *spatial). If the images are ``padded``, select all rows that windows of
+        the run reach."""
         start, count = run
         return x.narrow(x.ndim - len(self.spatial), start, count + (2 * self.shifts.radius if padded else 0))
 
     def penalty(self, images: slice) -> Tensor | None:
-        """What is added to the scores of keys that are masked, or out of the image: (b or 1, 1, 1, 1, D, *spatial)."""
+        """Scores to add for keys that are masked or outside of the image: (b or 1, 1, 1, 1, D, *spatial)."""
         if self.mask is None:
             if self.circular:
                 return None
@@ -111,19 +113,20 @@ class Operands:
         return ((1 - inside) * MASKED_SCORE)[:, None, None, None]
 
     def position(self, one: Tensor, table: Tensor, t: int) -> Tensor:
-        """Logits (b, e, H, 1 or S, D, pixels) of offsets, of queries :func:`with_one` and some heads' table."""
+        """Logits of offsets, (b, e, H, 1 or S, D, pixels), from queries :func:`with_one` and the table of their
+        heads."""
         elements, arguments = table.shape[1:3]
         logits = torch.matmul(table.reshape(len(table), one.shape[2], -1, table.shape[-1]), one)
         logits = logits.view(*one.shape[:2], elements, arguments, table.shape[3], one.shape[-1])
         return self.elements.by_key(logits, t, 2) if arguments > 1 else logits
 
     def argument(self, one: Tensor, table: Tensor, t: int) -> Tensor:
-        """Logits (b, e, H, S, pixels) of u."""
+        """Logits of u, (b, e, H, S, pixels), from queries :func:`with_one` and the table of their heads."""
         return self.elements.by_key(torch.matmul(table[:, None], one), t, 2)
 
 
 def with_one(query: Tensor) -> Tensor:
-    """(b, e, C, Q, *spatial) -> (b, e, C + 1, Q, *spatial): a channel of ones, which biases are multiplied with."""
+    """Add a channel of ones, which multiplies the biases: (b, e, C, Q, *spatial) -> (b, e, C + 1, Q, *spatial)."""
     return torch.cat([query, torch.ones_like(query[:, :, :1])], 2)
 
 
@@ -131,15 +134,18 @@ def windowed_attention_definition(
     query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular, dropout,
     chunk=-1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As :func:`.operator.windowed_attention`, in torch's own operations. All scores are formed at once where it is
-    compiled, exported or traced, for images of all sizes; else chunk by chunk, again in backward."""
+    """The same as :func:`.operator.windowed_attention`, in standard operations of torch.
+
+    Under torch.compile, export and tracing, all scores are formed at once, so that one program serves images of all
+    sizes. Otherwise scores are formed chunk by chunk and recomputed in backward.
+    """
     whole = is_whole(query)
     with full_precision(query.device):
         x = Operands(
             query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular,
             dropout, 0 if whole else chunk,
         )  # fmt: skip
-        outs, lses = [], []  # of whole images, or of some heads of one
+        outs, lses = [], []  # one entry a chunk: whole images, or some heads of one image
         for chunk in x:
             part = chunk.images, chunk.heads
             given = [query[part], *(x.shifts.pad(y[part], circular) for y in (key, value))]
@@ -159,7 +165,7 @@ def attend_rows(
     x: Operands, chunk: Chunk, run: tuple[int, int], query: Tensor, key: Tensor, value: Tensor, offset_table: Tensor,
     element_table: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Out (b, e, Cv, H, *rows) and lse (b, e, H, T, *rows) of a run of rows, from padded keys and values."""
+    """Attention of a run of rows, from padded keys and values: out (b, e, Cv, H, *rows), lse (b, e, H, T, *rows)."""
     rows, elements, penalty = query.shape[4:], x.elements, x.penalty(chunk.images)
     keys, values = (x.shifts.views(elements.of_keys(y)) for y in (key, value))
     total: Tensor | float = 0.0
@@ -174,7 +180,7 @@ def attend_rows(
         if penalty is not None:
             scores = scores + x.rows(penalty, run)
         flat = scores.flatten(3, 4)
-        total = total + flat.softmax(3).view_as(scores)  # its derivatives lose less to rounding than those of exp
+        total = total + flat.softmax(3).view_as(scores)  # softmax's derivatives round less than those of exp
         lses.append(flat.logsumexp(3))
     weight = torch.as_tensor(total)
     if x.dropout:

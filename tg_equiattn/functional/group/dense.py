@@ -1,7 +1,6 @@
-"""Group attention over all pixels, in matrix products; see :mod:`.definition` for the sizes.
+"""Group attention over all pixels, by matrix products; see :mod:`.definition` for the sizes.
 
-Scores are formed for some images, heads and query pixels at a time, as many as fit in a budget, and made again in
-backward.
+Scores are formed in chunks of images, heads and query pixels that fit in a budget, and recomputed in backward.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...modes import full_precision, in_functorch_transform
+from ...modes import full_precision, runs_eagerly
 from ..backend import tile_numbers
 from ..chunks import checkpointed, is_whole
 from .definition import chunks, runs
@@ -21,7 +20,7 @@ from .elements import Elements
 from .masks import MASKED_SCORE
 from .shifts import offsets_of_pairs
 
-# Scores of a chunk on a CPU.
+# Number of scores in a chunk on a CPU.
 _CHUNK = 1 << 22
 
 
@@ -30,12 +29,12 @@ def dense_attention(
     element_encoding: Tensor | None = None, space_bias: Tensor | None = None, group_bias: Tensor | None = None, *,
     key_mask: Tensor | None = None, dropout: float = 0.0, chunk: int = -1,
 ) -> Tensor:  # fmt: skip
-    """query (B, e, C, Q, *spatial), key (B, e, C, K, *key spatial), value (B, e, Cv, K, *key spatial) -> (B, e, Cv, H,
-    *spatial).
+    """Attention of all query pixels to all key pixels: query (B, e, C, Q, *spatial), key (B, e, C, K, *key spatial),
+    value (B, e, Cv, K, *key spatial) -> (B, e, Cv, H, *spatial).
 
-    Queries are scaled. Encodings and biases are those of :func:`.group_attention`, or None; keys may have another image
-    where nothing depends on offsets. ``key_mask`` (B or 1, *key spatial) is true where there are keys; ``chunk`` is how
-    many scores are held at once, -1 for the default.
+    Queries are already multiplied by the scale c. Encodings and biases have the shapes of :func:`.group_attention`, or
+    are None. If nothing depends on offsets, keys may come from an image of another size. ``key_mask`` (B or 1, *key
+    spatial) is true at valid keys. ``chunk`` is the largest number of scores in memory at once; -1 means the default.
     """
     spatial, outputs = query.shape[4:], query.shape[3] if index is None else len(index)
     elements = Elements.of(index, query, outputs if offset_encoding is None else len(offset_encoding))
@@ -51,7 +50,7 @@ def dense_attention(
             return out.unflatten(-1, spatial)
         each = elements.outputs * elements.queries * elements.keys * key.shape[4]
         budget = tile_numbers(query.device, _CHUNK, 6) if chunk < 0 else chunk
-        parts = []  # of whole images, or of some heads of one
+        parts = []  # one entry a chunk: whole images, or some heads of one image
         for images, some, rows in chunks(batch, heads, pixels, each, budget):
             tables = (
                 offset_encoding,
@@ -76,14 +75,14 @@ def _attend(
     element_encoding: Tensor | None, space_bias: Tensor | None, group_bias: Tensor | None, pairs: Tensor | None,
     key_mask: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Attention (b, e, Cv, H, n) of n query pixels and N key pixels."""
+    """Attention of n query pixels to N key pixels: (b, e, Cv, H, n)."""
     keys, pixels = elements.of_keys(key).transpose(2, 3).flatten(4), (elements.keys, key.shape[4])
     values = elements.of_keys(value).transpose(2, 3).flatten(4)  # (b, e, H or 1, Cv, S N)
     rho = None if offset_encoding is None else offset_encoding[:, pairs]  # (H, n, N, C) or (H, n, N, U, C)
     total: Tensor | None = None
     for t in range(elements.queries):
         q = elements.of_query(query, t).permute(0, 1, 3, 4, 2)  # (b, e, H or 1, n, C)
-        of_pixels, of_elements = [], []  # terms of scores (b, e, H or 1, n, S, N) that miss the axis S, or N
+        of_pixels, of_elements = [], []  # terms of scores (b, e, H or 1, n, S, N) without axis S, or N
         if rho is not None:
             every = q.expand(-1, -1, elements.outputs, -1, -1)
             if rho.ndim == 4:
@@ -113,15 +112,16 @@ def _attend(
 
 
 def _plus(x: Tensor, y: Tensor) -> Tensor:
-    """The sum of x, which nothing else holds, and y: in its memory where it has the size and no transform is at work,
-    since new memory for large tensors costs a CPU more than the sum."""
-    if in_functorch_transform() or torch.broadcast_shapes(x.shape, y.shape) != x.shape:
+    """x + y, in place if x has the size of the sum and torch runs eagerly. On a CPU, allocating memory for a large
+    tensor takes longer than the sum. No other code may hold x."""
+    if not runs_eagerly() or torch.broadcast_shapes(x.shape, y.shape) != x.shape:
         return x + y
     return x.add_(y)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """(b, e, H, n, a) times (b, e, H or 1, a, c): one large product where all outputs share its second factor."""
+    """Matrix product of (b, e, H, n, a) and (b, e, H or 1, a, c). If all outputs share the second factor, it is one
+    large product."""
     if y.shape[2] > 1:
         return torch.matmul(x, y)
     return torch.matmul(x.flatten(2, 3), y.squeeze(2)).unflatten(2, x.shape[2:4])

@@ -1,5 +1,8 @@
-"""Group self-attention over scales: a dilated window of an image is an ordinary window of its phases, pixels ``step``
-apart; scales are attended to one at a time and join by the logarithms of their normalisers."""
+"""Group self-attention over scales.
+
+A dilated window of an image is an ordinary window of one of its phases, the images of pixels ``step`` apart. Attention
+runs for each pair of scales, and the results are merged by their log-sum-exps.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +19,33 @@ from .masks import zero_where_masked
 
 
 def phases(x: Tensor, step: int, dim: int) -> Tensor:
-    """(B, ..., *spatial) as (B step^dim, ..., *ceil(spatial / step)): pixels ``step`` apart along every axis, with
-    zeros where there are none."""
+    """Split images into phases of pixels ``step`` apart along every axis, padded with zeros to equal sizes:
+    (B, ..., *spatial) -> (B step^dim, ..., *ceil(spatial / step))."""
     first, sides = x.ndim - dim, x.shape[x.ndim - dim :]
     counts = [(side + step - 1) // step for side in sides]
-    missing = [(0, count * step - side) for side, count in zip(sides, counts, strict=True)]
-    x = F.pad(x, [n for both in reversed(missing) for n in both])
+    padding = [(0, count * step - side) for side, count in zip(sides, counts, strict=True)]
+    x = F.pad(x, [n for both in reversed(padding) for n in both])
     for number, count in enumerate(counts):
-        axis = first + 2 * number  # every axis split has left one more before those that follow
+        axis = first + 2 * number  # each axis that was split has added one axis in front
         x = x.unflatten(axis, (count, step)).movedim(axis + 1, number + 1)
     return x.flatten(0, dim)
 
 
 def from_phases(x: Tensor, step: int, batch: int, spatial: tuple[int, ...]) -> Tensor:
-    """What :func:`phases` makes of an image of these sides, put together again."""
+    """The inverse of :func:`phases`: join phases to images (batch, ..., *spatial)."""
     dim = len(spatial)
     x = x.unflatten(0, (batch, *[step] * dim))
     for number in reversed(range(dim)):
-        axis = x.ndim - dim + number  # of the pixels of this phase; those before are as yet split
+        axis = x.ndim - dim + number  # the pixels of a phase; axes of phases that are not joined yet come first
         x = x.movedim(number + 1, axis).flatten(axis - 1, axis)
     for axis, side in enumerate(spatial, start=x.ndim - dim):
-        # what is left of a view would ask in programs for all sizes whether it is contiguous
+        # with symbolic sizes torch would have to guard on whether a view is contiguous
         x = x.index_select(axis, torch.arange(side, device=x.device)) if _for_all_sizes() else x.narrow(axis, 0, side)
     return x
 
 
 def _for_all_sizes() -> bool:
-    """Whether one program is made for images of all sizes."""
+    """True while one program is made for images of all sizes (torch.compile or export)."""
     return torch.compiler.is_compiling()
 
 
@@ -50,19 +53,22 @@ def dilation_attention_impl(
     query, key, value, offset_encoding, element_encoding, index, scales, scale_window, window, space_bias=None,
     group_bias=None, dropout=0.0, mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
-    r"""Lifting and group attention on a dilation group, of operands that are known to fit and to hold numbers.
+    r"""Lifting and group attention on a dilation group, without checks. Operands must be finite at masked pixels.
 
-    With H the product of scales :math:`2^j` and a finite group M of which m and n are elements,
+    H is the product of scales :math:`2^j` and a finite group M with elements m and n:
 
     .. math::
         \mathrm{out}(i, j, m) = \sum_{D, l, n} \mathrm{softmax}_{D, l, n}\big(c\, \langle q(i, j, m),\;
         k(i + 2^j D, l, n) + \rho(m^{-1} D, (l - j, m^{-1} n)) \rangle + b\big)\; v(i + 2^j D, l, n)
 
-    over offsets D of the window and scales l in ``scale_window`` around j. As :func:`group_attention`, but query, key
-    and value may have one element in place of ``|H|`` (lifting); offset_encoding, the same at all scales, is ``(|M|, D,
-    C)`` or full ``(|M|, D, U, C)``; element_encoding ``(U, C)``, U = ``scale_window`` |M|, scales first, or 1
-    (lifting); index ``(|M|, |M|)`` of relation "relative" or ``None`` (lifting); biases ``(heads, |M|, D)`` and
-    ``(heads, U)``.
+    The sum runs over the offsets D of the window and the scales l in ``scale_window`` around j. Operands are those of
+    :func:`group_attention`, except for these shapes:
+
+    - query, key and value have ``|H|`` elements, or one for lifting
+    - offset_encoding, the same at all scales: ``(|M|, D, C)``, or full ``(|M|, D, U, C)``
+    - element_encoding: ``(U, C)`` with U = ``scale_window`` |M|, scales first; U = 1 for lifting
+    - index: ``(|M|, |M|)`` of relation "relative"; ``None`` for lifting
+    - space_bias: ``(heads, |M|, D)``; group_bias: ``(heads, U)``
     """
     lifts = index is None
     batch, spatial, elements = query.shape[0], tuple(query.shape[4:]), len(offset_encoding)
@@ -73,7 +79,7 @@ def dilation_attention_impl(
 
     found: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(scales)]
     near = 1 if lifts else scale_window
-    for number, offset in itertools.product(range(scales), range(near)):  # of queries, and of keys in their window
+    for number, offset in itertools.product(range(scales), range(near)):  # query scale, and key scale in its window
         other = number + offset - near // 2
         if not 0 <= other < scales:
             continue
@@ -97,7 +103,7 @@ def dilation_attention_impl(
 def _valid_phases(
     mask: Tensor | None, step: int, batch: int, spatial: tuple[int, ...], device: torch.device
 ) -> Tensor | None:
-    """The mask of phases, None where all pixels are valid."""
+    """The mask of :func:`phases`, or None if all their pixels are valid."""
     if mask is None:
         if step == 1 or (not _for_all_sizes() and all(side % step == 0 for side in spatial)):
             return None
@@ -106,7 +112,8 @@ def _valid_phases(
 
 
 def _merged(outs: list[Tensor], lses: list[Tensor]) -> Tensor:
-    """Averages (B, heads, C, |M|, *spatial) over the keys of several scales, by log-sum-exps without the channels."""
+    """Merge the attention to each key scale: outputs (B, heads, C, |M|, *spatial), weighted by their log-sum-exps (B,
+    heads, |M|, *spatial)."""
     if len(outs) == 1:
         return outs[0]
     dtype = outs[0].dtype

@@ -1,4 +1,4 @@
-"""Which group elements meet in attention, as axes that broadcast."""
+"""Group elements of queries, keys and outputs of attention, in axes that broadcast."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 class Elements:
     r"""The group elements of queries, keys and outputs.
 
-    Scores have three axes of elements ``(H, T, S)``: output elements h, query elements t that are summed over for each
-    of them, key elements s that each query meets. Features have ``Q`` query and ``K`` key elements.
+    Scores have three axes of elements ``(H, T, S)``: output elements h, query elements t (each output is a sum over
+    them) and key elements s. Queries have ``Q`` elements, and keys and values have ``K``.
 
     ============================== ======= ======= ======= ============== ==========
     relation                       H       T       S       query of (h,t) key of s
@@ -24,7 +24,8 @@ class Elements:
     ``"lifted"``, ge_vit, gsa      \|H\|   \|H\|   \|H\|   t              s
     ============================== ======= ======= ======= ============== ==========
 
-    ``index`` (H, T, S) is u of each of them, a permutation along s; zeros where no encoding depends on u.
+    ``index`` (H, T, S) is the element u of each score, a permutation along s. It is zero if no encoding depends on u.
+    ``paired`` is true if output h has one query, of element h.
     """
 
     outputs: int
@@ -35,8 +36,8 @@ class Elements:
 
     @classmethod
     def of(cls, index: Tensor | None, query: Tensor, outputs: int) -> Elements:
-        """The elements of a relation's ``index``, ``(H, S)`` or ``(H, T, S)``, or with ``None`` those of frames and
-        lifting, where ``query`` (B, heads, C, Q, ...) has ``outputs`` elements or one."""
+        """The elements for the ``index`` of a relation, ``(H, S)`` or ``(H, T, S)``. ``None`` means frame attention or
+        lifting; ``query`` (B, heads, C, Q, ...) then has ``outputs`` elements or one."""
         if index is None:
             none = torch.zeros(outputs, 1, 1, dtype=torch.int64, device=query.device)
             return cls(outputs, 1, 1, query.shape[3] == outputs, none)
@@ -44,7 +45,7 @@ class Elements:
         return cls(outputs, queries, index.shape[-1], index.ndim == 2, index.view(outputs, queries, -1))
 
     def of_outputs(self, some: slice) -> Elements:
-        """The elements of some outputs."""
+        """The same for a slice of the outputs."""
         index = self.index[some]
         return replace(self, outputs=len(index), index=index)
 
@@ -53,15 +54,15 @@ class Elements:
         return x if self.paired else x.narrow(3, t, 1)
 
     def of_keys(self, x: Tensor) -> Tensor:
-        """Keys or values (b, e, C, K, ...) that outputs see: (b, e, C, H or 1, S, ...)."""
+        """The keys or values of every output: (b, e, C, K, ...) -> (b, e, C, H or 1, S, ...)."""
         return x.unsqueeze(4) if self.keys == 1 else x.unsqueeze(3)
 
     def by_key(self, x: Tensor, t: int, axis: int) -> Tensor:
-        """Logits with axes (H or 1, U) from ``axis`` on, for each u, as (H, S): for each key element."""
+        """Gather logits of u, whose axes from ``axis`` on are (H or 1, U), into logits of key elements, (H, S)."""
         return self._permuted(x, self.index[:, t], axis)
 
     def by_argument(self, x: Tensor, t: int, axis: int) -> Tensor:
-        """The adjoint of :meth:`by_key`: gradients with axes (H, S) from ``axis`` on, as (H, U)."""
+        """The adjoint of :meth:`by_key`, for gradients: axes (H, S) from ``axis`` on -> (H, U)."""
         return self._permuted(x, self.index[:, t].argsort(-1), axis)
 
     def _permuted(self, x: Tensor, order: Tensor, axis: int) -> Tensor:

@@ -1,8 +1,8 @@
-"""Images whose rows are flat, as the operator of group attention works on them.
+"""Operands of the group attention operator, with the rows of images joined to one flat axis.
 
-The last two axes of images are one, *flat*, and rows are as long as those of padded images. So the offset of a window
-is a shift along that axis, and every operation runs over all rows of a chunk at once, which takes a CPU half the time.
-What is computed beyond the end of a row is finite and left out.
+The last two axes of images are one axis, *flat*, in which rows are as long as those of padded images. An offset of a
+window is then a shift along this axis, and every operation runs over all rows of a chunk at once. This halves the time
+on a CPU. Results beyond the end of a row are finite and are discarded.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from .shifts import Block
 
 
 class FlatOperands(Operands):
-    """Operands with flat rows: products and sums in place.
+    """Operands with flat rows, and the products and sums of attention, computed in place.
 
-    ``weight`` and ``scores`` are (b, e, H or 1, S, D, *flat rows); ``seen`` are padded keys or values as
-    :meth:`.Elements.of_keys` has them, (b, e, C, H or 1, S, *flat padded rows).
+    Arguments ``weight`` and ``scores`` are (b, e, H or 1, S, D, *flat rows). ``seen`` are padded keys or values from
+    :meth:`.Elements.of_keys`, (b, e, C, H or 1, S, *flat padded rows).
     """
 
     def by_outputs(self) -> Iterator[tuple[FlatOperands, slice]]:
-        """Operands for some output elements at a time, as many as fit where a row of one head has too many scores."""
+        """Yield operands for slices of the output elements. Each slice is as large as the budget of scores allows for
+        one row of one head."""
         outputs = self.elements.outputs
         few = outputs * self.budget // self.scores_of_row if self.budget else outputs
         for start, count in runs(outputs, max(1, min(few, outputs))):
@@ -37,29 +38,31 @@ class FlatOperands(Operands):
             yield x, some
 
     def of_outputs(self, outputs: slice, one: Tensor, *seen: Tensor) -> list[Tensor]:
-        """Queries (b, e, C, Q, *flat), and what is seen, of some output elements."""
+        """Select the queries ``one`` (b, e, C, Q, *flat) and the keys or values ``seen`` of some output elements."""
         one = one[:, :, :, outputs] if self.elements.paired else one
         return [one, *(x[:, :, :, outputs] if x.shape[3] > 1 else x for x in seen)]
 
     @property
     def width(self) -> int:
-        """Pixels of a padded row."""
+        """The number of pixels in a padded row."""
         return self.spatial[-1] + 2 * self.shifts.radius
 
     def flat(self, x: Tensor) -> Tensor:
-        """Images (..., *spatial), with zeros behind every row."""
+        """Join the rows of images (..., *spatial), with zeros after every row."""
         return F.pad(x, [0, 2 * self.shifts.radius]).flatten(-2)
 
     def from_flat(self, x: Tensor) -> Tensor:
+        """The inverse of :meth:`flat`: images (..., *spatial)."""
         return x.unflatten(-1, (-1, self.width)).narrow(-1, 0, self.spatial[-1])
 
     def padded(self, x: Tensor) -> Tensor:
-        """Images padded as windows need, with zeros at the end, where windows of the last pixels beyond a row reach."""
+        """Pad images (..., *spatial) for the windows and join their rows. Zeros at the end serve the windows of the
+        discarded pixels of the last row."""
         reach = self.shifts.radius
         if self.circular:
             return F.pad(self.shifts.pad(x, circular=True).flatten(-2), [0, 2 * reach])
         outer = [reach, reach] * (self.shifts.dim - 2)
-        rows = F.pad(x, [reach, reach, reach, reach + 1, *outer]).flatten(-2)  # with one row more, most of it cut off
+        rows = F.pad(x, [reach, reach, reach, reach + 1, *outer]).flatten(-2)  # one row more, cut below
         return rows.narrow(-1, 0, rows.shape[-1] - self.width + 2 * reach)
 
     def from_padded(self, x: Tensor) -> Tensor:
@@ -68,7 +71,8 @@ class FlatOperands(Operands):
         return self.shifts.unpad(whole.unflatten(-1, (-1, self.width)), self.circular)
 
     def rows(self, x: Tensor, run: tuple[int, int], padded: bool = False) -> Tensor:
-        """A run of rows of flat images, or if ``padded`` all that their windows reach."""
+        """Select a run of rows of flat images. If they are ``padded``, select all rows that windows of the run
+        reach."""
         start, count = run
         more = 2 * self.shifts.radius if padded else 0
         if len(self.spatial) > 2:
@@ -76,7 +80,7 @@ class FlatOperands(Operands):
         return x.narrow(-1, start * self.width, (count + more) * self.width + more)
 
     def shifted(self, seen: Tensor, block: Block) -> Tensor:
-        """What a block of offsets sees: a view (..., *counts, *flat rows)."""
+        """The pixels of ``seen`` shifted by each offset of a block: a view (..., *counts, *flat rows)."""
         reach, outer = 2 * self.shifts.radius, len(self.spatial) - 2
         sizes, strides = list(seen.shape), list(seen.stride())
         steps = *strides[len(strides) - 1 - outer : -1], self.width, 1
@@ -88,7 +92,7 @@ class FlatOperands(Operands):
         )
 
     def views(self, seen: Tensor) -> list[Tensor]:
-        """What every offset sees: views (..., *flat rows)."""
+        """The pixels of ``seen`` shifted by every offset: views (..., *flat rows)."""
         views = []
         for block in self.shifts.blocks:
             some = [self.shifted(seen, block)]
@@ -98,7 +102,8 @@ class FlatOperands(Operands):
         return views
 
     def scores(self, t: int, query: Tensor, one: Tensor, keys: Tensor, table: Tensor, elements: Tensor, penalty):
-        """(b, e, H, S, D, *flat rows), of queries (b, e, C, H or 1, *flat rows) of t and the tables of some heads."""
+        """Scores (b, e, H, S, D, *flat rows) of the t-th queries (b, e, C, H or 1, *flat rows), with the tables of
+        their heads."""
         rows = query.shape[4:]
         scores = self.position(one, table, t).unflatten(-1, rows)
         if penalty is not None:
@@ -110,13 +115,16 @@ class FlatOperands(Operands):
         return scores.add_(self.products(query, keys))
 
     def exponentials_(self, scores: Tensor, top: Tensor) -> Tensor:
-        """exp(scores - top) in place, at least 5e-26 in single precision: beside a sum that is 1 or more this is zero,
-        and numbers below the smallest normal one take a CPU several times as long."""
+        """exp(scores - top) in place, clamped to at least 5e-26 in single precision.
+
+        The sum of the exponentials is at least 1, and smaller numbers are negligible beside it. Without the clamp,
+        subnormal numbers would slow down a CPU several times.
+        """
         return scores.sub_(top).clamp_(min=2 / 3 * math.log(torch.finfo(scores.dtype).tiny)).exp_()
 
     def products(self, x: Tensor, seen: Tensor, total: Tensor | None = None) -> Tensor:
-        """Products (b, e, H or 1, S, D, *flat rows) of features x (b, e, C, H or 1, *flat rows) and of what they see,
-        added to a total."""
+        """Scalar products of features x (b, e, C, H or 1, *flat rows) with ``seen`` at every offset, added to
+        ``total``: (b, e, H or 1, S, D, *flat rows)."""
         features = x[(slice(None),) * 4 + (None,) * (1 + self.shifts.dim)].unbind(2)
         if fresh := total is None:
             outputs, keys, offsets = max(x.shape[3], seen.shape[3]), seen.shape[4], self.offset_table.shape[3]
@@ -127,13 +135,14 @@ class FlatOperands(Operands):
         return total
 
     def _blocks(self, seen: Tensor, *weights: Tensor) -> Iterator[list[Tensor]]:
-        """Of each block of offsets, weights (b, e, H or 1, S, *counts, *flat rows) and what every channel sees."""
+        """Yield, for each block of offsets, the weights (b, e, H or 1, S, *counts, *flat rows) and the shifted pixels
+        of every channel."""
         for block in self.shifts.blocks:
             some = [x[:, :, :, :, block.offsets].unflatten(4, block.counts) for x in weights]
             yield [*some, *self.shifted(seen, block).unbind(2)]
 
     def weighted(self, weight: Tensor, seen: Tensor) -> Tensor:
-        """The sums over key elements and offsets of weights times what is seen: (b, e, C, H or 1, *flat rows)."""
+        """Sums over key elements and offsets of weights times ``seen``: (b, e, C, H or 1, *flat rows)."""
         shape = *weight.shape[:2], seen.shape[2], weight.shape[2], *weight.shape[5:]
         if weight.shape[3] == 1:
             out = weight.new_zeros(shape)
@@ -150,8 +159,8 @@ class FlatOperands(Operands):
         return out
 
     def add_scattered_(self, seen: Tensor, weight: Tensor, x: Tensor) -> None:
-        """The adjoint of :meth:`weighted`: add weights times features x (b, e, C, H or 1, *flat rows) to gradients of
-        what is seen, summed over outputs where they see the same."""
+        """The adjoint of :meth:`weighted`: add weights times features x (b, e, C, H or 1, *flat rows) to ``seen``,
+        which holds gradients of keys or values. If outputs share keys, their terms are summed."""
         if seen.shape[3] == weight.shape[2] and seen.shape[4] == 1:
             views = self.views(seen.squeeze(4))
             for view, one in zip(views, weight.squeeze(3).unsqueeze(2).unbind(4), strict=True):

@@ -1,9 +1,9 @@
-"""Group attention within windows as compilers for accelerators fuse it; see :mod:`.definition` for the sizes.
+"""Group attention within windows in a form that compilers for accelerators fuse; see :mod:`.definition` for the sizes.
 
-Every tensor has the axes (B, e, H, T, *spatial) of queries and behind them those that scores are summed over, (S,
-*window), and channels are written out one by one: a compiler makes one kernel of all sums over the same axes, and
-scores stay in registers. Backward makes scores again, from the queries' side and from the keys' side, so no two threads
-add to one number. On CPUs the operator is faster.
+Every tensor has the axes of queries, (B, e, H, T, *spatial), followed by the axes that the softmax sums over, (S,
+*window). Channels are separate tensors. A compiler fuses all sums over the same axes into one kernel and keeps scores
+in registers. Backward recomputes scores twice, for gradients of queries and for gradients of keys, so that it needs no
+atomic additions. On CPUs the operator is faster.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .shifts import Shifts, in_square, shifts
 def windowed_attention_fusable(
     query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular, dropout
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`.operator.windowed_attention`, once differentiable."""
+    """The same as :func:`.operator.windowed_attention`, but with first derivatives only."""
     spatial, elements = query.shape[4:], Elements.of(index, query, offset_table.shape[1])
     dim, (heads, outputs, arguments, offsets) = len(spatial), offset_table.shape[:4]
     chosen, square = shifts(kernel_size, selection, dim), shifts(kernel_size, (), dim)
 
     def on_window(x: Tensor) -> Tensor:
-        """(..., S, D) as (..., 1, .., 1, S, *window)."""
+        """Reshape (..., S, D) to (..., 1, .., 1, S, *window)."""
         x = in_square(x, chosen, kernel_size)
         return x.reshape(*x.shape[:-2], *[1] * dim, x.shape[-2], *[kernel_size] * dim)
 
@@ -47,19 +47,22 @@ def windowed_attention_fusable(
     row = column = None
     if dropout:
         weights = outputs * elements.keys * offsets
-        row, column = hashed_dropout.places(query.shape[0] * heads * spatial.numel(), weights, seed)
+        row, column = hashed_dropout.hashes(query.shape[0] * heads * spatial.numel(), weights, seed)
         row = row.view(-1, heads, 1, 1, *spatial)
         column = on_window(column.view(1, outputs, 1, elements.keys, offsets))
     valid = query.new_ones(1, *spatial) if mask is None else mask.to(query.dtype)
     outside = (1 - on_window(query.new_ones(1, 1, offsets))) * MASKED_SCORE
-    value = value.view_as(value)  # a compiler takes no tensor twice
+    value = value.view_as(value)  # the compiler does not accept the same tensor as two inputs
     settings = square, kernel_size, circular, dropout, elements.paired, elements.keys
     return _Windowed.apply(query, key, value, table, argument, valid, outside, row, column, *settings)
 
 
 class _Windows:
-    """What windows around every pixel see; with ``back``, the pixels whose windows see it. Backward writes the indices
-    in another order (``backward``): compilers would keep from forward what looks alike, as large as all scores."""
+    """Gathers the pixels in the window of every pixel; with ``back``, the pixels whose window contains it.
+
+    Backward adds the terms of the indices in another order (``backward``). Otherwise the compiler would recognise them
+    and save tensors of forward as large as all scores.
+    """
 
     def __init__(self, spatial, square: Shifts, side: int, circular: bool, device, backward: bool = False) -> None:
         self.square, self.circular, self.dim, self.indices = square, circular, len(spatial), []
@@ -77,17 +80,18 @@ class _Windows:
             self.indices.append(torch.as_tensor(flat))
 
     def around(self, x: Tensor, back: bool = False) -> Tensor:
-        """(..., *spatial) to (..., *spatial, *window)."""
+        """Gather windows: (..., *spatial) -> (..., *spatial, *window)."""
         x = x if self.circular else self.square.pad(x)
         return x.flatten(-self.dim)[..., self.indices[back]]
 
     def of_queries(self, x: Tensor, back: bool = False) -> Tensor:
-        """(..., *spatial) to (..., *spatial, 1, *window), or to (..., *spatial, 1, 1, .., 1)."""
+        """Add the axes of sums to features of queries: (..., *spatial) -> (..., *spatial, 1, 1, .., 1), or (...,
+        *spatial, 1, *window) if ``back``."""
         return self.around(x, back).unsqueeze(-1 - self.dim) if back else x[(...,) + (None,) * (1 + self.dim)]
 
     def of_keys(self, x: Tensor, own: bool, back: bool = False) -> Tensor:
-        """(B, e, K, *spatial) to (B, e, H or 1, 1, *spatial, 1 or S, *window), or with one pixel in place of a window
-        if ``back``."""
+        """Add the axes of sums to features of keys: (B, e, K, *spatial) -> (B, e, H or 1, 1, *spatial, 1 or S,
+        *window). If ``back``, the axes of the window have size 1."""
         x = x[(...,) + (None,) * self.dim] if back else self.around(x)
         return x.unsqueeze(3).unsqueeze(-1 - self.dim) if own else x.movedim(2, -1 - self.dim)[:, :, None, None]
 
@@ -127,7 +131,7 @@ class _Windowed(torch.autograd.Function):
         def summed(terms: list[Tensor], over: tuple[int, ...], shape: torch.Size) -> Tensor:
             return torch.stack([x.sum(over) for x in terms], 2).view(shape)
 
-        # From the queries' side.
+        # Gradients of queries and tables: sums over the keys in each window.
         seen = [at.of_keys(other, own) + r for other, r in zip(key.unbind(2), rho, strict=True)]
         scores = table[-1] + outside + (1 - at.around(valid)).unsqueeze(-1 - at.dim)[:, None, None, None] * MASKED_SCORE
         scores = (scores if argument is None else scores + argument) - at.of_queries(lse)
@@ -139,7 +143,7 @@ class _Windowed(torch.autograd.Function):
         if dropout:
             slope = slope * hashed_dropout.keep(at.of_queries(row), column, dropout, query.dtype)
         weight = scores.exp()
-        several = lse.shape[3] > 1  # outputs are sums over t
+        several = lse.shape[3] > 1  # each output is a sum over t
         mean = ((weight * slope).sum(axes) if several else (grad * out).sum(2).unsqueeze(3)) - grad_lse
         slope = (slope - at.of_queries(mean)) * weight
         to_query = summed([slope * other for other in seen], axes if paired else (2, *axes), query.shape)
@@ -154,7 +158,7 @@ class _Windowed(torch.autograd.Function):
             to_rho = torch.matmul(q, logits).sum(shared).movedim(-2, 0)
         to_table = torch.cat([to_rho, logits.sum((*shared, 4))[None]]).view(table.shape)
 
-        # From the keys' side: a pixel is in the windows of those its offsets lead back to.
+        # Gradients of keys and values: sums over the pixels whose window contains a key.
         queries = [at.of_queries(x, back=True) for x in _queries(query, paired)]
         grads = [at.of_queries(x, back=True) for x in given]
         inside = at.around(valid.new_ones(1, *query.shape[4:]), back=True) + valid[(...,) + (None,) * at.dim] - 1

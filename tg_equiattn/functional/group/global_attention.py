@@ -31,33 +31,57 @@ def global_group_attention(
     dropout: float = 0.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    r"""Every pixel and group element attends to all others: a softmax's exact weights in a window, features beyond.
+    r"""Group attention to all pixels in linear time: exact softmax weights within a window, random features beyond.
 
-    With the pointwise relation, u = ``index[h, s]``, the weight of the key (j, s) for the output (i, h) is
+    The weight of the key (j, s) for the output (i, h) is, with u = ``index[h, s]``,
 
     .. math::
         w = \frac{e^{f(u)}}{n} \langle \phi(q(i,h)), \phi(k(j,s)) \rangle
         + [j \text{ near } i]\, \exp\big(c\, \langle q(i,h),\; k(j,s) + \rho_{space}(h^{-1}(x_j - x_i))
         + \rho_{group}(u) \rangle + b_{space}(h^{-1}(x_j - x_i)) + b_{group}(u)\big),
 
-    and outputs are averages of the values by these weights; :math:`\langle \phi(q), \phi(k) \rangle` estimates
-    :math:`\exp(c \langle q, k \rangle)`, and n is the number of keys, so that the shares of near and far do not depend
-    on the size of the image. Features act on channels, which the group leaves alone: the symmetry is exact for every
-    draw. Time and memory are linear in pixels.
+    and outputs are averages of the values with these weights. :math:`\langle \phi(q), \phi(k) \rangle` is a random
+    feature estimate of :math:`\exp(c \langle q, k \rangle)` with :math:`c = 1/\sqrt{C}`. n is the number of keys, so
+    that the ratio of both terms does not depend on the size of the image. The group does not act on channels, on which
+    the features depend, so attention is exactly equivariant for every draw of the features. Time and memory are linear
+    in the number of pixels.
 
     Args:
-        query, key, value, offset_encoding, element_encoding, mask: as :func:`group_attention`, whose errors are raised.
-        index: u of each (h, s), of relation ``"relative"``; see :func:`tg_equiattn.encodings.relation_index`.
-        projection: directions of the features; see :func:`orthogonal_projection`.
-        window: a window.
-        biases: of rotated offsets and of u, as :func:`group_attention`, and f of u, for each head; ``None`` for none.
-        dropout: probability of dropping a weight of the window, and an output of the far part.
+        query: Queries q.
+        key: Keys k, at the pixels of ``query``.
+        value: Values v, at the pixels of ``key``.
+        projection: Directions of the m random features; see :func:`orthogonal_projection`.
+        offset_encoding: Encoding :math:`\rho_{space}` of rotated offsets, or a full encoding of offsets and u.
+        element_encoding: Encoding :math:`\rho_{group}` of u; ``None`` with a full ``offset_encoding``.
+        index: Element u for each (h, s), from :func:`tg_equiattn.encodings.relation_index` with relation
+            ``"relative"``.
+        window: Offsets of the keys with exact weights. It must not be global. It also decides whether pixels outside of
+            the image are masked or continue at the opposite side.
+        biases: Biases of each head: :math:`b_{space}` of rotated offsets, :math:`b_{group}` of u, and f of u. ``None``
+            in place of one means zero.
+        dropout: Probability of dropping a weight of the window, and of dropping an output of the features. The default
+            is 0.
+        mask: True at valid pixels. Masked pixels are not keys, their numbers have no effect, and their outputs are
+            zero. ``None`` means that all pixels are valid.
 
     Shapes:
-        - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
-        - projection: ``(m, C)``; index: ``(|H|, |H|)``
+        - query: ``(B, heads, C, |H|, *spatial)``
+        - key: ``(B, heads, C, |H|, *spatial)``
+        - value: ``(B, heads, Cv, |H|, *spatial)``
+        - projection: ``(m, C)``
+        - offset_encoding: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``. D counts the offsets of the window, in the
+          order of :meth:`Window.offsets`.
+        - element_encoding: ``(|H|, C)``
+        - index: int64 ``(|H|, |H|)``
         - biases: ``(heads, |H|, D)``, ``(heads, |H|)`` and ``(heads, |H|)``
+        - mask: bool ``(B or 1, *spatial)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
+
+    Raises:
+        ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
+            ``query``, ``key`` and ``value`` do not have the same floating point dtype; if
+            ``index`` is not a permutation along its last axis; if ``window`` is global or does not fit the encodings;
+            or if ``dropout`` is not in [0, 1).
 
     Source: GE-ViT Eq. 16 for the window; Choromanski et al. (2021) for the features; the sum of both is ours.
     """
@@ -66,9 +90,14 @@ def global_group_attention(
         query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask
     )
     if index.ndim != 2:
-        raise ValueError(f"index must have shape (|H|, |H|), of relation 'relative', got {tuple(index.shape)}")
+        raise ValueError(
+            f"index must have shape (|H|, |H|), got {tuple(index.shape)}; use relation_index(group, 'relative')"
+        )
     if window.is_global:
-        raise ValueError("window must be a window, beyond which features reach, got a global one")
+        raise ValueError(
+            f"window must have a kernel_size, got the global window {window}; use group_attention for exact attention "
+            "to all pixels"
+        )
     if projection.ndim != 2 or projection.shape[1] != query.shape[2] or not projection.shape[0]:
         raise ValueError(f"projection must be (m, {query.shape[2]}), got {tuple(projection.shape)}")
     expected = query.shape[1], query.shape[3]
@@ -85,7 +114,7 @@ def global_group_attention_impl(
     query, key, value, projection, offset_encoding, element_encoding, index, far_bias, window, space_bias=None,
     group_bias=None, dropout=0.0, mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
-    """:func:`global_group_attention` of operands that are known to fit and to hold numbers, as the layers' own do."""
+    """:func:`global_group_attention` without checks. Operands must be finite at masked pixels."""
     near, lse = group_attention_impl(
         query,
         key,
@@ -108,19 +137,20 @@ def global_frame_attention_impl(
     query, key, value, projection, offset_encoding, far_bias, window, space_bias=None, dropout=0.0, mask=None,
     plain=False,
 ) -> Tensor:  # fmt: skip
-    """:func:`global_group_attention` of elements in their own frames, whose keys are of the same element alone: the
-    window is that of :func:`.frame_attention`, ``far_bias`` (heads, 1) is f of each head."""
+    """:func:`global_group_attention` without checks, for relation ``"frame"``: element h attends to keys of h only, in
+    the window as in :func:`.frame_attention`. ``far_bias`` (heads, 1) is f of each head."""
     near, lse = group_attention_impl(
         query, key, value, offset_encoding, None, None, window, space_bias, None, dropout, mask, plain
     )
-    far_bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1)  # every element as a head of its own
+    far_bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1)  # (head, element) pairs act as heads
     return _merged(near, lse, *_far(query, key, value, projection, far_bias, mask, use_plain(plain)), dropout, mask)
 
 
 def _merged(
     near: Tensor, near_lse: Tensor, far: Tensor, far_lse: Tensor, dropout: float, mask: Tensor | None
 ) -> Tensor:
-    """Both terms by the logarithms of their normalisers."""
+    """Merge the window and the features by their log-sum-exps: outputs (B, heads, Cv, |H|, *spatial) and lse (B, heads,
+    |H|, *spatial)."""
     with full_precision(near.device):
         outs = torch.stack([near, torch.nn.functional.dropout(far, dropout)])
         out, _ = merge_attentions(outs, torch.stack([near_lse, far_lse.to(near_lse.dtype)]).unsqueeze(3))
@@ -142,7 +172,7 @@ def _merge_elements(content: Tensor, lse: Tensor, far_bias: Tensor) -> tuple[Ten
 
 
 def _far(query, key, value, projection, far_bias, mask, plain) -> tuple[Tensor, Tensor]:
-    """Attention by features alone (B, heads, Cv, |H|, *spatial), and its lse (B, heads, |H|, *spatial)."""
+    """Attention by random features only, (B, heads, Cv, |H|, *spatial), and its lse, (B, heads, |H|, *spatial)."""
     heads_and_elements, spatial = query.shape[1:4:2], query.shape[4:]
     # (B, heads |H|, pixels, C)
     q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(1, 2) for x in (query, key, value))

@@ -7,29 +7,33 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-# The score of a masked key. Finite, so that the weights of a masked query, whose window may hold no key at all, are
-# numbers too.
+# Score of a masked key. It is finite because minus infinity gives NaN for queries whose window has no valid key.
 MASKED_SCORE = -1e30
 
 
 def fill_where_masked(x: Tensor, mask: Tensor | None, value: float) -> Tensor:
-    """Features (B, ..., *spatial) with a value in place of what masked pixels hold; ``mask`` is (B or 1, *spatial)."""
+    """Set masked pixels of features (B, ..., *spatial) to a value; ``mask`` is (B or 1, *spatial), true at valid
+    pixels."""
     if mask is None:
         return x
     return x.masked_fill(~mask.view(mask.shape[0], *[1] * (x.ndim - mask.ndim), *mask.shape[1:]), value)
 
 
 def zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Features with zeros at masked pixels."""
+    """Set masked pixels of features (B, ..., *spatial) to zero."""
     return fill_where_masked(x, mask, 0.0)
 
 
 def attention_weights(
     attend: Callable[[Tensor], Tensor], value: Tensor, outputs: int, pixels: Sequence[Sequence[int]]
 ) -> Tensor:
-    """The weights (B, pixels, heads, H, S, *spatial) that ``attend`` gives the values for the outputs of some pixels,
-    as derivatives: it takes values (B, heads, channels, S, *spatial), like ``value`` but for channels, to outputs (B,
-    heads, channels, H, *spatial), each channel by itself and linearly. Weights have gradients if recorded."""
+    """Attention weights of chosen query pixels, (B, pixels, heads, H, S, *spatial).
+
+    Outputs are linear in the values, so the weights are the derivatives of the outputs by the values. ``attend`` maps
+    values (B, heads, channels, S, *spatial) to outputs (B, heads, channels, H, *spatial), each channel separately and
+    linearly. ``value`` gives the sizes, dtype and device; its number of channels is not used. Weights can be
+    differentiated if gradients are enabled.
+    """
     recorded = torch.is_grad_enabled()
     with torch.enable_grad():
         shape = (*value.shape[:2], len(pixels) * outputs, *value.shape[3:])

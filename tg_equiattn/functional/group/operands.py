@@ -1,4 +1,4 @@
-"""What operands of attention on grids must be: each error names the argument, what came and what is allowed."""
+"""Checks of the operands of attention on grids."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ...grids import Window
 
 
 def check_features(query: Tensor, key: Tensor, value: Tensor, other_pixels: bool = False) -> None:
-    """ValueError unless they are ``(B, heads, channels, elements, *spatial)`` of one kind, and of one image unless keys
-    and values may have ``other_pixels``."""
+    """Raise ValueError unless queries, keys and values are ``(B, heads, channels, elements, *spatial)``, of one dtype
+    and device, and of one image size. With ``other_pixels``, keys and values may have another size than queries."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.ndim not in (6, 7):
             raise ValueError(f"{name} must have shape (B, heads, C, |H|, *spatial), got {tuple(x.shape)}")
@@ -23,23 +23,26 @@ def check_features(query: Tensor, key: Tensor, value: Tensor, other_pixels: bool
         raise ValueError(f"key must have the shape of query, {tuple(query.shape)}, got {tuple(key.shape)}")
     if key.shape != query.shape and not other_pixels:
         raise ValueError(
-            f"key must have the shape of query, {tuple(query.shape)}, got {tuple(key.shape)}; its image may have "
-            "another size where all pixels are keys (kernel_size=None) and nothing depends on offsets "
-            "(offset_encoding=None)"
+            f"key must have the shape of query, {tuple(query.shape)}, got {tuple(key.shape)}; for keys from an image "
+            "of another size, use a global window (kernel_size=None) with offset_encoding=None and space_bias=None"
         )
     if value.shape[:2] != key.shape[:2] or value.shape[3:] != key.shape[3:]:
-        raise ValueError(f"value must match key, {tuple(key.shape)}, but for channels, got {tuple(value.shape)}")
+        raise ValueError(
+            f"value must have the shape of key, {tuple(key.shape)}, with any number of channels (axis 2), got "
+            f"{tuple(value.shape)}"
+        )
     if min(key.shape[4:]) < 1:
         raise ValueError(f"key must have at least one pixel on every spatial axis, got {tuple(key.shape)}")
 
 
 def _other_pixels(window: Window, *encodings: Tensor | None) -> bool:
-    """True if keys may be pixels of another image: all of them are keys, and nothing depends on offsets."""
+    """True if keys may come from an image of another size: with a global window, if nothing depends on offsets."""
     return isinstance(window, Window) and window.is_global and not any(x is not None for x in encodings)
 
 
 def check_tensors(query: Tensor, **tensors: tuple[Tensor | None, tuple[int, ...]]) -> None:
-    """ValueError unless tensors are None, or floating point on the device of the queries, of the shapes beside them."""
+    """Raise ValueError unless each tensor is None, or floating point, on the device of the queries and of the expected
+    shape. Arguments are pairs of a tensor and its shape, by name."""
     for name, (x, expected) in tensors.items():
         if x is None:
             continue
@@ -55,8 +58,8 @@ def check_grid(
     query: Tensor, key: Tensor, offset_encoding: Tensor | None, elements: int, window: Window, dropout: float,
     mask: Tensor | None, key_mask: Tensor | None,
 ) -> None:  # fmt: skip
-    """ValueError unless encodings of offsets, of as many output elements, are those of a window on the grid of
-    the queries, and a rate of dropout and masks fit."""
+    """Raise ValueError unless the window fits the image, ``offset_encoding`` fits the window and the number of output
+    elements, and ``dropout`` and the masks are valid."""
     if not isinstance(window, Window):
         raise ValueError(f"window must be a tg_equiattn.grids.Window, got {type(window).__name__}")
     window.check(query.shape[4:])
@@ -64,18 +67,24 @@ def check_grid(
     checks.pixel_mask(mask, query.shape[0], query.shape[4:], query.device)
     if key_mask is not None:
         if not window.is_global:
-            raise ValueError("key_mask must be None within windows, where mask is that of queries and of keys")
+            raise ValueError(
+                "key_mask must be None unless the window is global (kernel_size=None), got a mask; pass mask, which "
+                "masks queries and keys"
+            )
         checks.pixel_mask(key_mask, key.shape[0], key.shape[4:], key.device, "key_mask")
     if offset_encoding is None:
         if not window.is_global:
-            raise ValueError("offset_encoding must be given for a window, got None: only kernel_size=None goes without")
+            raise ValueError(
+                "offset_encoding must be given for a window, got None; use a global window (kernel_size=None) for "
+                "attention without positions"
+            )
         return
     shape, expected = tuple(offset_encoding.shape), window.count(query.shape[4:])
     check_tensors(query, offset_encoding=(offset_encoding, shape))
     if offset_encoding.ndim not in (3, 4) or shape[0] != elements or shape[-1] != query.shape[2]:
         raise ValueError(
-            f"offset_encoding must have shape ({elements}, D, {query.shape[2]}), or one more axis, of u, in third "
-            f"place, got {shape}"
+            f"offset_encoding must have shape ({elements}, D, {query.shape[2]}), or ({elements}, D, |H|, "
+            f"{query.shape[2]}) with a full encoding, got {shape}"
         )
     if shape[1] != expected:
         raise ValueError(f"offset_encoding must have {expected} offsets on axis 1 for {window}, got {shape[1]}")
@@ -95,7 +104,7 @@ def check_group_attention(
     mask,
     key_mask=None,
 ) -> None:
-    """ValueError for operands of :func:`group_attention` that do not fit."""
+    """Raise ValueError unless the operands of :func:`group_attention` fit each other."""
     check_features(query, key, value, _other_pixels(window, offset_encoding, space_bias))
     elements, channels = query.shape[3], query.shape[2]
     if index.device != query.device:
@@ -111,8 +120,9 @@ def check_group_attention(
     full = offset_encoding is not None and offset_encoding.ndim == 4
     if full and (offset_encoding.shape[2] != elements or element_encoding is not None):
         raise ValueError(
-            f"offset_encoding must have {elements} elements on axis 2, and element_encoding be None, with a full "
-            f"encoding; got {tuple(offset_encoding.shape)}"
+            f"offset_encoding with 4 axes (a full encoding) must have {elements} elements on axis 2, and needs "
+            f"element_encoding=None, got {tuple(offset_encoding.shape)} and "
+            f"{None if element_encoding is None else tuple(element_encoding.shape)}"
         )
     if offset_encoding is not None and not full and element_encoding is None:
         raise ValueError(f"element_encoding must have shape ({elements}, {channels}), got None")
@@ -124,7 +134,7 @@ def check_group_attention(
 
 
 def check_frame_attention(query, key, value, offset_encoding, window, space_bias, dropout, mask, key_mask=None) -> None:
-    """ValueError for operands of :func:`frame_attention` that do not fit."""
+    """Raise ValueError unless the operands of :func:`frame_attention` fit each other."""
     check_features(query, key, value, _other_pixels(window, offset_encoding, space_bias))
     elements = len(offset_encoding) if query.shape[3] == 1 and offset_encoding is not None else query.shape[3]
     check_grid(query, key, offset_encoding, elements, window, dropout, mask, key_mask)
@@ -138,7 +148,8 @@ def check_frame_attention(query, key, value, offset_encoding, window, space_bias
 
 @checks.of_values
 def _check_permutations(index: Tensor) -> None:
+    """Raise ValueError unless each row of ``index`` (..., |H|) is a permutation of the group elements."""
     permutation = torch.arange(index.shape[-1])
     if not torch.equal(index.sort(-1).values, permutation.expand_as(index)):
         wanted = f"a permutation of 0 ... {index.shape[-1] - 1} along its last axis"
-        raise ValueError(f"index must be {wanted}, got other values")
+        raise ValueError(f"index must be {wanted}, got other values; make it with relation_index")

@@ -1,7 +1,7 @@
-"""Group attention within windows as one PyTorch operator, which all relations share; see :mod:`.definition` for sizes.
+"""Group attention within windows as one PyTorch operator for all relations; see :mod:`.definition` for the sizes.
 
-It saves its inputs, outputs and the log-sum-exps of scores. Scores are made chunk by chunk, with one query element of a
-sum over t at a time, and made again in backward. Products of queries and keys are formed once for all outputs.
+For backward it saves its inputs, its outputs and the log-sum-exps of scores. Scores are formed chunk by chunk, for one
+query element t at a time, and recomputed in backward. Products of queries and keys are shared by all outputs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ _OPERANDS = (
 
 @torch.library.custom_op("tg_equiattn::group_attention", mutates_args=(), schema=f"({_OPERANDS}) -> (Tensor, Tensor)")
 def windowed_attention(query, key, value, offset_table, element_table, index, *rest) -> tuple[Tensor, Tensor]:
-    """query (B, e, C, Q, *spatial), key (B, e, C, K, *spatial), value (B, e, Cv, K, *spatial) -> out (B, e, Cv, H,
-    *spatial) and the log-sum-exps (B, e, H, T, *spatial) of scores. ``index`` is that of :meth:`.Elements.of`; ``mask``
-    (B or 1, *spatial) is true where there are keys; ``chunk`` is how many scores are held at once, -1 for the default.
+    """Attention and the log-sum-exps of its scores: query (B, e, C, Q, *spatial), key (B, e, C, K, *spatial), value (B,
+    e, Cv, K, *spatial) -> out (B, e, Cv, H, *spatial), lse (B, e, H, T, *spatial).
+
+    :mod:`.definition` describes the tables and :meth:`.Elements.of` the ``index``. ``mask`` (B or 1, *spatial) is true
+    at valid keys. ``chunk`` is the largest number of scores in memory at once; -1 means the default.
     """
     refuse_forward_mode()
     out, lse = _outputs(query, key, value, offset_table, element_table, index)
@@ -51,17 +53,17 @@ def windowed_attention(query, key, value, offset_table, element_table, index, *r
 
 
 def _flat_images(x: FlatOperands, chunk: Chunk, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor | None]:
-    """Queries with a channel of ones, keys and values as outputs see them, penalties, and hashes of pixels for dropout,
-    all flat."""
+    """The flat images of a chunk: queries with a channel of ones, keys and values from :meth:`.Elements.of_keys`,
+    penalties of masked keys, and the hashes of pixels for dropout."""
     some, penalty = (chunk.images, chunk.heads), x.penalty(chunk.images)
     seen = [x.elements.of_keys(x.padded(y[some])) for y in (key, value)]
     hashes = x.flat(x.row[some]) if x.dropout else None
-    one = x.flat(with_one(query[some]).transpose(2, 3)).transpose(2, 3)  # as matrix products take it
+    one = x.flat(with_one(query[some]).transpose(2, 3)).transpose(2, 3)  # memory order of matrix products
     return [one, *seen, None if penalty is None else x.flat(penalty), hashes]
 
 
 def _of_run(x: FlatOperands, run: tuple[int, int], outputs: slice, one, keys, values, penalty, hashes) -> tuple:
-    """A run of rows of :func:`_flat_images` for some outputs, with dropout factors in place of hashes."""
+    """Select a run of rows of :func:`_flat_images` and some outputs; replace the hashes by dropout factors."""
     one, keys, values = x.of_outputs(outputs, one, keys, values)
     one, penalty, hashes = (None if y is None else x.rows(y, run) for y in (one, penalty, hashes))
     keep = None
@@ -72,7 +74,7 @@ def _of_run(x: FlatOperands, run: tuple[int, int], outputs: slice, one, keys, va
 
 
 def _attend(x: FlatOperands, chunk: Chunk, operands: tuple) -> tuple[Tensor, Tensor]:
-    """Out (b, e, Cv, H, *flat rows) and lse (b, e, H, T, *flat rows) of a run of rows."""
+    """Attention of a run of rows: out (b, e, Cv, H, *flat rows) and lse (b, e, H, T, *flat rows)."""
     one, keys, values, penalty, keep = operands
     tables = x.offset_table[chunk.heads], x.element_table[chunk.heads]
     total, lses = None, []
@@ -141,7 +143,8 @@ def windowed_attention_backward(
 
 
 def _add_gradients_(x: FlatOperands, chunk: Chunk, operands: tuple, given, targets, to_tables) -> None:
-    """Add the gradients by a run of rows to those of flat queries, keys and values, and of the tables of some heads."""
+    """Add the contributions of a run of rows to the gradients: ``targets`` of flat queries, keys and values, and
+    ``to_tables`` of the tables of the chunk's heads."""
     (one, keys, values, penalty, keep), (grad, mean, lse), (to_one, to_keys, to_values) = operands, given, targets
     tables, elements = (x.offset_table[chunk.heads], x.element_table[chunk.heads]), x.elements
     total: Tensor | None = None
@@ -161,7 +164,7 @@ def _add_gradients_(x: FlatOperands, chunk: Chunk, operands: tuple, given, targe
         if elements.queries == 1:
             slope = to_weight.sub_(mean[:, :, :, 0, None, None]).mul_(weight)
         else:
-            weight *= weight.sum((3, 4), keepdim=True).reciprocal_()  # lse of large scores is rounded
+            weight *= weight.sum((3, 4), keepdim=True).reciprocal_()  # corrects the rounding of a large lse
             slope = to_weight * weight
             of_slopes = slope.sum((3, 4), keepdim=True).add_(mean[:, :, :, t, None, None])
             slope.addcmul_(weight, of_slopes, value=-1)
@@ -177,8 +180,9 @@ def _add_gradients_(x: FlatOperands, chunk: Chunk, operands: tuple, given, targe
 
 
 def _add_to_tables_(x: FlatOperands, t: int, slope: Tensor, one: Tensor, tables, to_tables) -> Tensor:
-    """Add gradients of both tables, from those of scores (b, e, H, S, D, pixels) and queries (b, e, H or 1, C + 1,
-    pixels); return what queries get by the tables, (b, e, H or 1, C, pixels)."""
+    """Add to the gradients of both tables, from the gradients of scores ``slope`` (b, e, H, S, D, pixels) and queries
+    ``one`` (b, e, H or 1, C + 1, pixels). Return the gradient of queries through the tables, (b, e, H or 1, C,
+    pixels)."""
     (offset_table, element_table), (to_offsets, to_elements) = tables, to_tables
     logits = x.elements.by_argument(slope, t, 2) if offset_table.shape[2] > 1 else slope.sum(3, keepdim=True)
     logits = logits.flatten(2, 4).unflatten(2, (one.shape[2], -1))
@@ -199,7 +203,8 @@ def _(grad, grad_lse, out, lse, *operands):
 
 
 def _second_backward(operands, given, cotangents, *rest) -> tuple[Tensor | None, ...]:
-    """As :func:`.second_derivatives`: chunk by chunk, or where its results are to be differentiated in turn at once."""
+    """The same as :func:`.second_derivatives`, chunk by chunk. If its results must be differentiable again, they are
+    computed without chunks."""
     query, upstream = operands[0], given[:2]
     if torch.is_grad_enabled() or not query.numel():
         plain = lambda *y: windowed_attention_definition(*y, *rest)  # noqa: E731
@@ -242,7 +247,8 @@ register_derivatives(
 
 
 def _macs(query, key, value, offset_table, element_table, index, *, scores: int, sums: int, tables: int) -> int:
-    """Multiplications and additions of so many products at every score, sums of values, and products with tables."""
+    """The number of multiply-adds. ``scores``, ``sums`` and ``tables`` count the products of queries and keys, of
+    weights and values, and of queries and tables."""
     batch, heads, channels, elements, *spatial = query
     _, outputs, arguments, offsets, _ = offset_table
     queries = index[1] if index is not None and len(index) == 3 else 1
@@ -259,12 +265,12 @@ def _macs(query, key, value, offset_table, element_table, index, *, scores: int,
 
 @flop_formula("group_attention")
 def _flops(query, key, value, offset_table, element_table, index, *rest, **options) -> int:
-    """Two for a multiplication and addition: products of queries and keys, once for all outputs that need them; of
-    queries and tables; of weights, summed over t, and values."""
+    """FLOPs of forward, two for each multiply-add: products of queries and keys (shared by all outputs), of queries and
+    tables, and of values and weights, which are summed over t first."""
     return 2 * _macs(query, key, value, offset_table, element_table, index, scores=1, sums=1, tables=1)
 
 
 @flop_formula("group_attention_backward")
 def _backward_flops(grad, grad_lse, out, lse, *operands, **options) -> int:
-    """The products of forward that are made again, but for the sums of values, and two for each of forward."""
+    """FLOPs of backward: two products for each one of forward, and the recomputed scores."""
     return 2 * _macs(*operands[:6], scores=3, sums=2, tables=3)

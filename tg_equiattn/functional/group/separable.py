@@ -12,8 +12,9 @@ from .shifts import in_square, offsets_of_pairs, shifts
 
 
 def separable_attention_impl(value: Tensor, space_bias: Tensor, window: Window) -> Tensor:
-    """out(i, h) = sum_D softmax_D(b(h^-1 D)) v(i + D, h) of values (B, heads, Cv, |H|, *spatial) and biases (heads,
-    |H|, D), with zeros outside of the image.
+    """Attention by position only: out(i, h) = sum_D softmax_D(b(h^-1 D)) v(i + D, h).
+
+    ``value`` (B, heads, Cv, |H|, *spatial) is zero outside of the image; ``space_bias`` b is (heads, |H|, D).
 
     Source: Cordonnier et al. (2020), Theorem 1, for attention by offsets alone; Chollet, Xception (2017), for separable
     convolutions.

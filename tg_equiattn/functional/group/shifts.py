@@ -1,4 +1,4 @@
-"""An odd window over grids as shifted views of padded images."""
+"""Windows over grids as shifted views of padded images."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ...modes import cached
 class Block(NamedTuple):
     """Offsets of a window that fill a box.
 
-    ``start`` is the first of them, ``counts`` their number along every axis, ``offsets`` their slice in the order of
-    the window's offsets.
+    ``start`` is the first offset, ``counts`` the number of offsets along every axis, and ``offsets`` the slice of these
+    offsets among all offsets of the window.
     """
 
     start: tuple[int, ...]
@@ -31,8 +31,8 @@ class Block(NamedTuple):
 class Shifts:
     """The offsets of a window, counted from its first corner, in the order of ``Window.offsets``.
 
-    Images are (..., *spatial) with ``dim`` spatial axes; windows reach ``radius`` pixels to either side. ``blocks``
-    cover all offsets: a square is one block, a disk has one for each of its rows.
+    Images are (..., *spatial) with ``dim`` spatial axes. Windows reach ``radius`` pixels to either side. ``blocks``
+    contain all offsets: a square is one block; a disk has one block for each of its rows.
     """
 
     radius: int
@@ -43,7 +43,8 @@ class Shifts:
         return range(x.ndim - self.dim, x.ndim)
 
     def pad(self, x: Tensor, circular: bool = False) -> Tensor:
-        """Images with as many pixels at every side as windows reach out: zeros, or those of the other side."""
+        """Pad images by ``radius`` pixels at every side: with zeros, or with pixels of the opposite side
+        (``circular``)."""
         if not circular:
             return F.pad(x, [self.radius] * (2 * self.dim))
         for axis in self._axes(x):
@@ -52,7 +53,7 @@ class Shifts:
         return x
 
     def unpad(self, x: Tensor, circular: bool = False) -> Tensor:
-        """The adjoint of :meth:`pad`, which adds up what went to several pixels."""
+        """The adjoint of :meth:`pad`: gradients of padding are added to those of the pixels it was copied from."""
         for axis in self._axes(x):
             side = x.shape[axis] - 2 * self.radius
             inner = x.narrow(axis, self.radius, side)
@@ -64,8 +65,8 @@ class Shifts:
         return x
 
     def views(self, padded: Tensor) -> list[Tensor]:
-        """What every offset sees: views (..., *spatial) of padded images, by operations that transforms of
-        ``torch.func`` have rules for."""
+        """The image shifted by every offset: views (..., *spatial) of padded images. All operations here support
+        ``torch.func``."""
         views = []
         for block in self.blocks:
             found = [padded]
@@ -77,7 +78,7 @@ class Shifts:
 
 
 def shifts(kernel_size: int, selection: Sequence[int], dim: int) -> Shifts:
-    """The window of a side, or of the chosen offsets of it."""
+    """The shifts of a square window, or of the offsets of ``selection`` in it (flat indices; empty means all)."""
     return _shifts(kernel_size, tuple(selection), dim)
 
 
@@ -88,7 +89,7 @@ def _shifts(kernel_size: int, selection: tuple[int, ...], dim: int) -> Shifts:
         whole = Block((0,) * dim, (kernel_size,) * dim, slice(0, len(every)))
         return Shifts(kernel_size // 2, dim, (whole,))
     blocks, first = [], 0
-    for end in range(1, len(selection) + 1):  # rows are without gaps
+    for end in range(1, len(selection) + 1):  # offsets of a row are contiguous
         if end == len(selection) or selection[end] // kernel_size != selection[first] // kernel_size:
             counts = (*[1] * (dim - 1), end - first)
             blocks.append(Block(every[selection[first]], counts, slice(first, end)))
@@ -97,25 +98,26 @@ def _shifts(kernel_size: int, selection: tuple[int, ...], dim: int) -> Shifts:
 
 
 def in_square(x: Tensor, shifts: Shifts, side: int) -> Tensor:
-    """Values of the offsets of a window (..., D), among those of the square around it (..., side^dim), zero at the
-    others."""
+    """Place values of a window's offsets (..., D) in the square around it, with zeros at other offsets: (...,
+    side^dim)."""
     size, counts = side**shifts.dim, [block.offsets.stop - block.offsets.start for block in shifts.blocks]
     starts = [functools.reduce(lambda flat, step: flat * side + step, block.start, 0) for block in shifts.blocks]
     if counts == [size]:
         return x
-    if torch.compiler.is_compiling():  # one expression; of a cat every operand would be a launch
+    if torch.compiler.is_compiling():  # fuses into one kernel; cat would launch one for each operand
         each = zip(shifts.blocks, starts, counts, strict=True)
         rows = [F.pad(x[..., block.offsets], (start, size - start - count)) for block, start, count in each]
         return functools.reduce(torch.add, rows)
-    none, pieces, end = x.new_zeros(*x.shape[:-1], size), [], 0
+    zeros, rows, end = x.new_zeros(*x.shape[:-1], size), [], 0
     for start, row in zip(starts, x.split(counts, -1), strict=True):
-        pieces += [none[..., end:start], row]
+        rows += [zeros[..., end:start], row]
         end = start + row.shape[-1]
-    return torch.cat([*pieces, none[..., end:]], -1)
+    return torch.cat([*rows, zeros[..., end:]], -1)
 
 
 def offsets_of_pairs(spatial: Sequence[int], device: torch.device) -> Tensor:
-    """The number of each pair's offset, (query pixels, key pixels), among the offsets of all pairs of pixels."""
+    """The index of the offset of each pair of pixels among all offsets of a global window: (query pixels, key
+    pixels)."""
     axes = torch.meshgrid(*(torch.arange(n, device=device) for n in spatial), indexing="ij")
     flat: Tensor | int = 0
     for n, axis in zip(spatial, axes, strict=True):

@@ -3,8 +3,9 @@ r"""Long convolution and correlation of scalars or vectors as one PyTorch operat
     convolution   u_i = s sum_j a_j . b_{i-j}          correlation   w_m = s sum_i a_i . b_{i+m}
 
 with "." the product of numbers or the cross product, s a factor of the sequence's own length n, and indices modulo n
-("circular") or without wrapping round, outputs 0 to n - 1 ("causal"). Each is the derivative of the other. A circular
-one at lengths the FFT is slow at, or at several, is a linear one of which each sequence's tail is folded back at n.
+("circular") or without wrapping round, outputs 0 to n - 1 ("causal"). Each is the derivative of the other. If the FFT
+is slow at n, or sequences have several lengths, a circular convolution is computed as a linear one, and each sequence's
+tail is added back at its own n.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from ...modes import full_precision
 from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
 from ..flops import flop_formula, real_ffts
 from ..second_derivatives import register_derivatives
+from ..vector.clifford import cross_product
 
 Length = TypeVar("Length", float, Tensor)
 BLOCK_NUMBERS = 1 << 22  # numbers of one operand transformed at a time on a CPU
 
 
 def is_smooth(n: int) -> bool:
-    """Whether an FFT of length n is fast: no prime factor above 7."""
+    """True if an FFT of length n is fast: n has no prime factor above 7."""
     for prime in (2, 3, 5, 7):
         while n % prime == 0:
             n //= prime
@@ -34,8 +36,8 @@ def is_smooth(n: int) -> bool:
 
 
 def fast_length(n: int) -> int:
-    """The smallest length from n on whose FFT is fast, even where that costs nothing (real transforms pair up); a
-    multiple of 64 while compiling, where n may stand for any number and its factors cannot be asked for."""
+    """The smallest even length from n on whose FFT is fast, or 2. While compiling, when n may be a symbol without
+    factors, the next multiple of 64."""
     if torch.compiler.is_compiling():
         return (n + 63) // 64 * 64
     n = max(n + n % 2, 2)
@@ -57,14 +59,14 @@ def along(x: Tensor, like: Tensor) -> Tensor:
 
 
 def zero_beyond(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """(B, N, ...) with zeros beyond the own lengths (B,); None where all are N."""
+    """(B, N, ...) with zeros beyond the own lengths (B,), if given."""
     if lengths is None:
         return x
     return x.masked_fill(along(torch.arange(x.shape[1], device=x.device) >= lengths[:, None], x), 0)
 
 
 def _with_strides(x: Tensor) -> Tensor:
-    """Sequences whose values lie apart: MKL's FFT of torch 2.8 refuses expanded ones, as the gradients of a sum are."""
+    """x, copied if expanded along the sequence, as gradients of sums are: MKL's FFT in torch 2.8 refuses that."""
     return x if x.stride(1) or x.shape[1] < 2 else x.contiguous()
 
 
@@ -84,8 +86,7 @@ def invert(
     correlate: bool = False,
     norm: str = "forward",
 ) -> Tensor:
-    """A product of the two spectra as sequences (B, N, ...): tails folded back, zero beyond their own lengths, divided
-    by what ``norm`` says of these."""
+    """Transform a product of the two spectra back to sequences (B, N, ...), add tails back, and divide by ``norm``."""
     raw = torch.fft.irfft(spectrum, total, dim=1)
     out = raw[:, :length]
     if lengths is None:
@@ -99,29 +100,27 @@ def invert(
 
 
 def length_factor(n: Length, norm: str) -> Length:
-    """1 / n ("forward"), 1 / sqrt(n) ("ortho") or 1 ("backward") for own lengths n, an empty one counting as one."""
+    """The factor 1 / n ("forward"), 1 / sqrt(n) ("ortho") or 1 ("backward") of own lengths n; 0 counts as 1."""
     n = n.clamp(min=1) if isinstance(n, Tensor) else max(n, 1)
     return n ** {"forward": -1.0, "ortho": -0.5, "backward": 0.0}[norm]
 
 
 def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, norm: str = "forward") -> Tensor:
-    """The convolution of scalars (B, N, C) or vectors (B, N, C, 3) of own lengths (B,), None where all are N; what lies
-    beyond them is never looked at."""
-    forms = {DEFINITION: _plain, OPERATOR: _operator, FUSABLE: _Convolution.apply}
+    """The convolution of scalars (B, N, C) or vectors (B, N, C, 3) of own lengths (B,), or N if None. Values beyond the
+    own lengths are never read, and zero in the output."""
+    forms: dict[str, Callable[..., Tensor]] = {DEFINITION: _plain, OPERATOR: _operator, FUSABLE: _Convolution.apply}
     return forms[choose_form(a, 2 * a.numel())](a, b, lengths, mode, False, norm)  # spectra have twice the length
 
 
-def number_or_cross_product(a: Tensor, b: Tensor, vectors: bool) -> Tensor:
-    """The product of numbers, or the cross product on the last axis."""
-    if not vectors:
-        return a * b
-    u, v = a.unbind(-1), b.unbind(-1)
-    return torch.stack([torch.addcmul(u[x] * v[y], u[y], v[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))], -1)
+def number_or_cross_product(a: Tensor, b: Tensor, vectors: bool, dim: int = -1) -> Tensor:
+    """The product of numbers, or the cross product along an axis."""
+    return cross_product(a, b, dim) if vectors else a * b
 
 
 def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:
     x, y, total = transform(a, b, lengths, mode)
-    product = _product_of_spectra(x, y, correlate, functools.partial(number_or_cross_product, vectors=a.ndim == 4))
+    multiply = functools.partial(number_or_cross_product, vectors=a.ndim == 4, dim=-2)
+    product = _product_of_spectra(x.movedim(1, -1), y.movedim(1, -1), correlate, multiply).movedim(-1, 1)
     return invert(product, total, a.shape[1], lengths, mode, correlate, norm)
 
 
@@ -132,6 +131,11 @@ def _product_of_spectra(x: Tensor, y: Tensor, conjugate: bool, product: Callable
     (a, b), (c, d) = (torch.view_as_real(spectrum).unbind(-1) for spectrum in (x, y))  # compilers fuse real ones only
     b = -b if conjugate else b
     return torch.view_as_complex(torch.stack([product(a, c) - product(b, d), product(a, d) + product(b, c)], -1))
+
+
+def empty_sequences(x: Tensor) -> Tensor:
+    """Sequences of the shape (B, N, ...) of x, in the memory layout of transforms: N is the fastest axis."""
+    return x.new_empty(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
 
 
 def blocks(x: Tensor, total: int) -> list[tuple[slice, slice]]:
@@ -147,12 +151,13 @@ def blocks(x: Tensor, total: int) -> list[tuple[slice, slice]]:
 def _operator(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:
     refuse_forward_mode()
     if not a.numel():
-        return torch.zeros_like(a, memory_format=torch.contiguous_format)
+        return empty_sequences(a)
     parts = blocks(a, transform_length(a.shape[1], lengths is not None, mode))
     with full_precision(a.device):
         if len(parts) == 1:
-            return _convolve_block(a, b, lengths, mode, correlate, norm).contiguous()
-        out = a.new_empty(a.shape)
+            out = _convolve_block(a, b, lengths, mode, correlate, norm)
+            return out.movedim(1, -1).contiguous().movedim(-1, 1)
+        out = empty_sequences(a)
         for rows, channels in parts:
             own, part = None if lengths is None else lengths[rows], (rows, slice(None), channels)
             out[part] = _convolve_block(a[part], b[part], own, mode, correlate, norm)
@@ -161,7 +166,7 @@ def _operator(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate
 
 @_operator.register_fake
 def _(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:
-    return a.new_empty(a.shape)
+    return empty_sequences(a)
 
 
 @flop_formula("fft_convolution")
@@ -203,9 +208,9 @@ register_derivatives(_operator, (_gradient_of_first, _gradient_of_second), _plai
 
 
 class _Convolution(torch.autograd.Function):
-    """The operator in operations that a compiler sees: transforms stay library calls, all else is fused.
+    """The form for compilers: transforms stay library calls, other operations are fused.
 
-    It has a backward of its own because autograd would keep the spectra, which are larger than the sequences.
+    Its own backward saves the sequences; autograd would save the spectra, which are larger.
     """
 
     @staticmethod

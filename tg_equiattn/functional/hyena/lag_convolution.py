@@ -2,8 +2,8 @@ r"""Convolution of sequences with one filter of the lag, and its derivatives, as
 
     y_i = sum_m h_m x_{i-a-m}          g_m = sum_{b,i} y_i x_{i-a-m}
 
-with filters h_0 .. h_{L-1} of the lags a .. a + L - 1, one a channel, the same for all sequences b and components of
-vectors; what lies beyond the ends of a sequence counts as zero. The derivatives of each are made of the two again.
+with filters h_0 .. h_{L-1} of the lags a .. a + L - 1. Each channel has a filter, which sequences b and components of
+vectors share. Values beyond the ends of a sequence count as zero. Derivatives of both are made of the two operators.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def first_lag(length: int, causal: bool) -> int:
 
 
 def lag_convolution(x: Tensor, h: Tensor, lengths: Tensor | None, first: int) -> Tensor:
-    """y_i = sum_j h_{i-j} x_j of x (B, N, C) or (B, N, C, 3), of own lengths (B,), with h (L, C), whose first lag is
-    ``first``. No factor of the length and no index but the lag: zeros around a sequence change nothing."""
+    """Convolve x (B, N, C) or (B, N, C, 3), of own lengths (B,), with filters h (L, C), whose first lag is ``first``:
+    y_i = sum_j h_{i-j} x_j. Zeros around a sequence change nothing."""
     if use_plain():
         return _plain_convolution(x, h, lengths, first)
     return _convolve(x, h, lengths, first)
 
 
 def _total(length: int, filters: int, first: int) -> int:
-    """A length of transforms at which nothing wraps round onto what is wanted."""
+    """A fast length of transforms, long enough that no output wraps around."""
     return fast_length(max(length + filters - 1 + first, length - first))
 
 
@@ -51,7 +51,7 @@ def _correlate_block(y: Tensor, x: Tensor, lengths: Tensor | None, first: int, f
     y, x = (torch.fft.rfft(zero_beyond(part, lengths), total, dim=1) for part in (y, x))
     products = y * x.conj().resolve_conj()
     products = products.sum(0) if x.ndim == 3 else products.sum((0, 3))
-    lags = torch.fft.irfft(products, total, dim=0)  # of lag l at place l, of -l at total - l
+    lags = torch.fft.irfft(products, total, dim=0)  # lag l is at index l, lag -l at total - l
     return torch.cat([lags[total + first :], lags[: filters + first]])
 
 
@@ -111,14 +111,8 @@ def _(y, x, lengths, first, filters, out_shape) -> int:
     return real_ffts(2 * x.numel() // x[1] + x[2], _total(x[1], filters, first))
 
 
-def _backwards(h: Tensor, first: int) -> tuple[Tensor, int]:
-    """The filter of minus the lag, and its first lag."""
-    return h.flip(0), 1 - first - len(h)
-
-
 def _sequence_gradient(grad: Tensor, x: Tensor, h: Tensor, lengths: Tensor | None, first: int) -> Tensor:
-    turned, start = _backwards(h, first)
-    return _convolve(grad, turned, lengths, start)
+    return _convolve(grad, h.flip(0), lengths, 1 - first - len(h))
 
 
 def _filter_gradient(grad: Tensor, x: Tensor, h: Tensor, lengths: Tensor | None, first: int) -> Tensor:
@@ -130,8 +124,7 @@ def _gradient_of_first(grad: Tensor, y: Tensor, x: Tensor, lengths: Tensor | Non
 
 
 def _gradient_of_second(grad: Tensor, y: Tensor, x: Tensor, lengths: Tensor | None, first: int, filters: int) -> Tensor:
-    turned, start = _backwards(grad, first)
-    return _convolve(y, turned, lengths, start)
+    return _convolve(y, grad.flip(0), lengths, 1 - first - len(grad))
 
 
 def _plain_convolution(x: Tensor, h: Tensor, lengths: Tensor | None, first: int) -> Tensor:

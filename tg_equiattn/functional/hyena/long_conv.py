@@ -27,15 +27,17 @@ def scalar_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
     round (``"linear"``), or the first n of these, which depend on the past only (``"causal"``).
 
     Args:
-        q, k: signal and filter.
-        lengths: int64 ``(B,)``, own lengths; ``None`` means N. What lies beyond is never read, and zero in the output.
+        q: signal.
+        k: filter.
+        lengths: int64 ``(B,)``, the own length of each sequence; ``None`` means N. Tokens beyond it are never read, and
+            zero in the output.
         mode: ``"circular"``, ``"linear"`` or ``"causal"``.
 
     Shapes:
         ``(B, N, C)`` each -> ``(B, N, C)``; ``(B, 2N - 1, C)`` for ``"linear"``.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument does not fit; it names the argument.
 
     Source: se3-hyena Eq. 1, divided by the length as its Code 1 does.
 
@@ -53,17 +55,22 @@ def vector_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
 
     .. math:: u_i = \frac{1}{n} \sum_j q_j \times k_{i-j}
 
-    Rotating q and k rotates u; reflecting them does too, but for the sign: u of polar vectors is axial. Where q and k
-    have one and the same direction throughout, u is zero.
+    n is the sequence's own length. If q and k are polar vectors, u is an axial vector. If all vectors have one
+    direction, u is zero.
 
     Args:
-        q, k, lengths, mode: as of :func:`scalar_long_conv`.
+        q: signal.
+        k: filter.
+        lengths: int64 ``(B,)``, the own length of each sequence; ``None`` means N. Tokens beyond it are never read, and
+            zero in the output.
+        mode: indices modulo n (``"circular"``), all of the 2n - 1 values without wrapping round (``"linear"``), or the
+            first n of these, which depend on the past only (``"causal"``).
 
     Shapes:
         ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``; ``(B, 2N - 1, C, 3)`` for ``"linear"``.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument does not fit; it names the argument.
 
     Source: se3-hyena Eq. 2-3 and Code 1; Eq. 2 as printed, :math:`q_i \times k_{j-i}`, would not mix the queries.
 
@@ -105,9 +112,9 @@ def bilinear_long_conv(
     *,
     block: int | None = None,
 ) -> Tensor:
-    """u_i = s sum_j q_j x k_{i-j} of (B, N, C) and (B, N, D), x any bilinear product of (M, C) and (M, D) row by row;
-    circular or causal, with s as :func:`fft_convolution`. It is evaluated at frequencies, ``block`` of them at a time:
-    (a + ib) x (c + id) = a x c - b x d + i ((a + b) x (c + d) - a x c - b x d)."""
+    """Long convolution u_i = s sum_j q_j x k_{i-j} of (B, N, C) and (B, N, D) with any bilinear ``product`` of rows
+    (M, C) and (M, D), circular or causal, s as in :func:`fft_convolution`. The product is evaluated at ``block``
+    frequencies at a time: (a + ib) x (c + id) = a x c - b x d + i ((a + b) x (c + d) - a x c - b x d)."""
     if not q.shape[0] * q.shape[1]:
         nothing = product(q.flatten(0, 1), k.flatten(0, 1))
         return nothing.reshape(*q.shape[:2], nothing.shape[1])

@@ -37,7 +37,7 @@ def clipped_attention_impl(
         by_node = value.transpose(0, 1)
         sums = edge_sum(value.new_ones(1, bins.col.shape[0]), by_node.flatten(1)[None], bins)[0, :-1]
         sums = sums.view(nodes, count, heads, width).permute(1, 2, 0, 3)  # R, without the node itself
-        counts = bins.crow.diff()[:-1].view(nodes, count).to(value.dtype)
+        counts = bins.row_starts.diff()[:-1].view(nodes, count).to(value.dtype)
         far_count = node_batch.spread(node_batch.totals) - counts.sum(1) - 1
         present = torch.cat([torch.ones_like(counts[:, :1]), counts[:, 1:], far_count[:, None]], 1) > 0
         weights = weights / torch.where(present, weights.detach(), 0.0).amax(-1, keepdim=True)

@@ -14,8 +14,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from ...edges import CSR
 from ...modes import full_precision
-from ...neighbors import CSR
 from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
 from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
@@ -32,14 +32,14 @@ def edge_dot(query: Tensor, key: Tensor, relation: CSR) -> Tensor:
         return gathered_edge_dot(query, key, relation.row, relation.col)
     if form == FUSABLE:  # rows are read where they are multiplied
         return _whole_edge_dot(query, key, relation.row, relation.col)
-    return csr_edge_dot(query, key, *relation.tensors)
+    return csr_edge_dot(query, key, *relation)
 
 
 def edge_sum(weight: Tensor, value: Tensor, relation: CSR) -> Tensor:
     """Sum over each row's pairs of (heads, E) weights times (heads, M, d) values, (heads, N, d)."""
     if choose_form(value, value.shape[0] * relation.row.shape[0]) == OPERATOR:
-        return csr_edge_sum(weight, value, *relation.tensors)
-    return gathered_edge_sum(weight, value, relation.row, relation.col, relation.rows)
+        return csr_edge_sum(weight, value, *relation)
+    return gathered_edge_sum(weight, value, relation.row, relation.col, relation.num_rows)
 
 
 def gathered_edge_dot(query: Tensor, key: Tensor, row: Tensor, col: Tensor, chunk: int = 4096) -> Tensor:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ...merging import merge_attentions
-from ...node_batch import NodeBatch, PaddedBatch, Slots, in_order, nodes_of_rows
+from ...node_batch import NodeBatch, PaddedBatch
 from ...ranks import Ranks
+from ...slots import Slots, in_order, nodes_of_rows
 
 _SHORTEST = 16  # slots of a row
 
@@ -61,7 +62,8 @@ def graph_rows(node_batch: NodeBatch) -> GraphRows:
     first = torch.cat([row.new_zeros(1), ((sizes + length - 1) // length).cumsum(0)])
     graph = (torch.searchsorted(first, row, right=True) - 1).clamp(max=last)
     before = (row - first[graph]) * length
-    node, mask = nodes_of_rows(node_batch.starts[graph] + before, sizes[graph] - before, length, node_batch.nodes)
-    slot = first[node_batch.batch] * length + node_batch.within()
+    starts = node_batch.starts
+    node, mask = nodes_of_rows(starts[graph] + before, sizes[graph] - before, length, node_batch.nodes)
+    slot = first[node_batch.batch] * length + node_batch.within(starts)
     slots = in_order(Slots(node, mask.flatten(), slot, None), node_batch.order)
     return GraphRows(PaddedBatch(node_batch, row.shape[0], length, mask, slots, graph), graph)

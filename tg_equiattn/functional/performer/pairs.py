@@ -71,7 +71,8 @@ def pair_attention_impl(
             out = softmax_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask)
             return unpack_heads(out.unflatten(0, (heads, rows.count)), rows).to(value.dtype)
         entries = None if near is None else _Entries.of(near, rows, dtype)
-        attend = functools.partial(_attend, dropout=dropout, repeats=near is not None and near.pairs.repeats)
+        repeats = near is not None and near.pairs.repeats is not False  # unread pairs may repeat
+        attend = functools.partial(_attend, dropout=dropout, repeats=repeats)
         if is_whole(q) or heads * rows.count * length**2 <= chunk:
             out, shares = attend(q, k, v, rows.mask, *(entries or (None, None, None, None)))
         else:
@@ -99,8 +100,8 @@ class _Entries(NamedTuple):
         row, within = slot // length, slot % length
         target, source = (torch.cat([t, own]) for t in (pairs.target, pairs.source))
         valid = row[target] == row[source]
-        if pairs.exists is not None:
-            valid = valid & torch.cat([pairs.exists, torch.ones_like(own, dtype=torch.bool)])
+        if pairs.mask is not None:
+            valid = valid & torch.cat([pairs.mask, torch.ones_like(own, dtype=torch.bool)])
         bias, itself, far = (t.to(dtype) for t in (near.bias, near.self_bias, near.far_bias))
         if pairs.weights is not None:
             weights = pairs.weights.to(dtype)

@@ -94,8 +94,8 @@ def window_attention_impl(
         q = q * q.shape[-1] ** -0.5
         self_score = ((q * k).sum(-1) + near.self_bias).unsqueeze(-1)
         scores = edge_dot(q, k, csr) + near.bias.to(dtype)
-        if pairs.exists is not None:
-            scores = scores.masked_fill(~pairs.exists, -torch.inf)
+        if pairs.mask is not None:
+            scores = scores.masked_fill(~pairs.mask, -torch.inf)
         if pairs.weights is not None:
             scores = scores.masked_fill(pairs.weights <= 0, -torch.inf)
         index = csr.row.expand_as(scores)

@@ -1,5 +1,5 @@
-"""Vector self-attention by cross products, streamed in O(N) memory: :mod:`.cross_product_attention` sums the T_i of
-:func:`vector_attention`. Second derivatives go through :mod:`.plain_attention`."""
+"""Vector self-attention by cross products in O(N) memory. :mod:`.cross_product_attention` has the sums over keys;
+:mod:`.plain_attention` has the definition, which second derivatives and transforms use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..backend import OPERATOR, choose_form, refuse_forward_mode
 from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 from .cross_product_attention import cross_product_attention, cross_product_attention_backward
-from .plain_attention import plain_vector_attention, second_derivatives_by_queries, tokens_there
+from .plain_attention import plain_vector_attention, second_derivatives_by_queries, valid_tokens
 
 
 def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -22,20 +22,23 @@ def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = N
         S_{ij} = \mathrm{softmax}_j\!\left(\tfrac{1}{\sqrt n} \|q_i \times k_j\|\right) (q_i \times k_j), \qquad
         u_i = \frac{1}{n} \sum_j S_{ij} \times v_j
 
-    with n the sequence's own length. It is :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n` with p the softmax and
-    :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top`, and nothing of size n x n is kept. Lengths come from
-    :math:`\|q \times k\|^2 = |q|^2 |k|^2 - (q \cdot k)^2`, so where q and k are parallel to within float32's rounding
-    the scores are exact to 1e-3 of :math:`|q||k|` only. Polar vectors give a polar vector.
+    with n the sequence's own length. It is computed as :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n` with p the
+    softmax and :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top`, without a matrix of size n x n. Lengths of cross products
+    are computed as :math:`\|q \times k\|^2 = |q|^2 |k|^2 - (q \cdot k)^2`. If q and k are parallel to within the
+    rounding of float32, scores are therefore accurate to 1e-3 of :math:`|q||k|` only. Polar vectors give polar vectors.
 
     Args:
-        q, k, v: query, key, value.
-        lengths: int64 ``(B,)``, own lengths; ``None`` means N. What lies beyond is never read, and zero in the output.
+        q: queries.
+        k: keys.
+        v: values.
+        lengths: int64 ``(B,)``, the own length of each sequence; ``None`` means N. Tokens beyond it are never read, and
+            zero in the output.
 
     Shapes:
         ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument does not fit; it names the argument.
 
     Source: se3-hyena appendix B, Eq. 4-5. Its Code 2 computes something else: scores are divided by n / 2 instead of
     the root of n, and :math:`v_i` stands in place of :math:`v_j`, so that values do not mix.
@@ -43,28 +46,28 @@ def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = N
     Example:
         >>> import torch
         >>> q, k, v = torch.randn(3, 2, 11, 4, 3)
-        >>> turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-        >>> turned = vector_attention(q @ turn, k @ turn, v @ turn)
-        >>> torch.allclose(turned, vector_attention(q, k, v) @ turn, atol=1e-6)
+        >>> rotation = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> rotated = vector_attention(q @ rotation, k @ rotation, v @ rotation)
+        >>> torch.allclose(rotated, vector_attention(q, k, v) @ rotation, atol=1e-6)
         True
     """
     checks.alike(4, q=q, k=k, v=v)
     if q.shape[-1] != 3:
         raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
     checks.lengths(lengths, q.shape[0], q.shape[1], q.device)
-    return attend_to_vectors(q, k, v, lengths)
+    return vector_attention_impl(q, k, v, lengths)
 
 
-def attend_to_vectors(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-    """:func:`vector_attention` of what is known to be right."""
+def vector_attention_impl(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+    """:func:`vector_attention` without checks."""
     count, length, channels, _ = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
-    there = tokens_there(lengths, length)
-    if lengths is None or there is None:
+    valid = valid_tokens(lengths, length)
+    if lengths is None or valid is None:
         sizes = torch.full((count,), length, dtype=dtype, device=q.device).clamp(min=1)
     else:
-        there = there[..., None, None]
-        q, k, v = (torch.where(there, x, 0.0) for x in (q, k, v))
+        valid = valid[..., None, None]
+        q, k, v = (torch.where(valid, x, 0.0) for x in (q, k, v))
         sizes, lengths = lengths.to(dtype).clamp(min=1), lengths.repeat_interleave(channels)
     q, k, v = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     scale = sizes.rsqrt().repeat_interleave(channels)
@@ -73,16 +76,16 @@ def attend_to_vectors(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -
     else:
         out = plain_vector_attention(q, k, v, lengths, scale)
     out = (out.unflatten(0, (count, channels)) / sizes[:, None, None, None]).transpose(1, 2)
-    return out if there is None else out.masked_fill(~there, 0)
+    return out if valid is None else out.masked_fill(~valid, 0)
 
 
 def _outer(k: Tensor, v: Tensor) -> Tensor:
-    """k v^T (G, N, 9) of vectors (G, N, 3)."""
+    """Outer products k v^T (G, N, 9) of vectors (G, N, 3)."""
     return (k[..., :, None] * v[..., None, :]).flatten(-2)
 
 
 def _trace(x: Tensor) -> Tensor:
-    """Of 3 x 3 matrices (G, N, 9), as (G, N, 1)."""
+    """Traces (G, N, 1) of 3 x 3 matrices (G, N, 9)."""
     return x[..., ::4].sum(-1, keepdim=True)
 
 
@@ -92,7 +95,7 @@ def _operator(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Te
     where all are N, with scale (G,)."""
     refuse_forward_mode()
     with full_precision(q.device):
-        mixed, lse = cross_product_attention(q, k, _outer(k, v), tokens_there(lengths, q.shape[1]), scale)
+        mixed, lse = cross_product_attention(q, k, _outer(k, v), valid_tokens(lengths, q.shape[1]), scale)
         out = (mixed.unflatten(-1, (3, 3)) * q[..., None, :]).sum(-1) - _trace(mixed) * q
         return out.contiguous(), mixed, lse
 
@@ -118,9 +121,9 @@ def _backward_operator(
         shift = (grad * out).sum(-1, keepdim=True)
         grad_mixed = _outer(grad, q)
         grad_mixed[..., ::4] -= (grad * q).sum(-1, keepdim=True)
-        there = tokens_there(lengths, q.shape[1])
+        valid = valid_tokens(lengths, q.shape[1])
         grad_q, grad_k, grad_outer = cross_product_attention_backward(
-            q, k, _outer(k, v), there, scale, shift, lse, grad_mixed
+            q, k, _outer(k, v), valid, scale, shift, lse, grad_mixed
         )
         matrices, grad_outer = mixed.unflatten(-1, (3, 3)), grad_outer.unflatten(-1, (3, 3))
         grad_q += (matrices * grad[..., :, None]).sum(-2) - _trace(mixed) * grad
@@ -140,7 +143,7 @@ def _(grad, out, mixed, lse, q, *rest, out_shape) -> int:
 
 
 def _second(operands, given, cotangents, lengths, scale) -> tuple[Tensor | None, ...]:
-    """As :func:`.second_derivatives`, by queries; what backward keeps is made of the operands."""
+    """Second derivatives as of :func:`.second_derivatives`, some queries at a time."""
     q, k, v = operands
     found = second_derivatives_by_queries(q, k, v, given[0], lengths, scale, cotangents)
     return *found, None, None, None

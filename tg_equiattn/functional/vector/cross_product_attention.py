@@ -42,7 +42,7 @@ def _key_features(k: Tensor) -> Tensor:
 
 
 def _products_round(x: Tensor) -> bool:
-    """Whether products of float32 may be rounded; a GPU is not asked, as the parts cost little there."""
+    """True if products of float32 may be rounded. On a GPU always, as splitting into parts costs little there."""
     if x.dtype == torch.float64 or x.device.type != "cpu":
         return x.dtype != torch.float64
     try:
@@ -104,8 +104,8 @@ def _tiles(groups: int, length: int, device: torch.device) -> Iterator[tuple[sli
 def cross_product_attention(
     q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """sum_j p_ij w_j (G, N, e) and log-sum-exps (G, N) of q, k (G, N, 3), w (G, N, e), keys that exist (G, N), scale
-    (G,)."""
+    """Sums sum_j p_ij w_j (G, N, e) and log-sum-exps (G, N) of q, k (G, N, 3), w (G, N, e), valid keys ``mask`` (G, N),
+    and scale (G,)."""
     groups, length, width = w.shape
     a, b = _exact_factors(_query_features(q), _key_features(k) * scale[:, None, None].square())
     ones = _parts_in_turn(torch.cat([w, torch.ones_like(w[..., :1])], -1))
@@ -138,7 +138,7 @@ def cross_product_attention(
 def cross_product_attention_backward(
     q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor, shift: Tensor, lse: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and w, given that of the sums, and what of it falls on the sums themselves, (G, N, 1)."""
+    """Gradients of q, k and w from the gradient ``grad`` of the sums; ``shift`` (G, N, 1) is <grad, sums>."""
     groups, length, width = w.shape
     factor = scale[:, None, None].square()
     a, b = _query_features(q), _key_features(k) * factor

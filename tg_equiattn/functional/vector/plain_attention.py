@@ -1,4 +1,4 @@
-"""Vector self-attention by the formula, as differentiable operations of torch, block after block of queries."""
+"""The definition of vector self-attention, as differentiable operations of torch, some queries at a time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..backend import tile_numbers
 from ..chunks import map_chunks
 from ..second_derivatives import second_derivatives
 
-_BLOCK_PAIRS = 1 << 18  # of a block on a CPU; the formula holds some 16 numbers for each
+_BLOCK_PAIRS = 1 << 18  # pairs of a chunk on a CPU; the definition has some 16 numbers for each
 
 
-def tokens_there(lengths: Tensor | None, length: int) -> Tensor | None:
-    """Which of ``length`` tokens belong to sequences of these own lengths; None where all do."""
+def valid_tokens(lengths: Tensor | None, length: int) -> Tensor | None:
+    """Mask (G, length) of tokens within their sequence's own length; None if lengths are None."""
     return None if lengths is None else torch.arange(length, device=lengths.device) < lengths[:, None]
 
 
@@ -38,13 +38,13 @@ def _of_queries(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: 
     q, k, v = (x.movedim(-1, 0).contiguous() for x in (q, k, v))
     cross = torch.linalg.cross(q[..., :, None], k[..., None, :], dim=0)
     square = cross.square().sum(0)
-    # Of parallel q and k rounding leaves a cross product of any direction, which must not become a derivative.
+    # The cross product of parallel q and k is rounding, of any direction, and must have no derivative.
     sizes = q.square().sum(0)[..., :, None] * k.square().sum(0)[..., None, :]
     differ = square > (4 * torch.finfo(q.dtype).eps) ** 2 * sizes
     score = torch.where(differ, torch.where(differ, square, 1.0).sqrt(), 0.0) * scale[:, None, None]
-    there = tokens_there(lengths, k.shape[-1])
-    if there is not None:
-        score = score.masked_fill(~there[:, None], torch.finfo(q.dtype).min)
+    valid = valid_tokens(lengths, k.shape[-1])
+    if valid is not None:
+        score = score.masked_fill(~valid[:, None], torch.finfo(q.dtype).min)
     return torch.linalg.cross(score.softmax(-1) * cross, v[..., None, :], dim=0).sum(-1).movedim(0, -1)
 
 

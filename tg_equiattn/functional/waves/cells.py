@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import is_concrete
-from ...neighbors import read_lattice
+from ...cells import read_lattice
+from ...modes import is_readable
 from ...ranks import Ranks
 
 
@@ -53,18 +53,22 @@ class Cells(NamedTuple):
 def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) -> Cells | None:
     """Checked cells of ``count`` graphs, on the device of ``like``; ``None`` if no graph repeats."""
     if cell is None:
-        none = isinstance(pbc, Tensor) and is_concrete(pbc) and not bool(pbc.any())
+        none = isinstance(pbc, Tensor) and is_readable(pbc) and not bool(pbc.any())
         if pbc is not None and not none:
             raise ValueError("cell must be given with pbc, got None")
         return None
     vectors, periodic = read_lattice(cell, pbc, count, like)
     wires = periodic.sum(1) == 1
-    if not is_concrete(wires):
-        checks.assert_on_device(~wires.any(), "graphs must repeat along three directions, two or none, not one")
-    elif bool(wires.any()):
-        raise ValueError(
-            f"{'cell' if pbc is None else 'pbc'} must let graph {int(wires.nonzero()[0])} repeat along three "
-            "directions, two or none, got one: the potential of a wire grows with the logarithm of the distance; "
-            "give the cell two more lattice vectors, with vacuum"
-        )
+    _refuse_wires(wires, "cell" if pbc is None else "pbc")
+    checks.assert_on_device(~wires.any(), "graphs must repeat along three directions, two or none, not one")
     return Cells(torch.where(periodic[..., None], vectors, Cells.none(count, like.device).vectors), periodic)
+
+
+@checks.of_values
+def _refuse_wires(wires: Tensor, name: str) -> None:
+    if bool(wires.any()):
+        raise ValueError(
+            f"{name} must let graph {int(wires.nonzero()[0])} repeat along three directions, two or none, got one: the "
+            "potential of a wire grows with the logarithm of the distance; give the cell two more lattice vectors, "
+            "with vacuum"
+        )

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import full_precision, in_functorch_transform, is_readable
+from ...modes import full_precision, is_readable
 from ...node_batch import NodeBatch, PaddedBatch
 from .cells import Cells, cells_of
 from .direct import direct_sums
-from .interaction import EwaldNodes, Interaction, every_product
-from .kernel import Kernel
-from .methods import METHODS, Choice, choose
-from .nufft import nufft_available
+from .kernel import Interaction, Kernel, Product
+from .methods import METHODS, Choice, Nodes, choose
 from .reciprocal import reciprocal_sums
 
 
@@ -46,8 +44,8 @@ def ewald_attention(
 
     Args:
         query: ``(T, heads, C, A)``, contracted with keys over A, for each of the C kernels of all kinds.
-        key: ``(T, heads, C, A)``.
-        value: ``(T, heads, V)``.
+        key: ``(T, heads, C, A)``, as queries.
+        value: ``(T, heads, V)``, the features that nodes pass on.
         pos: Positions ``(T, 3)``. Give large coordinates in float64, whatever the features are.
         kernels: :class:`Gaussian`, :class:`Coulomb` and :class:`OscillatingGaussian` objects. Together they have the C
             kernels of queries and keys, in this order, and all have the same number of degrees.
@@ -86,8 +84,15 @@ def ewald_attention(
     """
     checks.choice("method", method, METHODS)
     checks.alike(4, query=query, key=key)
-    interaction = _checked(query, kernels, error, max_hkl)
-    heads = query.shape[1]
+    kernels = tuple(kernels)
+    if not kernels or any(kernel.gains.shape[::2] != kernels[0].gains.shape[::2] for kernel in kernels):
+        shapes = [tuple(kernel.gains.shape) for kernel in kernels]
+        raise ValueError(f"kernels must have gains (heads, C, lmax + 1) with the same heads and lmax, got {shapes}")
+    heads, count = kernels[0].widths.shape[0], sum(kernel.count for kernel in kernels)
+    if query.shape[1:3] != (heads, count):
+        raise ValueError(f"query must be (T, {heads}, {count}, A) as kernels are, got {tuple(query.shape)}")
+    if not 1e-14 <= error < 1:
+        raise ValueError(f"error must be in [1e-14, 1), got {error}")
     if not isinstance(value, Tensor) or value.ndim != 3 or value.shape[:2] != query.shape[:2]:
         came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"value must be ({query.shape[0]}, {heads}, V), got {came}")
@@ -96,82 +101,56 @@ def ewald_attention(
     pos = checks.positions(pos, (query.shape[0], 3), query, "attention depends on them")
     node_batch = NodeBatch.flat(query, batch, batch_size, max_num_nodes)
     cells = cells_of(cell, pbc, node_batch.count, query)
+    interaction = Interaction(kernels, _every_product(kernels[0].lmax), error, max_hkl)
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
-        return attention_of_nodes(
-            EwaldNodes(pos, *(x.to(dtype) for x in (query, key, value))), interaction, node_batch, cells, method
-        )
+        query, key, value = (x.to(dtype) for x in (query, key, value))
+        return ewald_attention_impl(pos, query, key, value, interaction, node_batch, cells, method)
 
 
-def _checked(query: Tensor, kernels: Sequence[Kernel], error: float, max_hkl: Sequence[int] | None) -> Interaction:
-    """Kernels that fit queries, and every product of a value with a harmonic."""
-    kernels = tuple(kernels)
-    if not kernels or any(kernel.gains.shape[::2] != kernels[0].gains.shape[::2] for kernel in kernels):
-        came = [tuple(kernel.gains.shape) for kernel in kernels]
-        raise ValueError(f"kernels must have gains (heads, C, lmax + 1) with the same heads and lmax, got {came}")
-    heads, count = kernels[0].widths.shape[0], sum(kernel.count for kernel in kernels)
-    if query.shape[1:3] != (heads, count):
-        raise ValueError(f"query must be (T, {heads}, {count}, A) as kernels are, got {tuple(query.shape)}")
-    if not 1e-14 <= error < 1:
-        raise ValueError(f"error must be in [1e-14, 1), got {error}")
-    return Interaction(kernels, every_product(kernels[0].lmax), error, max_hkl)
+def _every_product(lmax: int) -> Product:
+    """Values times every harmonic up to a degree: (..., V) to (..., V (lmax + 1)²)."""
+
+    def product(features: Tensor, harmonics: Tensor, degree: int) -> Tensor:
+        products = features[..., None] * harmonics[..., None, :]
+        return torch.nn.functional.pad(products, (degree**2, (lmax + 1) ** 2 - (degree + 1) ** 2)).flatten(-2)
+
+    return product
 
 
-def attention_of_nodes(
-    nodes: EwaldNodes, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None, method: str
-) -> Tensor:
-    """:func:`ewald_attention` of checked arguments, with any product of values with harmonics of a degree that is
-    linear in both: (T, heads, E)."""
-    nodes = nodes._replace(pos=node_batch.centred(nodes.pos))
+def ewald_attention_impl(
+    pos: Tensor, query: Tensor, key: Tensor, value: Tensor, interaction: Interaction, node_batch: NodeBatch,
+    cells: Cells | None, method: str,
+) -> Tensor:  # fmt: skip
+    """:func:`ewald_attention` without checks, with any product of values with harmonics that is linear in both:
+    (T, heads, E)."""
+    nodes = node_batch.centred(pos), query, key, value
     sized = cells is None or interaction.max_hkl is not None  # enough for CUDA without waiting
     unread = sized and node_batch.known_sizes is None
-    if unread or not is_readable(nodes.pos) or not (cells is None or is_readable(cells.vectors)):
+    if unread or not is_readable(pos) or not (cells is None or is_readable(cells.vectors)):
         return _without_reading(nodes, interaction, node_batch, cells, method)
-    sizes = node_batch.read_sizes() if node_batch.ranks is None else node_batch.totals.tolist()
-    repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
-    nufft = nufft_available(nodes.pos.device.type) and not in_functorch_transform()
-    if method == "direct" and any(repeats):
-        raise ValueError("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat, got 'direct'")
-    if method == "nufft" and not nufft:
-        raise ValueError(
-            "method='nufft' needs pytorch-finufft with finufft (the extra nufft) on a CPU, with cufinufft on CUDA, and "
-            "no torch.func around it"
-        )
-    value, one = nodes.value, nodes.value.new_zeros(1, 1)
-    channels = value.shape[2] + interaction.product(value[:0], one, 0).shape[2]
-    work = value.shape[1], nodes.query.shape[3], channels
-    chosen: dict[tuple[Choice, int], list[int]] = {}
-    for graph, size in enumerate(sizes):  # of all ranks, which have to choose alike
-        if size:
-            own = cells if repeats[graph] else None
-            choice = choose(method, graph, size, nodes.pos, node_batch, own, interaction, work, nufft)
-            chosen.setdefault((choice, size.bit_length()), []).append(graph)
-    if not chosen:
-        return interaction.product(value, one, 0) * 0
-    single = next(iter(chosen)) if len(chosen) == 1 and node_batch.even else None  # rows that need no copy
+    groups = choose(method, nodes, interaction, node_batch, cells)
+    if not groups:
+        return interaction.product(value, value.new_zeros(1, 1), 0) * 0
+    single = next(iter(groups)) if len(groups) == 1 and node_batch.even else None  # rows that need no copy
 
     def kernel(pos: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: PaddedBatch) -> Tensor:
-        choice, _ = single or rows.key
-        return _sums(choice, rows, EwaldNodes(pos, query, key, value), interaction, cells)
+        return _sums(single or rows.key, rows, (pos, query, key, value), interaction, cells)
 
-    return node_batch.mix(kernel, *nodes, groups=None if single else chosen)
+    return node_batch.mix(kernel, *nodes, groups=None if single else groups)
 
 
-def _sums(
-    choice: Choice, rows: PaddedBatch, nodes: EwaldNodes, interaction: Interaction, cells: Cells | None
-) -> Tensor:
+def _sums(choice: Choice, rows: PaddedBatch, nodes: Nodes, interaction: Interaction, cells: Cells | None) -> Tensor:
     """Sums (b, n, heads, E) over some graphs by one method."""
     if choice.method == "direct":
-        return direct_sums(nodes, interaction)
-    cells = (cells or Cells.none(rows.node_batch.count, nodes.pos.device)).select(rows.graph)
-    splits = () if interaction.max_hkl else choice.splits
-    return reciprocal_sums(
-        nodes, rows.mask, interaction, cells, splits, choice.method == "nufft", rows.node_batch.ranks
-    )
+        return direct_sums(*nodes, interaction)
+    cells = (cells or Cells.none(rows.node_batch.count, nodes[0].device)).select(rows.graph)
+    splits, nufft = () if interaction.max_hkl else choice.splits, choice.method == "nufft"
+    return reciprocal_sums(*nodes, rows.mask, interaction, cells, splits, nufft, rows.node_batch.ranks)
 
 
 def _without_reading(
-    nodes: EwaldNodes, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None, method: str
+    nodes: Nodes, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None, method: str
 ) -> Tensor:
     """All graphs in one group, by both methods if some may repeat and others not."""
     if method == "nufft" or node_batch.ranks is not None:
@@ -180,10 +159,10 @@ def _without_reading(
     if method == "direct" and cells is not None:
         raise ValueError("method must be 'auto' or 'ewald' with cell, got 'direct'")
     rows = node_batch.padded()
-    packed = EwaldNodes(*map(rows.pack, nodes))
+    pos, query, key, value = (rows.pack(x) for x in nodes)
 
     def run(method: str, cells: Cells | None) -> Tensor:
-        return rows.unpack(_sums(Choice(method), rows, packed, interaction, cells))
+        return rows.unpack(_sums(Choice(method), rows, (pos, query, key, value), interaction, cells))
 
     if cells is None and method != "ewald":
         return run("direct", None)

@@ -1,16 +1,17 @@
-"""What every kernel of Ewald attention has: a form in real and one in reciprocal space, a cutoff and a margin."""
+"""Kernels of Ewald attention: forms in real and in reciprocal space, cutoffs and margins."""
 
 # No string annotations: torch.package, with which NequIP packages models, cannot load dataclasses that have them.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 Bounds = tuple[tuple[float, float], ...]
+Product = Callable[[Tensor, Tensor, int], Tensor]
 
 
 class Range(NamedTuple):
@@ -20,15 +21,6 @@ class Range(NamedTuple):
     cutoff: float
     margin: float
     long_range: bool
-
-
-def scaled_cutoff(error: float, lmax: int) -> float:
-    """The x beyond which :math:`x^{l_{max} + 2} e^{-x^2 / 2}` is below ``error``: outputs and their second derivatives
-    are that small at s k = x in reciprocal space, and at r / s = x in real space."""
-    x = 2 * math.sqrt(lmax + 2)  # beyond the maximum
-    for _ in range(40):
-        x = math.sqrt(2 * math.log(1 / error) + 2 * (lmax + 2) * math.log(x))
-    return x
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,20 +71,21 @@ class Kernel:
     def single(self, kernel: int) -> "Kernel":
         """One of the C kernels, as an object with C = 1."""
         these = slice(kernel, kernel + 1)
-        own: dict[str, Any] = {}
-        for name in (field.name for field in dataclasses.fields(self)):
-            x = getattr(self, name)
-            own[name] = x[:, these] if isinstance(x, Tensor) else x[these]
-        return type(self)(**own)
+        values: list[Any] = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        chosen: list[Any] = [x[:, these] if isinstance(x, Tensor) else x[these] for x in values]
+        return type(self)(*chosen)
 
     def ranges(self, scaled_cutoff: float) -> list[Range]:
-        """Cutoff and margin of each of the C kernels, for a :func:`scaled_cutoff`."""
+        """Cutoff and margin of each of the C kernels, for an :attr:`Interaction.scaled_cutoff`."""
         return [Range(scaled_cutoff / low, scaled_cutoff * high, self.long_range) for low, high in self.bounds]
 
     def real_space(self, square: Tensor) -> Tensor:
         """R_l(r) at squared distances, with :math:`g_l u^l Y_l(\\nabla) K = R_l(r) Y_l(r)`: ``(B, n, m)`` to
         ``(lmax + 1, B, heads, C, n, m)``."""
-        return real_space([self], square)[0]
+        widths, gains = self.widths.to(square.dtype), self.unit_gains().to(square.dtype)
+        t = square[:, None, None] / (2 * widths.square()[..., None, None])
+        scale = (gains * (-widths)[..., None] ** -degrees(gains)).movedim(2, 0)
+        return self._radial(t) * scale[:, None, :, :, None, None]
 
     def reciprocal(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         r"""Fourier transforms :math:`g_l u^l \hat K(k)`, without the :math:`Y_l(i k)` that follows from
@@ -122,27 +115,45 @@ class Kernel:
         raise NotImplementedError
 
 
-def real_space(kernels: Sequence[Kernel], square: Tensor) -> list[Tensor]:
-    """:meth:`Kernel.real_space` of several kinds of kernels. Their widths and gains go through each operation together:
-    these tensors are small, and what counts is the number of operations."""
-    widths = _joined([kernel.widths for kernel in kernels]).to(square.dtype)
-    gains = _joined([kernel.unit_gains() for kernel in kernels]).to(square.dtype)
-    t = square[:, None, None] / (2 * widths.square()[..., None, None])
-    scale = (gains * (-widths)[..., None] ** -degrees(gains)).movedim(2, 0)[:, None, :, :, None, None]
-    counts = [kernel.count for kernel in kernels]
-    each = zip(kernels, t.split(counts, 2), scale.split(counts, 3), strict=True)
-    return [kernel._radial(own) * factor for kernel, own, factor in each]
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-
 def degrees(gains: Tensor) -> Tensor:
     """Degrees 0 to lmax of gains ``(heads, C, lmax + 1)``."""
     return torch.arange(gains.shape[2], device=gains.device)
 
 
 def per_wavenumber(x: Tensor, index: Tensor, like: Tensor) -> Tensor:
-    """Numbers of each kernel ``(heads, C)`` for each reciprocal vector: ``(D, heads)`` or ``(1, heads)``."""
+    """Values of each kernel ``(heads, C)`` for each reciprocal vector: ``(D, heads)`` or ``(1, heads)``."""
     return x.mT.to(like.dtype)[index]
+
+
+class Interaction(NamedTuple):
+    """The terms that attention sums over nodes: kernels, the product of values with harmonics of a degree, the promised
+    ``error`` of reciprocal sums and the largest Miller indices of the kernel with the largest cutoff, if given."""
+
+    kernels: tuple[Kernel, ...]
+    product: Product
+    error: float
+    max_hkl: Sequence[int] | None
+
+    @property
+    def lmax(self) -> int:
+        """Highest degree of the solid harmonics."""
+        return self.kernels[0].lmax
+
+    @property
+    def scaled_cutoff(self) -> float:
+        """The x beyond which :math:`x^{l_{max} + 2} e^{-x^2 / 2}` is below ``error``: outputs and their second
+        derivatives are that small at s k = x in reciprocal space, and at r / s = x in real space."""
+        x = 2 * math.sqrt(self.lmax + 2)  # beyond the maximum
+        for _ in range(40):
+            x = math.sqrt(2 * math.log(1 / self.error) + 2 * (self.lmax + 2) * math.log(x))
+        return x
+
+    def hkl_bounds(self, ranges: Sequence[Range]) -> list[tuple[int, int, int]] | None:
+        """Largest Miller indices of each kernel: ``max_hkl`` in proportion to the cutoffs."""
+        if self.max_hkl is None:
+            return None
+        scaled = self.scaled_cutoff
+        largest = max(own.cutoff for kernel in self.kernels for own in kernel.ranges(scaled))
+        h, k, l = self.max_hkl  # noqa: E741
+        ratios = [own.cutoff / largest - 1e-9 for own in ranges]  # less a rounding error
+        return [(math.ceil(h * r), math.ceil(k * r), math.ceil(l * r)) for r in ratios]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import is_batched, is_concrete, is_readable, ordinary_tensors
+from ...modes import is_batched, is_readable, ordinary_tensors
 from .cells import Cells
 from .kernel import Range
 
@@ -60,8 +60,8 @@ def lattice_of(
     radius = extent.norm(dim=1)[:, None] + margin  # B, P
     box = extent[:, None] + margin[:, None]  # B, P, 3
     if truncates:
-        slab = periodic.any(1)[:, None, None]
-        wide = torch.where(slab, 2 * radius[..., None], box + radius[..., None])
+        is_slab = periodic.any(1)[:, None, None]
+        wide = torch.where(is_slab, 2 * radius[..., None], box + radius[..., None])
         box = torch.where(truncated[:, None] != 0, wide, box)
     full = torch.where(periodic[..., None], cells.vectors, normals * box[:, 0, :, None])
     ratio = torch.where(periodic[:, None], 1.0, box[:, :1] / box)  # of the first box and that of each kernel
@@ -165,17 +165,17 @@ def _indices_of(entries: tuple[float, ...], end: float) -> Tensor:
 def _half_lattice(bound: tuple[int, int, int], device: torch.device) -> Tensor:
     """Miller indices within a bound and how many vectors each stands for, (D, 4): zero, then one of each pair of
     opposite ones."""
-    place = torch.arange((math.prod(2 * n + 1 for n in bound) + 1) // 2, device=device)
-    indices = _indices_at(place, torch.tensor(bound, device=device))
+    number = torch.arange((math.prod(2 * n + 1 for n in bound) + 1) // 2, device=device)
+    indices = _indices_at(number, torch.tensor(bound, device=device))
     return torch.cat([indices, torch.where((indices == 0).all(1, keepdim=True), 1, 2)], 1)
 
 
-def _indices_at(place: Tensor, bound: Tensor) -> Tensor:
-    """Miller indices (D, 3) at places (D,) from zero on among all within a bound, (3,) or (D, 3), in an order in which
-    n and -n lie opposite about zero."""
+def _indices_at(number: Tensor, bound: Tensor) -> Tensor:
+    """Miller indices (D, 3) with these numbers (D,), counted from zero among all within a bound, (3,) or (D, 3), in an
+    order in which n and -n lie opposite about zero."""
     first, second, third = (2 * bound + 1).unbind(-1)
-    place = place + first * second * third // 2
-    return torch.stack([place // (second * third), place // third % second, place % third], 1) - bound
+    number = number + first * second * third // 2
+    return torch.stack([number // (second * third), number // third % second, number % third], 1) - bound
 
 
 def _bounded(
@@ -190,17 +190,23 @@ def _bounded(
     counts = [((2 * a + 1) * (2 * b + 1) * (2 * c + 1) + 1) // 2 for a, b, c in bounds]
     each = _table([(n,) for n in counts], torch.int64, device)[:, 0]
     ends = each.cumsum(0)
-    place = torch.arange(sum(counts), device=device)
-    kernel = (place[:, None] >= ends).sum(1)
-    indices = _indices_at(place - (ends - each)[kernel], most[kernel])
+    number = torch.arange(sum(counts), device=device)
+    kernel = (number[:, None] >= ends).sum(1)
+    indices = _indices_at(number - (ends - each)[kernel], most[kernel])
     stands = torch.where((indices == 0).all(1), 1, 2)
-    if is_concrete(lengths):
-        if lengths.shape[0] and not bool(fits):
-            wanted = needed[:, 0].floor().amax(0).long().tolist()
-            raise ValueError(f"max_hkl must be at least {tuple(wanted)} for kernels of this width, got {bounds[0]}")
-    elif is_batched(lengths):
+    _check_bounds(needed, fits, bounds)
+    if is_batched(lengths):
         stands = torch.where(fits, stands, torch.nan)
     else:
         checks.assert_on_device(fits, "max_hkl must be larger for these cells")
     count = lengths.shape[0]
     return indices.expand(count, -1, -1), stands.expand(count, -1), kernel, counts
+
+
+@checks.of_values
+def _check_bounds(needed: Tensor, fits: Tensor, bounds: Sequence[tuple[int, int, int]]) -> None:
+    if needed.shape[0] and not bool(fits):
+        wanted = tuple(needed[:, 0].floor().amax(0).long().tolist())
+        raise ValueError(
+            f"max_hkl must be at least {wanted} for kernels of this width and these cells, got {bounds[0]}"
+        )

@@ -10,14 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...modes import runs_eagerly
 from ...node_batch import NodeBatch
 from .cells import Cells
 from .coulomb import Coulomb
-from .interaction import Interaction
-from .kernel import Range, scaled_cutoff
+from .kernel import Interaction, Range
 from .lattices import TAPER, count_of_vectors
+from .nufft import nufft_available
 
 METHODS = ("auto", "direct", "ewald", "nufft")
+Nodes = tuple[Tensor, Tensor, Tensor, Tensor]  # positions, queries, keys and values
 _WIDE = 1000  # reciprocal vectors per node that no crystal has: its cell is far wider than the graph
 _WARNED = 1e6  # nanoseconds from which on a wide cell is a warning
 _ALWAYS_DIRECT = 512  # nodes of an open graph up to which nothing else is counted
@@ -29,51 +31,82 @@ _KERNEL, _PRODUCT, _PHASE, _SPREAD, _GRID = 8.0, 0.04, 4.0, 1.8, 10.0
 
 class Choice(NamedTuple):
     """The method for a graph, the widths at which Coulomb kernels are split in reciprocal sums over an open graph, and
-    the logarithm of the number of reciprocal vectors: graphs with equal choices are computed together."""
+    the logarithms of the numbers of reciprocal vectors and of nodes: graphs with equal choices are computed together.
+    """
 
     method: str
     splits: tuple[float, ...] = ()
     vectors: int = 0
+    nodes: int = 0
 
 
 def choose(
-    method: str, graph: int, size: int, pos: Tensor, node_batch: NodeBatch, cells: Cells | None,
-    interaction: Interaction, work: tuple[int, int, int], nufft: bool,
-) -> Choice:  # fmt: skip
-    """The choice for one graph with ``size`` nodes on all ranks, which repeats if there are ``cells`` (of all graphs).
+    method: str, nodes: Nodes, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None
+) -> dict[Choice, list[int]]:
+    """Graphs of each choice, for positions, queries, keys and values of flat nodes; empty graphs are left out."""
+    pos, query, _, value = nodes
+    repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
+    if method == "direct" and any(repeats):
+        raise ValueError("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat, got 'direct'")
+    nufft = nufft_available(pos.device.type) and runs_eagerly()
+    if method == "nufft" and not nufft:
+        raise ValueError(
+            "method='nufft' needs pytorch-finufft with finufft (the extra nufft) on a CPU, with cufinufft on CUDA, and "
+            "no torch.func around it"
+        )
+    local = node_batch.ranks is None  # otherwise all ranks choose alike, from the sizes on all of them
+    sizes = node_batch.read_sizes() if local else node_batch.totals.tolist()
+    channels = value.shape[2] + interaction.product(value[:0], value.new_zeros(1, 1), 0).shape[2]
+    chosen: dict[Choice, list[int]] = {}
+    for graph, size in enumerate(sizes):
+        pairs = local and not repeats[graph]
+        if not size:
+            continue
+        if method == "direct" or (method == "auto" and pairs and size <= _ALWAYS_DIRECT):
+            choice = Choice("direct")
+        else:
+            extents = _extents(graph, pos, node_batch, cells if repeats[graph] else None)
+            splits, vectors = _vectors(*extents, interaction)
+            times = _times(size, vectors, interaction, query.shape, channels)
+            if repeats[graph]:
+                _warn_of_wide_cells(graph, size, vectors, times["ewald"])
+            allowed = {"ewald": True, "direct": pairs, "nufft": nufft}
+            fastest = min((name for name in times if allowed[name]), key=times.__getitem__)
+            choice = Choice(fastest if method == "auto" else method, splits, max(1, int(max(vectors))).bit_length())
+        chosen.setdefault(choice._replace(nodes=size.bit_length()), []).append(graph)
+    return chosen
 
-    ``work`` counts heads, contracted axes of queries and keys, and channels: of values and outputs of a head.
-    """
-    open_, (heads, contracted, channels) = cells is None, work
-    if method == "direct" or (open_ and method == "auto" and node_batch.ranks is None and size <= _ALWAYS_DIRECT):
-        return Choice("direct")
-    splits, vectors = _vectors(*_extents(graph, pos, node_batch, cells), interaction)
-    choice = Choice(method, splits, max(1, int(max(vectors))).bit_length())
-    width = heads * contracted * channels
-    times = {"ewald": sum(size * n * (_PHASE + 2 * _PRODUCT * width) for n in vectors)}
-    if not open_ and max(vectors) > _WIDE * size and times["ewald"] > _WARNED:
+
+def _times(
+    size: int, vectors: Sequence[float], interaction: Interaction, shape: Sequence[int], channels: int
+) -> dict[str, float]:
+    """Nanoseconds of each method for a graph, from the number of reciprocal vectors of each kernel, the shape of
+    queries and the channels of a value and an output of a head together."""
+    _, heads, kernels, contracted = shape
+    width, degrees = heads * contracted * channels, interaction.lmax + 1
+    spread = (1 - math.log10(interaction.error)) ** 3  # grid cells of a node
+    kernel = _KERNEL * degrees + contracted * _PRODUCT
+    return {
+        "ewald": sum(size * n * (_PHASE + 2 * _PRODUCT * width) for n in vectors),
+        "direct": size**2 * heads * (kernels * kernel + degrees**2 * channels * _PRODUCT),
+        "nufft": sum(width / 2 * (size * spread * _SPREAD + 30 * n * _GRID) for n in vectors),
+    }
+
+
+def _warn_of_wide_cells(graph: int, size: int, vectors: Sequence[float], time: float) -> None:
+    if max(vectors) > _WIDE * size and time > _WARNED:
         warnings.warn(
             f"cell of graph {graph} is far wider than its {size} nodes: {sum(vectors):,.0f} reciprocal vectors, about "
-            f"{times['ewald'] / 1e9:.2g} s on a core; say with pbc=False along which lattice vectors it does not "
-            "repeat, or take a larger width",
+            f"{time / 1e9:.2g} s on a core; say with pbc=False along which lattice vectors it does not repeat, or take "
+            "a larger width",
             stacklevel=2,
         )
-    if method != "auto":
-        return choice
-    if open_ and node_batch.ranks is None:
-        kernel = _KERNEL * (interaction.lmax + 1) + contracted * _PRODUCT
-        harmonics = (interaction.lmax + 1) ** 2
-        times["direct"] = size**2 * heads * (interaction.num_kernels * kernel + harmonics * channels * _PRODUCT)
-    if nufft:
-        spread = (1 - math.log10(interaction.error)) ** 3  # grid cells of a node
-        times["nufft"] = sum(width / 2 * (size * spread * _SPREAD + 30 * n * _GRID) for n in vectors)
-    return choice._replace(method=min(times, key=lambda name: times[name]))
 
 
 def _vectors(volume: float, sides: list[float], interaction: Interaction) -> tuple[tuple[float, ...], list[float]]:
     """The widths at which splitting the Coulomb kernels of an open graph leaves fewest reciprocal vectors, and the
     number of reciprocal vectors of each kernel."""
-    scaled = scaled_cutoff(interaction.error, interaction.lmax)
+    scaled = interaction.scaled_cutoff
 
     def count(ranges: Sequence[Range]) -> list[float]:
         return [count_of_vectors(volume * _box(sides, own), TAPER * own.cutoff) for own in ranges]

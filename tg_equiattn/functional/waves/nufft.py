@@ -14,7 +14,7 @@ _LIBRARIES = {"cpu": "finufft", "cuda": "cufinufft"}
 
 @functools.cache
 def nufft_available(kind: str) -> bool:
-    """Whether the libraries for non-uniform fast Fourier transforms on a kind of device can be imported."""
+    """True if the libraries for non-uniform fast Fourier transforms on a kind of device can be imported."""
     try:
         for name in ("pytorch_finufft", _LIBRARIES[kind]):
             importlib.import_module(name)
@@ -72,13 +72,12 @@ def _over_nodes(angles: Tensor, indices: Tensor, sources: Tensor, error: float) 
     """Sums of one graph, (2, D, M): pairs of channels are the real and imaginary parts of one transform."""
     import pytorch_finufft.functional as transform
 
-    sides, place, opposite = _grid(indices)
-    real, imaginary = _in_pairs(sources.T).unbind(1)
-    pairs = torch.complex(real, imaginary).contiguous()
+    sides, index, opposite = _grid(indices)
+    pairs = torch.complex(*_in_pairs(sources.T).unbind(1)).contiguous()
     out = []
-    for part in pairs.split(_TOGETHER):
-        modes = transform.finufft_type1(angles.T.contiguous(), part, sides, **_options(error, part, -1)).flatten(1)
-        plus, minus = modes[:, place], modes[:, opposite].conj()
+    for chunk in pairs.split(_TOGETHER):
+        modes = transform.finufft_type1(angles.T.contiguous(), chunk, sides, **_options(error, chunk, -1)).flatten(1)
+        plus, minus = modes[:, index], modes[:, opposite].conj()
         first, second = (plus + minus) / 2, (plus - minus) / 2j
         out.append(torch.stack([first, second], 1).flatten(0, 1))  # sums of exp(-i n x), as cosines minus i sines
     sums = torch.cat(out)[: sources.shape[1]]
@@ -90,16 +89,16 @@ def _at_nodes(angles: Tensor, indices: Tensor, table: Tensor, error: float) -> T
     and imaginary part of one transform, each with modes that are conjugate at opposite vectors."""
     import pytorch_finufft.functional as transform
 
-    sides, place, opposite = _grid(indices)
+    sides, index, opposite = _grid(indices)
     modes = _in_pairs(torch.complex(table[0], -table[1]).T / 2)  # pairs, 2, D
     out = []
-    for part in modes.split(_TOGETHER):
-        first, second = part.unbind(1)
-        grid = part.new_zeros(len(part), sides[0] * sides[1] * sides[2])
-        grid.index_add_(1, place, first + 1j * second)
+    for chunk in modes.split(_TOGETHER):
+        first, second = chunk.unbind(1)
+        grid = chunk.new_zeros(len(chunk), sides[0] * sides[1] * sides[2])
+        grid.index_add_(1, index, first + 1j * second)
         grid.index_add_(1, opposite, first.conj() + 1j * second.conj())
         grid = grid.unflatten(1, sides)
-        values = transform.finufft_type2(angles.T.contiguous(), grid, **_options(error, part, 1))
+        values = transform.finufft_type2(angles.T.contiguous(), grid, **_options(error, chunk, 1))
         out.append(torch.stack([values.real, values.imag], 1).flatten(0, 1))
     return torch.cat(out)[: table.shape[2]].T.contiguous()
 
@@ -110,12 +109,12 @@ def _in_pairs(channels: Tensor) -> Tensor:
 
 
 def _grid(indices: Tensor) -> tuple[tuple[int, int, int], Tensor, Tensor]:
-    """Sides of the grid of modes, and the places of n and of -n on it."""
+    """Sides of the grid of modes, and the indices of n and of -n on it."""
     half = indices.abs().amax(0)
     first, second, third = (2 * half + 1).tolist()
     strides = indices.new_tensor([second * third, third, 1])
-    place, opposite = (((half + n) * strides).sum(1) for n in (indices, -indices))  # CUDA has no integer matrix product
-    return (first, second, third), place, opposite
+    index, opposite = (((half + n) * strides).sum(1) for n in (indices, -indices))  # CUDA has no integer matrix product
+    return (first, second, third), index, opposite
 
 
 def _options(error: float, like: Tensor, sign: int) -> dict[str, float]:

@@ -13,17 +13,16 @@ from ..backend import tile_numbers
 from ..chunks import checkpointed, is_whole
 from .cells import Cells
 from .coulomb import Coulomb
-from .interaction import EwaldNodes, Interaction, Product
-from .kernel import Kernel, scaled_cutoff
+from .kernel import Interaction, Kernel, Product
 from .lattices import Lattice, lattice_of
 from .nufft import sums_at_nodes, sums_over_nodes
 
-_VECTORS = 1 << 22  # numbers in the largest tensor of a block of reciprocal vectors on a CPU
+_VECTORS = 1 << 22  # numbers in the largest tensor of a chunk of reciprocal vectors on a CPU
 
 
 def reciprocal_sums(
-    nodes: EwaldNodes, mask: Tensor | None, interaction: Interaction, cells: Cells, splits: Sequence[float] = (),
-    nufft: bool = False, ranks: Ranks | None = None,
+    pos: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, interaction: Interaction,
+    cells: Cells, splits: Sequence[float] = (), nufft: bool = False, ranks: Ranks | None = None,
 ) -> Tensor:  # fmt: skip
     r"""Sums over the nodes of each graph and all their images, (B, N, heads, E).
 
@@ -34,54 +33,51 @@ def reciprocal_sums(
     split at these widths, one for each. With ``nufft``, sums are non-uniform fast Fourier transforms. In a traced
     graph with ``max_hkl`` all kernels go through one expression: compile time grows with the length of a graph.
     """
-    pos, query, key, value = nodes
-    most, extent, out = pos.shape[1], cells.extents(pos, mask, ranks), []
-    scaled = scaled_cutoff(interaction.error, interaction.lmax)
+    most, extent, scaled, out = pos.shape[1], cells.extents(pos, mask, ranks), interaction.scaled_cutoff, []
     if ranks is not None:
         most = int(ranks.largest(torch.tensor([most], device=pos.device)))
 
     def mix(sums: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
         return _mixed(sums if ranks is None else ranks.sum(sums), weights, harmonics, interaction.product)
 
-    for these, group in _groups(interaction, splits, interaction.max_hkl is not None and is_whole(pos)):
-        ranges = [own for kernel in group for own in kernel.ranges(scaled)]
-        lattice = lattice_of(cells, pos, extent, ranges, value.dtype, interaction.bounds_of(ranges, scaled))
-        weights = (lattice.weights[..., None, None] * _transforms(group, lattice)).to(value.dtype)  # B, D, H, L
+    query, key = (x.permute(0, 1, 3, 4, 2)[..., None] for x in (query, key))  # B, N, C, A, H, 1
+    for these, kernels in _groups(interaction, splits, is_whole(pos)):
+        ranges = [own for kernel in kernels for own in kernel.ranges(scaled)]
+        lattice = lattice_of(cells, pos, extent, ranges, value.dtype, interaction.hkl_bounds(ranges))
+        weights = (lattice.weights[..., None, None] * _transforms(kernels, lattice)).to(value.dtype)  # B, D, H, L
         harmonics = solid_harmonics(lattice.wavevectors, interaction.lmax).to(value.dtype)
-        scores = key[:, :, :, these].permute(0, 1, 3, 4, 2)[..., None]
-        sources = scores * value[:, :, None, None]  # B, N, P, A, H, V
+        sources = key[:, :, these] * value[:, :, None, None]  # B, N, P, A, H, V
         if nufft:
             found = checkpointed(_by_nufft, mix, lattice, sources, weights, harmonics, interaction.error)
         else:
             found = _by_products(mix, lattice, sources, weights, harmonics, most)
-        out.append((found * query[:, :, :, these].permute(0, 1, 3, 4, 2)[..., None]).sum((2, 3)))
+        out.append((found * query[:, :, these]).sum((2, 3)))
     return sum(out[1:], out[0])
 
 
 def _groups(
-    interaction: Interaction, splits: Sequence[float], together: bool
+    interaction: Interaction, splits: Sequence[float], traced: bool
 ) -> Iterator[tuple[slice, tuple[Kernel, ...]]]:
-    """Kernels that go through one expression, and their places among the kernels of queries and keys."""
-    if together:
-        yield slice(interaction.num_kernels), interaction.kernels
+    """Kernels that go through one expression, and the indices of their queries and keys."""
+    if traced and interaction.max_hkl is not None:
+        yield slice(None), interaction.kernels
         return
     widths = iter(splits)
-    for c, kernel in enumerate(interaction.singles()):
-        parts = kernel.split(next(widths)) if isinstance(kernel, Coulomb) and splits else (kernel,)
-        yield from ((slice(c, c + 1), (own,)) for own in parts)
+    each = (kernel.single(c) for kernel in interaction.kernels for c in range(kernel.count))
+    for c, kernel in enumerate(each):
+        terms = kernel.split(next(widths)) if isinstance(kernel, Coulomb) and splits else (kernel,)
+        yield from ((slice(c, c + 1), (own,)) for own in terms)
 
 
-def _transforms(group: Sequence[Kernel], lattice: Lattice) -> Tensor:
+def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Tensor:
     """Fourier transforms of kernels at their reciprocal vectors, (B, D, heads, lmax + 1)."""
-    square = lattice.wavevectors.square().sum(2)
-    if len(lattice.counts) == 1:
-        return group[0].reciprocal(square, lattice.coulomb, lattice.kernel)
-    out, first, start = [], 0, 0
-    for kernel in group:
-        end = start + sum(lattice.counts[first : first + kernel.count])
+    square, out, first, start = lattice.wavevectors.square().sum(2), [], 0, 0
+    for kernel in kernels:
+        last = first + kernel.count
+        end = start + sum(lattice.counts[first:last])
         own = square[:, start:end], lattice.coulomb[:, start:end], lattice.kernel[start:end] - first
         out.append(kernel.reciprocal(*own))
-        first, start = first + kernel.count, end
+        first, start = last, end
     return _joined(out, 1)
 
 
@@ -110,32 +106,33 @@ def _by_nufft(
 def _by_products(
     mix: Callable[..., Tensor], lattice: Lattice, sources: Tensor, weights: Tensor, harmonics: Tensor, most: int
 ) -> Tensor:
-    """Sums by matrix products, in blocks of reciprocal vectors, which backward computes again. All ranks have as many
-    blocks, from the largest number of nodes of a rank, as they add up their sums in each block."""
+    """Sums by matrix products, in chunks of reciprocal vectors, which backward computes a second time. All ranks have
+    as many chunks, from the largest number of nodes of a rank, as they add up their sums in each chunk."""
     angles, numbers, counts = lattice.angles, lattice.numbers, lattice.counts
 
-    def block(angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
+    def chunk(angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
         steps = numbers.to(angles.dtype)  # no matrix product, as TF32 would round phases
         along = [angles[:, :, None, axis] * steps[:, None, :, axis] for axis in range(3)]
         phases = along[0] + along[1] + along[2]
         phases = torch.stack([phases.cos(), phases.sin()], 2)  # B, N, 2, D
-        each = [x.flatten(2) for x in (phases.split(counts, 3) if len(counts) > 1 else [phases])]  # B, N, 2 D
+        each = [x.flatten(2) for x in _split(phases, counts, 3)]  # B, N, 2 D
         sums = [(x.mT @ own.flatten(2)).unflatten(1, (2, -1)) for x, own in zip(each, sources.unbind(2), strict=True)]
         table = mix(_joined(sums, 2).unflatten(3, sources.shape[3:]), weights, harmonics)
-        tables = table.split(counts, 2) if len(counts) > 1 else [table]
-        out = [x @ own.flatten(1, 2).flatten(2) for x, own in zip(each, tables, strict=True)]
+        tables = [own.flatten(1, 2).flatten(2) for own in _split(table, counts, 2)]
+        out = [x @ own for x, own in zip(each, tables, strict=True)]
         return _joined(out, 2).unflatten(2, (len(out), *table.shape[3:]))
 
-    if is_whole(angles):
-        return block(angles, sources, numbers, weights, harmonics)
-    count, nodes = angles.shape[:2]
-    each = max(1, count * max(2 * most, 4 * sources[0, 0].numel() if count and nodes else 1))
+    each = max(1, angles.shape[0] * max(2 * most, 4 * sources.shape[2:].numel()))
     step = max(1, tile_numbers(angles.device, _VECTORS, 4) // each)
-    if numbers.shape[1] <= step:
-        return block(angles, sources, numbers, weights, harmonics)
-    parts = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)
-    return sum((checkpointed(block, angles, sources, *part) for part in parts), sources.new_zeros(()))
+    if is_whole(angles) or numbers.shape[1] <= step:
+        return chunk(angles, sources, numbers, weights, harmonics)
+    chunks = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)
+    return sum((checkpointed(chunk, angles, sources, *own) for own in chunks), sources.new_zeros(()))
 
 
-def _joined(parts: list[Tensor], dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+def _split(x: Tensor, sizes: list[int], dim: int) -> Sequence[Tensor]:
+    return [x] if len(sizes) == 1 else x.split(sizes, dim)
+
+
+def _joined(tensors: list[Tensor], dim: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)

@@ -35,14 +35,14 @@ class _Ladder(torch.autograd.Function):
         return None, -(grad * slopes[1:]).sum(0), None
 
 
-def _ladder(functions: Functions, t: Tensor, lmax: int) -> Tensor:
+def _differentiable(functions: Functions, t: Tensor, lmax: int) -> Tensor:
     """Through :class:`_Ladder`, except where compilers and transforms need plain operations."""
     return _Ladder.apply(functions, t, lmax) if runs_eagerly() else functions(t, lmax)
 
 
 def boys_functions(t: Tensor, lmax: int) -> Tensor:
     r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for t >= 0, with degrees 0 to ``lmax`` as a new first axis."""
-    return _ladder(_boys, t, lmax)
+    return _differentiable(_boys, t, lmax)
 
 
 def _boys(t: Tensor, lmax: int) -> Tensor:
@@ -70,7 +70,7 @@ def cosine_functions(y: Tensor, lmax: int) -> Tensor:
     r""":math:`C_l(y) = (-d / dy)^l \cos \sqrt{2 y}` for y >= 0, with degrees 0 to ``lmax`` as a new first axis. From
     :math:`C_1 = \sin x / x` on, these are spherical Bessel functions :math:`j_{l-1}(x) / x^{l-1}` of
     :math:`x = \sqrt{2 y}`."""
-    return _ladder(_cosine, y, lmax)
+    return _differentiable(_cosine, y, lmax)
 
 
 def _cosine(y: Tensor, lmax: int) -> Tensor:

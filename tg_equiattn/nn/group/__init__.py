@@ -1,1 +1,1 @@
-"""Lifting and group self-attention, what stands around it, and GE-ViT."""
+"""Lifting and group self-attention, norms, pooling, blocks and models (GroupTransformer, GE-ViT)."""

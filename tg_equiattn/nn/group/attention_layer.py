@@ -1,4 +1,4 @@
-"""The attention layer that lifting, group and global attention share."""
+"""The base class of lifting, group and global attention layers."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from .relations import make_relation
 
 
 def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], bool]:
-    """Indices of pixels of an image, and whether one alone was given; ValueError for what are none."""
+    """Check the indices of one or several pixels. Return them as a list, and whether a single pixel was given."""
     try:
         pixels = torch.as_tensor(pixel, device="cpu")  # type: ignore[call-overload]
     except (TypeError, ValueError, RuntimeError):
         pixels = torch.zeros(0)
     whole = not pixels.is_floating_point() and pixels.dtype != torch.bool
     if not whole or pixels.ndim not in (1, 2) or pixels.shape[-1] != len(sides) or not len(pixels):
-        raise ValueError(f"pixel must be {len(sides)} whole numbers, or several times so many, got {pixel!r}")
+        raise ValueError(f"pixel must be {len(sides)} integers, or a list of such pixels, got {pixel!r}")
     several = pixels.view(-1, len(sides)).tolist()
-    if any(not 0 <= n < side for place in several for n, side in zip(place, sides, strict=True)):
-        raise ValueError(f"pixel must be in an image of {sides} pixels, got {pixel!r}")
+    if any(not 0 <= n < side for one in several for n, side in zip(one, sides, strict=True)):
+        raise ValueError(f"pixel must be in an image of {sides} pixels, counted from 0, got {pixel!r}")
     return several, pixels.ndim == 1
 
 
 def _geometry(group: FiniteGroup, window: Window) -> Tensor:
-    """Offsets of a window in pixels, seen from every element, in float64; of all pixels, whose offsets depend on the
-    grid, the matrices of the elements."""
+    """Rotated offsets of a window, ``(|H|, D, d)`` in pixels, float64. A global window, whose offsets depend on the
+    size of the grid, gives the matrices of the elements, ``(|H|, d, d)``."""
     return group.matrices if window.is_global else rotated_offsets(group.matrices, window)
 
 
@@ -56,9 +56,9 @@ def _geometry(group: FiniteGroup, window: Window) -> Tensor:
 class AttentionLayer(NotScriptable, Masked, StoresSettings):
     """A layer of self-attention or cross attention; see :class:`LiftingAttention` and :class:`GroupAttention`."""
 
-    plain = False  # whether it runs on torch's standard operators alone, for exporters
-    lifts = False
-    separable = False  # whether by default some heads look by place alone
+    plain = False  # whether to use standard operators of torch only, for exporters
+    lifts = False  # whether the input has no group elements
+    separable = False  # whether by default some heads have no content
 
     def __init__(
         self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
@@ -73,7 +73,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self.scale_window = default_scale_window(group, kernel_size, scale_window)
         checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads)
         head_channels = max(out_channels // 2, group.dim + 1) if head_channels is None else head_channels
-        self.crosses = context_channels is not None  # keys are of a context, always
+        self.crosses = context_channels is not None  # every call needs a context
         context_channels = in_channels if context_channels is None else context_channels
         checks.positive(head_channels=head_channels, context_channels=context_channels)
         checks.probability(dropout=dropout)
@@ -86,8 +86,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             window_shape = "square" if kernel_size is None or lattice else "disk"
         self.window = Window(group.dim, kernel_size, window_shape, padding_mode)
         self._relation = make_relation(self.relation, group, self.scale_window, kernel_size is None)
-        by_place = self.separable and self._relation.separates_heads and kernel_size is not None
-        self.content_heads = default_content_heads(content_heads, heads, self.relation, strength, by_place=by_place)
+        separable = self.separable and self._relation.separates_heads and kernel_size is not None
+        self.content_heads = default_content_heads(content_heads, heads, self.relation, strength, separable=separable)
         width = self.content_heads * head_channels
         self.query = self._relation.matching(in_channels, width) if width else None
         self.key = self._relation.matching(context_channels, width) if width else None
@@ -107,7 +107,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self.index = self._relation.index()
 
     def settings(self) -> dict[str, Any]:
-        """Any number of scales may share weights, so the group is compared without them."""
+        """The settings that checkpoints compare. The number of scales is not compared, since weights do not depend on
+        it."""
         window, isometries = self.window, self.group.isometries
         return {
             "relation": self.relation, "kernel_size": window.kernel_size,
@@ -118,8 +119,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         }  # fmt: skip
 
     def offsets(self, spatial: tuple[int, ...], device: torch.device) -> Tensor:
-        """Offsets in pixels seen from every element, ``(|H|, D, d)`` float64, for a grid of this size; with scales
-        those of the isometries, which all scales share."""
+        """Rotated offsets in pixels for a grid of this size, ``(|H|, D, d)`` float64. For groups of scales, H is the
+        group of isometries, since all scales share its offsets."""
         geometry = self.geometry(device)
         return rotated_offsets(geometry, self.window, spatial) if self.window.is_global else geometry
 
@@ -127,16 +128,16 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attend.
+        """Attention of the pixels of ``x`` to the pixels of ``x`` or of a context.
 
         Args:
-            x: features, from which the queries are made.
-            mask: bool ``(B or 1, *spatial)``, true where there are pixels; the others are no keys, whatever they
-                hold, and their outputs are zero.
-            context: features with ``context_channels``, from which keys and values are made. They lie on the grid of
-                x, or with ``encoding=None`` on a grid of their own. ``None`` means x, where ``context_channels`` were
-                not given.
-            context_mask: bool ``(B or 1, *spatial)`` mask of the context's pixels; ``None`` means ``mask``.
+            x: Features, projected to queries.
+            mask: Bool ``(B or 1, *spatial)``, true at valid pixels. Masked pixels are not keys, their numbers have no
+                effect, and their outputs are zero. ``None`` means that all pixels are valid.
+            context: Features with ``context_channels``, projected to keys and values. They have the image size of x;
+                with ``encoding=None`` they may have another size. ``None`` means x; it is allowed if the layer was made
+                without ``context_channels``.
+            context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. ``None`` means ``mask``.
         """
         context_mask = self.mask_of_context(x, mask, context, context_mask)
         query, key, value = self._operands(x, mask, context, context_mask)
@@ -148,25 +149,29 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
         context: Tensor | None = None, context_mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        r"""The attention weights of chosen pixels, without dropout; not within torch.compile or torch.vmap.
+        r"""Attention weights of chosen query pixels, without dropout. It does not work in torch.compile or torch.vmap.
 
-        The derivatives of a head's outputs by its values, which it is linear in. With output elements h, query elements
-        t and key elements s they sum to one over (s, pixels), and
+        .. math:: \mathrm{head}(i, h) = \sum_t \sum_{(j,s)} \mathrm{map}_i[h, t, s, j]\; v(j, s)
 
-        .. math:: \mathrm{head}(i, h) = \sum_t \sum_{(j,s)} \mathrm{map}_i[h, t, s, j]\; v(j, s) .
+        Here h, t and s are output, query and key elements. The weights are computed as derivatives of the outputs of a
+        head by its values. They sum to one over key elements s and pixels j.
 
         Args:
-            x, mask, context, context_mask: as :meth:`forward`'s.
-            pixel: indices along the spatial axes, ``(row, column)`` or ``(depth, row, column)``; or several of them.
+            x: Features, projected to queries.
+            pixel: Indices of the query pixel along the spatial axes, ``(row, column)`` or ``(depth, row, column)``, or
+                a list of such pixels.
+            mask: Bool ``(B or 1, *spatial)``, true at valid pixels. ``None`` means that all pixels are valid.
+            context: Features with ``context_channels``, projected to keys and values. ``None`` means x.
+            context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. ``None`` means ``mask``.
 
         Returns:
-            ``(B, heads, |H|, T, S, *spatial)``, or with several pixels ``(B, pixels, heads, |H|, T, S, *spatial)``. T
-            is ``|H|``, and 1 with one query for each output (``"frame"``, ``"relative"``, lifting, global group
-            attention); S is ``|H|``, and 1 for lifting and for ``"frame"``, where s = h. Zeros for a pixel that the
-            mask leaves out. Weights of heads that look by place alone reach out of the image, where values are zero:
-            what is within sums to less than one.
+            ``(B, heads, |H|, T, S, *spatial)``, or for a list of pixels ``(B, pixels, heads, |H|, T, S, *spatial)``. T
+            is ``|H|``, or 1 if each output has one query (``"frame"``, ``"relative"``, lifting, global group
+            attention). S is ``|H|``, or 1 for lifting and for ``"frame"``, where s = h. Weights of masked query pixels
+            are zero. Heads without content also give weights to pixels outside of the image, where values are zero, so
+            near the border their weights inside the image sum to less than one.
         """
-        if torch.is_inference_mode_enabled():  # which has no derivatives
+        if torch.is_inference_mode_enabled():  # inference mode has no derivatives
             with torch.inference_mode(False), torch.no_grad():
                 mask, context, context_mask = (None if t is None else t.clone() for t in (mask, context, context_mask))
                 return self.attention_map(x.clone(), pixel, mask, context=context, context_mask=context_mask)
@@ -186,7 +191,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
 
         count = query.shape[3] if table is not None and table.ndim == 3 else 1
         maps = torch.stack([of_query_elements(slice(t, t + 1)) for t in range(count)], 4)
-        if self.relation == "frame":  # which see values of their own element alone
+        if self.relation == "frame":  # outputs of h depend on values of h only
             maps = maps.diagonal(0, 3, 5).movedim(-1, 3).unsqueeze(5)
         maps = zero_where_masked(maps, context_mask)
         return maps[:, 0] if one else maps
@@ -194,12 +199,16 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
     def mask_of_context(
         self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
     ) -> Tensor | None:
-        """The mask of keys; ValueError unless a context is there where there has to be one, and fits input and mask."""
+        """The mask of the keys. Raise ValueError if a required context is missing, or if the context or its mask does
+        not fit the input."""
         if context is None:
             if self.crosses:
-                raise ValueError(f"context must be given, with context_channels={self.context_channels}, got None")
+                raise ValueError(
+                    f"context must be given, with context_channels={self.context_channels}, got None; for "
+                    "self-attention, make the layer with context_channels=None"
+                )
             if context_mask is not None:
-                raise ValueError("context_mask must be None without context, whose pixels it is for")
+                raise ValueError("context_mask must be None without context, got a mask; pass it as mask")
             return mask
         elements, dim = len(self.group) if self._relation.input_has_elements else None, self.window.dim
         checks.features(context, self.context_channels, dim, elements, self.out.weight, "context")
@@ -207,12 +216,12 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         if context.shape[0] != x.shape[0] or (context.shape[2:] != x.shape[2:] and not by_content):
             raise ValueError(
                 f"context must have the batch and the pixels of the input, {tuple(x.shape)}, got "
-                f"{tuple(context.shape)}; with kernel_size=None and encoding=None it may have pixels of its own"
+                f"{tuple(context.shape)}; with kernel_size=None and encoding=None it may have another image size"
             )
         spatial = tuple(context.shape[-dim:])
         if context_mask is None and mask is not None and tuple(mask.shape[1:]) != spatial:
             raise ValueError(
-                f"context_mask must be given where mask, {tuple(mask.shape)}, does not fit the context, "
+                f"context_mask must be given if mask, {tuple(mask.shape)}, does not fit the context, "
                 f"{tuple(context.shape)}, got None"
             )
         context_mask = mask if context_mask is None else context_mask
@@ -222,13 +231,14 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
     def _operands(
         self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each ``(B, heads, head_channels, |H| or 1, *spatial)``, of checked input."""
+        """Check the input and project it to queries, keys and values, each ``(B, heads, head_channels, |H| or 1,
+        *spatial)``."""
         elements = len(self.group) if self._relation.input_has_elements else None
         checks.features(x, self.in_channels, self.window.dim, elements, self.out.weight)
         spatial = x.shape[-self.window.dim :]
         self.window.check(spatial)
         if isinstance(self.group, DilationGroup) and self.window.circular:
-            largest = 2 ** (self.group.scales - 1)  # at which windows go around the image, too
+            largest = 2 ** (self.group.scales - 1)  # its dilated windows must be circular, too
             if any(side % largest for side in spatial):
                 raise ValueError(
                     f"input sides must be multiples of the largest scale, {largest}, with padding_mode='circular', got "
@@ -241,7 +251,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         return (query.unsqueeze(3), key.unsqueeze(3), value.unsqueeze(3)) if self.lifts else (query, key, value)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each ``(B, heads, head_channels, [|H|,] *spatial)``."""
+        """Project features to queries, keys and values, each ``(B, heads, head_channels, [|H|,] *spatial)``. Without
+        content heads, queries and keys have no heads."""
         context = x if context is None else context
         value = self.value(context).unflatten(1, (self.heads, -1))
         if self.query is None or self.key is None:
@@ -250,8 +261,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         return self.query(x).unflatten(1, split), self.key(context).unflatten(1, split), value
 
     def _scores(self, spatial: tuple[int, ...], device: torch.device) -> tuple[Any, ...]:
-        """Encodings of offsets and of elements, and biases of both, for a grid of this size; None where there are
-        none."""
+        """Encodings of offsets and of elements, and biases of offsets and of elements, for a grid of this size. Each is
+        None if the layer does not have it."""
         if self.encoding is None and self.locality is None:
             return None, None, None, None
         offsets, unit = self.offsets(spatial, device), self.window.scale(spatial)
@@ -261,8 +272,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
     def _weigh(
         self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float
     ) -> Tensor:
-        """Outputs of the heads, ``(B, heads, channels, |H|, *spatial)``: linear in the value, which may have any number
-        of channels."""
+        """Outputs of the heads, ``(B, heads, channels, |H|, *spatial)``. They are linear in ``value``, which may have
+        any number of channels."""
         offset_encoding, element_encoding, space_bias, group_bias = self._scores(tuple(value.shape[4:]), value.device)
         count, parts = self.content_heads, []
         if isinstance(self.group, DilationGroup):
@@ -276,9 +287,9 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 query, key, value[:, :count], offset_encoding, element_encoding, index, self.window, bias, group_bias,
                 dropout, key_mask, self.plain,
             )  # fmt: skip
-            parts.append(out.expand(-1, -1, -1, len(self.group), *out.shape[4:]))  # lifting by content alone has one
+            parts.append(out.expand(-1, -1, -1, len(self.group), *out.shape[4:]))  # one element without encoding
         if count < self.heads:
-            masked = zero_where_masked(value[:, count:], key_mask)  # a bias is everywhere
+            masked = zero_where_masked(value[:, count:], key_mask)  # biases do not mask keys
             parts.append(separable_attention_impl(masked, space_bias[count:], self.window))
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 

@@ -20,7 +20,8 @@ from .pooling import SpatialCrop
 
 
 class Residual(nn.Module):
-    """A branch added to its shortcut, ``x + drop(layer_scale * y)``, with images that stay divided by 1 - drop_path."""
+    """Add a branch y to its shortcut x, ``x + drop(layer_scale * y)``. In training, ``drop`` sets the branch of an
+    image to zero with probability ``drop_path`` and divides the others by 1 - drop_path."""
 
     def __init__(self, channels: int, layer_scale: float | None = None, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -52,29 +53,34 @@ class GroupAttentionBlock(Masked, nn.Module):
             + \gamma\, \mathrm{drop}(\sigma(\mathrm{norm}(\mathrm{attn}(\sigma(\mathrm{norm}(x))))))\big) \\
         z &= y + \gamma'\, \mathrm{norm}(W_2\, \sigma(\mathrm{norm}(W_1\, y)))
 
-    The shortcut is the identity, or a pointwise map where the width changes; the bottleneck has half the width; the
-    scales :math:`\gamma` are 1 but with ``layer_scale``. A context goes through a norm and swish as x does: of its own
-    where the attention has ``context_channels``, which a batch norm asks for, else the same.
+    The shortcut is the identity, or a pointwise map if the number of channels changes. :math:`\sigma` is swish, the
+    bottleneck :math:`W_1, W_2` has half the channels, and the factors :math:`\gamma` are 1 without ``layer_scale``. A
+    context also goes through a norm and swish. It has its own norm if the attention was made with ``context_channels``,
+    which ``norm="batch"`` requires; otherwise it shares the norm of x.
 
     Args:
-        attention: a :class:`GroupAttention`, or a :class:`GlobalGroupAttention`.
-        norm: ``"batch"``, one mean and variance a channel (as ``torch.nn.BatchNorm1d``), which trains best and, in eval
-            mode, mixes no pixels; ``"layer"`` (:class:`RegularLayerNorm`); or ``"global"`` (:class:`RegularGlobalNorm`,
-            as published), which mixes all pixels of an image, and scales, with which it is refused. To add up the
-            statistics of several processes, ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` converts ``"batch"``;
-            the model then takes no masks.
-        dropout: probability of dropping an output of the attention in training.
-        crop: pixels to remove at each side before the bottleneck; none with scales.
-        drop_path: probability of leaving out each of the two branches of an image in training (stochastic depth).
-        layer_scale: what each channel of both branches is multiplied with at the start, learned from there
-            (LayerScale); ``None`` means no such factors.
+        attention: A :class:`GroupAttention` or a :class:`GlobalGroupAttention`. It determines group and channels.
+        norm: Normalisation. ``"batch"`` (the default) has one mean and variance for each channel, as
+            ``torch.nn.BatchNorm1d``; it trains best, and in eval mode it does not mix pixels. ``"layer"`` is
+            :class:`RegularLayerNorm`. ``"global"`` is the published :class:`RegularGlobalNorm`, which mixes all pixels
+            of an image and is not allowed for groups of scales. To share the statistics of ``"batch"`` between
+            processes, use ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``; the model then does not support masks.
+        dropout: Probability of dropping an output of the attention in training.
+        crop: Number of pixels to remove at each side before the bottleneck. It must be 0 for groups of scales.
+        drop_path: Probability, in training, of leaving out a branch of an image, for each of the two branches
+            (stochastic depth).
+        layer_scale: Initial value of the learned factors of each channel of both branches (LayerScale). ``None`` means
+            no factors.
 
     Shapes:
-        ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial - 2 crop)``, with the attention's
-        channels.
+        ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial - 2 crop)``, with the channels of the
+        attention.
 
-    Source: GSA-Nets Fig. F.1, with the order of the published code; ``drop_path`` and ``layer_scale`` are those of
-    Huang et al. (2016) and Touvron et al. (2021).
+    Raises:
+        ValueError: if an argument is not allowed, or if ``norm`` or ``crop`` does not fit a group of scales.
+
+    Source: GSA-Nets Fig. F.1, with the order of the published code. ``drop_path``: Huang et al. (2016);
+    ``layer_scale``: Touvron et al. (2021).
 
     Example:
         >>> import torch
@@ -126,7 +132,16 @@ class GroupAttentionBlock(Masked, nn.Module):
         self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """``mask``, ``context`` and ``context_mask`` as those of :meth:`GroupAttention.forward`."""
+        """Apply the block.
+
+        Args:
+            x: Features of the input.
+            mask: Bool ``(B or 1, *spatial)``, true at valid pixels. Masked pixels have no effect on other pixels, and
+                their outputs are zero. ``None`` means that all pixels are valid.
+            context: Features with ``context_channels``, from which the attention makes keys and values. ``None`` means
+                x.
+            context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. ``None`` means ``mask``.
+        """
         attended, bottlenecked = self.residuals
         _, _, attention, norm, swish, drop = self.attention
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
@@ -139,7 +154,12 @@ class GroupAttentionBlock(Masked, nn.Module):
         return zero_where_masked(bottlenecked(x, self.mlp(x, mask)), mask)
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features, where there are any; see :meth:`GlobalGroupAttention.redraw_features`."""
+        """Draw new random features if the attention is a :class:`GlobalGroupAttention`; otherwise do nothing.
+
+        Args:
+            generator: A CPU generator for the draw; give an equal one to every rank. ``None`` means the next draw of
+                the stored seed.
+        """
         attention = self.attention[2]
         if isinstance(attention, GlobalGroupAttention):
             attention.redraw_features(generator)
@@ -148,8 +168,8 @@ class GroupAttentionBlock(Masked, nn.Module):
         self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
         context: Tensor | None = None, context_mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """The weights of the block's attention; see :meth:`GroupAttention.attention_map`. In training, batch norms
-        count the call as any other."""
+        """Attention weights of chosen query pixels in the block's attention; arguments and result are those of
+        :meth:`GroupAttention.attention_map`. In training mode, the call updates the statistics of batch norms."""
         x, context = self._normalised(x, mask, context, context_mask)
         attention: Any = self.attention[2]
         return attention.attention_map(x, pixel, mask, context=context, context_mask=context_mask)
@@ -157,14 +177,14 @@ class GroupAttentionBlock(Masked, nn.Module):
     def _normalised(
         self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """What attention sees of the input and of a context."""
+        """Apply norm and swish to the input and to the context of the attention."""
         norm, swish, attention, *_ = self.attention
         context_mask = cast(AttentionLayer, attention).mask_of_context(x, mask, context, context_mask)
         if context is not None:
             if self.context_norm is None and isinstance(norm, nn.modules.batchnorm._BatchNorm):
                 raise ValueError(
-                    "context_channels must be given with norm='batch', so that the context's statistics are its own, "
-                    "got None and a context"
+                    "context_channels must be given with norm='batch', got None and a context; make the attention with "
+                    "context_channels, so that the context has its own statistics, or use norm='layer'"
                 )
             context = swish(call_masked(self.context_norm or norm, context, context_mask))
         return swish(call_masked(norm, x, mask)), context

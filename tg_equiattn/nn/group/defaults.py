@@ -1,4 +1,4 @@
-"""Defaults of group attention that depend on other arguments, and what groups of scales allow."""
+"""Defaults of group attention that depend on other arguments, and checks for groups of scales."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from ...groups import DilationGroup, FiniteGroup
 def default_scale_window(
     group: FiniteGroup | DilationGroup, kernel_size: int | None, scale_window: int | None
 ) -> int | None:
-    """How many scales a scale attends to, None without scales; ValueError for what dilations do not allow."""
+    """The number of scales that one scale attends to, or None for a finite group. Raise ValueError if ``kernel_size``
+    or ``scale_window`` does not fit the group."""
     if not isinstance(group, DilationGroup):
         if scale_window is not None:
-            raise ValueError(f"scale_window must be None but for groups of scales (dyadic), got {scale_window!r}")
+            raise ValueError(f"scale_window must be None without a group of scales (dyadic), got {scale_window!r}")
         return None
     if kernel_size is None:
         raise ValueError(
-            "kernel_size must be a positive odd integer for groups of scales (dyadic), got None: with all pixels in "
-            "every window, a dilation of the image is none of the offsets"
+            "kernel_size must be a positive odd integer for groups of scales (dyadic), got None: attention to all "
+            "pixels is not equivariant to scaling"
         )
     largest = 2 * group.scales - 1
     scale_window = min(3, largest) if scale_window is None else scale_window
@@ -30,33 +31,39 @@ def default_scale_window(
 
 
 def default_relation(group: FiniteGroup | DilationGroup, relation: str | None) -> str:
-    """``"frame"``, and with scales ``"relative"``, which is all that they allow."""
+    """The relation of group attention: by default ``"frame"``, and ``"relative"`` for groups of scales, which allow no
+    other relation."""
     scales = isinstance(group, DilationGroup)
     if relation is None:
         return "relative" if scales else "frame"
     checks.choice("relation", relation, ("frame", *RELATIONS))
     if scales and relation != "relative":
         raise ValueError(
-            f"relation must be 'relative' for groups of scales (dyadic), got {relation!r}, which compares the query of "
-            "one element with the keys in the window of another: windows of two scales hold different pixels"
+            f"relation must be 'relative' or None for groups of scales (dyadic), got {relation!r}: other relations "
+            "need the same window at all scales, but windows of two scales contain different pixels"
         )
     return relation
 
 
 def check_encoding(encoding: str | None, kernel_size: int | None, locality: float | str | None) -> None:
-    """ValueError where ``encoding=None``, which leaves content alone, meets arguments that depend on offsets."""
+    """Raise ValueError if ``encoding=None``, attention by content only, is combined with arguments that need
+    offsets."""
     if encoding is not None:
         return
     if kernel_size is not None:
         raise ValueError(
-            f"kernel_size must be None with encoding=None, got {kernel_size!r}: a window depends on offsets"
+            f"kernel_size must be None with encoding=None, got {kernel_size!r}: a window depends on offsets. Set an "
+            "encoding or kernel_size=None"
         )
     if locality not in (None, "auto"):
-        raise ValueError(f"locality must be None or 'auto' with encoding=None, got {locality!r}: it depends on offsets")
+        raise ValueError(
+            f"locality must be None or 'auto' with encoding=None, got {locality!r}: it depends on offsets. Set an "
+            "encoding or locality=None"
+        )
 
 
 def default_locality(locality: float | str | None, lattice: bool, encoding: str | None) -> float | None:
-    """The strength of the locality at the start; ``None`` without one."""
+    """The initial strength of the locality in 1 / pixel^2; ``None`` means no locality."""
     if locality == "auto":
         return None if encoding is None else (4.0 if lattice else 1.0)
     if isinstance(locality, str):
@@ -65,13 +72,14 @@ def default_locality(locality: float | str | None, lattice: bool, encoding: str 
 
 
 def default_content_heads(
-    content_heads: int | None, heads: int, relation: str | None, strength: float | None, *, by_place: bool
+    content_heads: int | None, heads: int, relation: str | None, strength: float | None, *, separable: bool
 ) -> int:
-    """How many heads have content: an eighth, rounded up, where the others may look ``by_place`` alone."""
+    """The number of heads with content. The default is an eighth of the heads, rounded up, if the others may run as a
+    ``separable`` convolution, and otherwise all heads."""
     if content_heads is None:
-        return -(-heads // 8) if by_place and strength is not None else heads
+        return -(-heads // 8) if separable and strength is not None else heads
     if relation != "frame":
-        raise ValueError(f"content_heads must be None but for relation 'frame', got {content_heads!r}")
+        raise ValueError(f"content_heads must be None unless relation is 'frame', got {content_heads!r}")
     if type(content_heads) is not int or not 0 <= content_heads <= heads:
         raise ValueError(f"content_heads must be an integer from 0 to heads={heads}, got {content_heads!r}")
     if content_heads < heads and strength is None:
@@ -83,17 +91,18 @@ def default_content_heads(
 
 
 def check_scales(group: FiniteGroup | DilationGroup, norm: str = "batch", **sizes: object) -> None:
-    """ValueError for what models with scales cannot have: a mean over all of them, pools and crops."""
+    """Raise ValueError for settings that are not equivariant with groups of scales: the norm over all scales, and any
+    of the ``sizes`` of pools and crops that is not zero."""
     if not isinstance(group, DilationGroup):
         return
     if norm == "global":
         raise ValueError(
-            "norm must be 'batch' or 'layer' for groups of scales (dyadic), got 'global': the mean over all scales "
-            "changes where features move up one, because the last has nowhere to go"
+            "norm must be 'batch' or 'layer' for groups of scales (dyadic), got 'global': scaling moves features up "
+            "one scale and drops those of the last scale, which changes the mean over all scales"
         )
     for name, size in sizes.items():
         if size:
             raise ValueError(
                 f"{name} must be {0 if isinstance(size, int) else ()} for groups of scales (dyadic), got {size!r}: "
-                "of an image twice as large it would have to be twice as large"
+                "an image twice as large would need a crop or pool twice as large"
             )

@@ -1,4 +1,4 @@
-"""Group self-attention that reaches all pixels in linear time."""
+"""Group self-attention to all pixels in linear time."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ...groups import DilationGroup, FiniteGroup, check_group
 from ..performer.random_features import RandomFeatures
 from .attention_layer import AttentionLayer
 
-FAR = 4.0  # f of every second head at the start; weights of a window with sharp places sum to about e^2 or e^3
+FAR = 4.0  # initial f of every second head; with strong locality the weights of a window sum to about e^2 to e^3
 
 
 @checks.python_numbers
 class GlobalGroupAttention(AttentionLayer):
-    r"""Global group self-attention of regular features: exact within a window, by random features beyond.
+    r"""Global group self-attention of regular features: exact weights within a window, random features beyond.
 
     .. math::
         \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_j w\, v(j,h) \Big/ \sum_j w, \qquad
         w = \frac{e^f}{n} \langle \phi(q(i,h)), \phi(k(j,h)) \rangle
         + [j \text{ near } i]\, \exp\big(\mathrm{score}(i, h, j)\big)
 
-    with the score of :class:`GroupAttention` for relation ``"frame"`` (encodings and locality), all heads looking by
-    content; with ``"relative"`` sums are over (j, s), the score is that of (i, h) and (j, s), and f a function of
-    :math:`h^{-1}s`. n is the number of keys, f is learned for each head: 0 at the start, but 4 in every second head,
-    which starts with most of its weight far away. Time and memory are linear in pixels; images may have any size. It is
-    exactly equivariant, as the window alone is, for every draw of the random features.
+    The score is that of :class:`GroupAttention` with relation ``"frame"`` (encodings and locality); all heads have
+    content. With ``"relative"``, sums run over (j, s), the score is that of (i, h) and (j, s), and f depends on
+    :math:`h^{-1}s`. n is the number of keys. Each head learns f, which starts at 0, or at 4 in every second head; these
+    heads give most of their weight to distant pixels at the start. Time and memory are linear in the number of pixels,
+    and images may have any size. The layer is exactly equivariant for every draw of the random features.
 
     Args:
         group: The finite group H. Its dimension (2 or 3) is that of the input.
@@ -50,16 +50,20 @@ class GlobalGroupAttention(AttentionLayer):
             |h^{-1}(x_j - x_i) - \Delta_e|^2` to its scores; both parameters are learned. With ``"relative"`` every head
             starts with a preference for one group element as well. ``"auto"`` means 4, and 1 for groups with elements
             that do not map the pixel grid to itself. ``None`` means no locality.
-        num_random_features: Number of random features m. More features make far weights more accurate at proportional
-            cost. ``None`` means :math:`d \log d`, d the width of a head, at least 16.
+        num_random_features: Number of random features m. More features make the weights of distant pixels more accurate
+            at proportional cost. ``None`` means :math:`d \log d`, d the width of a head, at least 16.
         redraw_interval: Training steps between two draws of the random features. ``None`` keeps the first draw.
             Directions, their seed and the number of steps are stored in checkpoints.
         context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
             attention; a call may still pass a context with ``in_channels``.
-        dropout: Probability, in training, of dropping an attention weight of the window and an output of the far part.
+        dropout: Probability, in training, of dropping an attention weight of the window and an output of the random
+            features.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
+
+    Raises:
+        ValueError: if an argument is not allowed, or does not fit another one.
 
     Source: GE-ViT Eq. 16 with h = t for the window; Choromanski et al. (2021) for the features; see
     :func:`~tg_equiattn.functional.global_group_attention`.
@@ -81,14 +85,14 @@ class GlobalGroupAttention(AttentionLayer):
     ) -> None:  # fmt: skip
         if isinstance(group, DilationGroup):
             raise ValueError(
-                f"group must be finite, without scales, got {group!r}: features sum over all scales, and that sum "
-                "changes where features move up one; take GroupAttention"
+                f"group must be finite, without scales, got {group!r}: scaling moves features up one scale, which "
+                "changes the sum over all scales; use GroupAttention"
             )
         check_group(group)
         if kernel_size is None:
             raise ValueError(
-                "kernel_size must be a positive odd integer: the window within which weights are exact, got None "
-                "(GroupAttention attends to all pixels exactly)"
+                "kernel_size must be a positive odd integer: the window within which weights are exact, got None; for "
+                "exact attention to all pixels use GroupAttention"
             )
         checks.choice("relation", relation, ("frame", "relative"))
         super().__init__(
@@ -105,7 +109,12 @@ class GlobalGroupAttention(AttentionLayer):
             self.far_bias[1::2] = FAR
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features: the seed's next, or from a CPU ``generator`` (give every rank an equal one)."""
+        """Draw new random features.
+
+        Args:
+            generator: A CPU generator for the draw; give an equal one to every rank. ``None`` means the next draw of
+                the stored seed.
+        """
         self.features.redraw_features(generator)
 
     def forward(

@@ -1,4 +1,4 @@
-"""Linear maps of single pixels, and modules that can be told which pixels of an image there are."""
+"""Pointwise linear maps, and modules that take a mask of valid pixels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..modules import StoresSettings
 
 
 def columns(x: Tensor) -> Tensor:
-    """(B, C, *any) as (B, C, n)."""
+    """Flatten pixels: (B, C, *any) -> (B, C, n)."""
     return x.flatten(2) if x.ndim > 2 else x[..., None]
 
 
 class Pointwise(nn.Conv1d):
-    """A linear map of channels, (B, in_channels, *any) to (B, out_channels, *any), the same at every pixel and group
-    element; weights start as in the published models."""
+    """A linear map of channels, the same at every pixel and group element: (B, in_channels, *any) -> (B, out_channels,
+    *any). Weights are initialised as in the published models."""
 
     bias: Tensor
 
@@ -48,24 +48,27 @@ class Pointwise(nn.Conv1d):
 
 @checks.python_numbers
 class GroupLinear(StoresSettings):
-    r"""A linear map of channels and group elements, the same at every pixel, that commutes with the group: a group
-    convolution with a window of one pixel.
+    r"""An equivariant linear map of channels and group elements, the same at every pixel: a group convolution with a
+    window of one pixel.
 
     .. math:: y(o, h) = \sum_{c, s} W[o, c, h^{-1} s]\; x(c, s) + b[o]
 
-    Every linear map of regular features that commutes with the group at every pixel is one. Weights start normal with
-    standard deviation :math:`\sqrt{2 / (C |H|)}`, biases zero.
+    Here c and o are input and output channels, and s and h are group elements. Every equivariant linear map of the
+    regular features of one pixel has this form. Weights are drawn from a normal distribution with standard deviation
+    :math:`\sqrt{2 / (C |H|)}`, where C is ``in_channels``; biases are zero at the start.
 
     Args:
-        group: the finite group H.
-        in_channels, out_channels: channels of the input (C) and the output.
-        bias: whether there is b.
+        group: The finite group H.
+        in_channels: Channels of the input, for each group element.
+        out_channels: Channels of the output, for each group element.
+        bias: Whether to add the bias b, one number for each output channel. The default is True.
 
     Shapes:
         ``(B, in_channels, |H|, *any)`` -> ``(B, out_channels, |H|, *any)``.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if ``group`` is not a finite group, if ``in_channels`` or ``out_channels`` is not a positive
+            integer, or if the input has another shape.
 
     Source: Cohen and Welling, Group equivariant convolutional networks (2016), Eq. 11, at a single pixel.
 
@@ -95,7 +98,7 @@ class GroupLinear(StoresSettings):
         return {"group": (self.group.digest, repr(self.group))}
 
     def matrix(self) -> Tensor:
-        """The map as one matrix, ``(out_channels |H|, in_channels |H|)``."""
+        """The weights as one matrix, ``(out_channels |H|, in_channels |H|)``."""
         return self.weight[:, :, self.index(self.weight.device)].transpose(1, 2).flatten(2).flatten(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,19 +115,20 @@ class GroupLinear(StoresSettings):
 
 
 class Masked:
-    """A mixin for modules whose ``forward`` takes a ``mask`` of pixels, bool (B or 1, *spatial), and puts zeros where
-    there are none."""
+    """A mixin for modules whose ``forward`` takes a ``mask``, bool (B or 1, *spatial), true at valid pixels, and
+    returns zeros at masked pixels."""
 
     def mask_after(self, mask: Tensor) -> Tensor:
-        """Which pixels of the output there are."""
+        """The mask of the output's valid pixels."""
         return mask
 
 
 def call_masked(module: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Call a module with the mask, if there is one and the module takes masks.
+    """Call a module, with the mask if the module takes masks.
 
-    RuntimeError for a mask and a batch norm of torch, such as ``SyncBatchNorm.convert_sync_batchnorm`` makes of ours:
-    its statistics would be those of hidden pixels too.
+    Raises:
+        RuntimeError: if a mask is given for a batch norm of torch, which would include masked pixels in its statistics.
+            ``SyncBatchNorm.convert_sync_batchnorm`` replaces our batch norms by such modules.
     """
     if mask is None:
         return module(x)
@@ -132,14 +136,14 @@ def call_masked(module: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
         return module(x, mask)  # type: ignore[operator]
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         raise RuntimeError(
-            f"mask must be None with {type(module).__name__}, which takes no masks, got a mask; build the model with "
-            "norm='layer' to train it with masks on several processes"
+            f"mask must be None with {type(module).__name__}, which does not support masks, got a mask; to train with "
+            "masks on several processes, build the model with norm='layer'"
         )
     return module(x)
 
 
 class MaskedSequential(Masked, nn.Sequential):
-    """Modules in turn; those that can be told are told which pixels there are."""
+    """A sequence of modules that passes the mask to each module that takes masks."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         for module in self:

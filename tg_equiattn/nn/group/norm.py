@@ -14,7 +14,7 @@ from .linear import Masked, columns
 
 
 def _checked(x: Tensor, mask: Tensor | None, channels: int) -> tuple[Tensor, Tensor]:
-    """Features, zero where there are no pixels, and the same no narrower than float32."""
+    """Check input and mask. Return the features with zeros at masked pixels, and the same in at least float32."""
     if x.ndim < 2 or x.shape[1] != channels:
         raise ValueError(f"input must have shape (B, {channels}, ...), got {tuple(x.shape)}")
     checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
@@ -23,8 +23,8 @@ def _checked(x: Tensor, mask: Tensor | None, channels: int) -> tuple[Tensor, Ten
 
 
 def _moments(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of features (B, C, ..., *spatial) over these axes, of the pixels there are, and how many;
-    features are zero where there are none."""
+    """Mean, variance and count over the given axes of the valid pixels of features (B, C, ..., *spatial). Masked pixels
+    must be zero."""
     count = zero_where_masked(torch.ones_like(x), mask).sum(axes, keepdim=True)
     mean = x.sum(axes, keepdim=True) / count.clamp(min=1)
     squares = zero_where_masked(x - mean, mask).square().sum(axes, keepdim=True)
@@ -32,7 +32,8 @@ def _moments(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Te
 
 
 def _scaled(centred: Tensor, variance: Tensor, norm: nn.Module, like: Tensor, mask: Tensor | None) -> Tensor:
-    """By the deviation, then by the learned scales and shifts of a norm, where it has some."""
+    """Divide centred features by their standard deviation and apply the norm's learned weight and bias, if it has them.
+    The result has the dtype of ``like`` and zeros at masked pixels."""
     out = centred * (variance + cast(float, norm.eps)).rsqrt()
     if norm.weight is not None:
         weight, bias = (cast(Tensor, t).view(-1, *[1] * (out.ndim - 2)) for t in (norm.weight, norm.bias))
@@ -42,15 +43,27 @@ def _scaled(centred: Tensor, variance: Tensor, norm: nn.Module, like: Tensor, ma
 
 @checks.python_numbers
 class RegularGlobalNorm(Masked, nn.GroupNorm):
-    r"""One mean and variance an image, over channels, group elements and pixels.
+    r"""Normalisation by one mean and variance of each image, over channels, group elements and pixels.
 
     .. math:: y = \gamma_c\,(x - \mathrm{mean}\,x) / \sqrt{\mathrm{var}\,x + \epsilon} + \beta_c
 
-    Equivariant to every permutation of pixels and group elements; images do not see each other. With a ``mask``
-    statistics are those of the pixels there are. Arguments and shapes are those of :class:`RegularLayerNorm`.
+    The weight :math:`\gamma` and bias :math:`\beta` of each channel are learned. The layer is equivariant to every
+    permutation of pixels and group elements, and does not mix images. With a ``mask``, statistics include the valid
+    pixels only.
 
-    Source: what the published models of GSA-Nets and GE-ViT call layer normalisation (a group norm with a single group,
-    eps 1e-12).
+    Args:
+        channels: Number of channels.
+        eps: The constant :math:`\epsilon` that is added to the variance. The default 1e-12 is the published one.
+
+    Shapes:
+        ``(B, channels, *any)`` -> the same. With a mask ``(B or 1, *spatial)``, the input is ``(B, channels, |H|,
+        *spatial)``.
+
+    Raises:
+        ValueError: if ``channels`` is not a positive integer, or if the input or the mask has another shape.
+
+    Source: the published models of GSA-Nets and GE-ViT, which call it layer normalisation (a group norm with a single
+    group).
     """
 
     def __init__(self, channels: int, eps: float = 1e-12) -> None:
@@ -74,15 +87,22 @@ class RegularLayerNorm(Masked, nn.Module):
 
     .. math:: y_c = \gamma_c\,(x_c - \mathrm{mean}_c\,x) / \sqrt{\mathrm{var}_c\,x + \epsilon} + \beta_c
 
-    No statistic mixes pixels, group elements or images, so it is equivariant to every permutation of them.
+    The weight :math:`\gamma` and bias :math:`\beta` of each channel are learned. Statistics do not mix pixels, group
+    elements or images, so the layer is equivariant to every permutation of them.
 
     Args:
-        channels, eps: number of channels, and what is added to the variance.
+        channels: Number of channels.
+        eps: The constant :math:`\epsilon` that is added to the variance. The default is 1e-5.
 
     Shapes:
-        ``(B, channels, *any)`` -> the same; with a mask, ``(B, channels, |H|, *spatial)``.
+        ``(B, channels, *any)`` -> the same. With a mask ``(B or 1, *spatial)``, the input is ``(B, channels, |H|,
+        *spatial)``.
 
-    Source: Ba et al. 2016, as transformers have it. The published models have :class:`RegularGlobalNorm`.
+    Raises:
+        ValueError: if ``channels`` is not a positive integer, or if the input or the mask has another shape.
+
+    Source: Ba et al. (2016), over channels as in transformers. The published models of GSA-Nets and GE-ViT use
+    :class:`RegularGlobalNorm`.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -102,10 +122,11 @@ class RegularLayerNorm(Masked, nn.Module):
 
 
 class RegularBatchNorm(Masked, nn.BatchNorm1d):
-    """One mean and variance a channel, over images, group elements and pixels, of the pixels there are.
+    """Batch normalisation by one mean and variance of each channel, over images, group elements and valid pixels.
 
-    In small networks much easier to train than :class:`RegularLayerNorm`. The same as ``escnn.nn.InnerBatchNorm``.
-    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` makes it one that takes no masks.
+    It computes the same as ``escnn.nn.InnerBatchNorm``. Small networks train much more easily with it than with
+    :class:`RegularLayerNorm`. ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` replaces it by a module that does not
+    support masks.
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -114,7 +135,7 @@ class RegularBatchNorm(Masked, nn.BatchNorm1d):
             return zero_where_masked(super().forward(columns(x)).view_as(x), mask)
         mean, variance, count = _moments(wide, mask, (0, *range(2, x.ndim)))
         if self.training and self.running_mean is not None:
-            with torch.no_grad():  # running statistics, as torch's
+            with torch.no_grad():  # update running statistics as torch does
                 batches = cast(Tensor, self.num_batches_tracked).add_(1)
                 weight = (1.0 / batches.to(mean) if self.momentum is None else self.momentum) * (count > 0).to(mean)
                 unbiased = variance * count / (count - 1).clamp(min=1)
@@ -128,6 +149,6 @@ NORMS = {"global": RegularGlobalNorm, "layer": RegularLayerNorm, "batch": Regula
 
 
 def make_norm(name: str, channels: int) -> nn.Module:
-    """The normalisation called ``name``; ValueError for an unknown one."""
+    """Make the normalisation layer of a name in ``NORMS``; raise ValueError for other names."""
     checks.choice("norm", name, NORMS)
     return cast(type[nn.Module], NORMS[name])(channels)

@@ -16,18 +16,27 @@ _REDUCTIONS: dict[str, Any] = {"max": Tensor.amax, "mean": Tensor.mean, "sum": T
 
 
 class GlobalPooling(Masked, nn.Module):
-    """Pool over space and then over the group: an invariant vector, from images of any size; with a ``mask`` over the
-    pixels there are, zero where there is none.
+    r"""Pooling over pixels and then over group elements, which gives invariant features from images of any size.
+
+    .. math:: y_c = \max_h \, \mathrm{mean}_i \; x(c, h, i)
+
+    This is the formula with the defaults. With a ``mask``, the reduction over pixels i includes the valid pixels only.
+    The result of an image without valid pixels is zero.
 
     Args:
-        space: ``"max"``, ``"mean"`` or ``"sum"`` over pixels; ``None`` pools the group alone, to ordinary (invariant)
-            channels of every pixel.
-        group: ``"max"``, ``"mean"`` or ``"sum"`` over group elements.
+        space: Reduction over pixels i: ``"max"``, ``"mean"`` (the default) or ``"sum"``. ``None`` keeps pixels and
+            reduces group elements only, which gives ordinary images.
+        group: Reduction over group elements h: ``"max"`` (the default), ``"mean"`` or ``"sum"``.
 
     Shapes:
-        ``(B, C, |H|, *spatial)`` -> ``(B, C)``, or ``(B, C, *spatial)`` with ``space=None``.
+        ``(B, C, |H|, *spatial)`` -> ``(B, C)``, or ``(B, C, *spatial)`` with ``space=None``. The mask is bool ``(B or
+        1, *spatial)``.
 
-    Source: GSA-Nets Fig. F.1, in the order of the published code (space, then the group), with a mean for its sum.
+    Raises:
+        ValueError: if ``space`` or ``group`` is not one of these names, or if the input or the mask has another shape.
+
+    Source: GSA-Nets Fig. F.1, in the order of the published code (space, then group). The published code sums over
+    pixels; our default is the mean.
     """
 
     def __init__(self, space: str | None = "mean", group: str = "max") -> None:
@@ -60,9 +69,12 @@ class GlobalPooling(Masked, nn.Module):
 
 
 class SpatialMaxPool(Masked, nn.Module):
-    """Maximum over blocks of ``kernel_size`` pixels a side, without overlap; with a ``mask`` over the pixels there are.
+    """Max pooling over blocks of ``kernel_size`` pixels a side, without overlap. With a ``mask``, the maximum is taken
+    over valid pixels.
 
-    ValueError if a side is not a multiple of ``kernel_size``: a last row left out would break the symmetry.
+    Raises:
+        ValueError: if a side of the image is not a multiple of ``kernel_size``. Leaving out the last row would break
+            the symmetry.
     """
 
     def __init__(self, kernel_size: int = 2) -> None:
@@ -71,7 +83,7 @@ class SpatialMaxPool(Masked, nn.Module):
         self.kernel_size = kernel_size
 
     def mask_after(self, mask: Tensor) -> Tensor:
-        """Which blocks have a pixel."""
+        """The mask of blocks that contain a valid pixel."""
         return self._pool(mask.float()[:, None])[:, 0] > 0
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -80,8 +92,8 @@ class SpatialMaxPool(Masked, nn.Module):
             raise ValueError(f"input must have shape (B, C, |H|, *spatial), got {tuple(x.shape)}")
         if any(n % self.kernel_size for n in spatial):
             raise ValueError(
-                f"input sides must be multiples of the pool's kernel_size={self.kernel_size} (a row left out at one "
-                f"side would break the symmetry), got {tuple(spatial)}"
+                f"input sides must be multiples of the pool's kernel_size={self.kernel_size}, got {tuple(spatial)}; "
+                "change the size of the images, since leaving out a row at one side would break the symmetry"
             )
         checks.pixel_mask(mask, x.shape[0], spatial, x.device)
         pooled = self._pool(fill_where_masked(x, mask, -math.inf).flatten(1, 2)).unflatten(1, x.shape[1:3])
@@ -95,7 +107,7 @@ class SpatialMaxPool(Masked, nn.Module):
 
 
 class SpatialCrop(Masked, nn.Module):
-    """Remove ``margin`` pixels at every side; ValueError if nothing would be left."""
+    """Crop that removes ``margin`` pixels at every side; raises ValueError if no pixel would be left."""
 
     def __init__(self, margin: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The relations of group attention: which elements meet, and what a layer needs for that."""
+"""Relations of group attention: the group elements that attend to each other, and the projections for them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .linear import GroupLinear, Pointwise
 
 
 class Relation:
-    """How the elements of queries, keys and outputs meet: the index table, the projections and their start.
+    """A relation of the group elements of queries, keys and outputs: its index table, projections and initial values.
 
-    This class is for lifting, where input has no elements.
+    This class is the relation of lifting, whose input has no group elements.
     """
 
     name: str | None = None
     input_has_elements = False
-    prefers_element = False  # whether heads start with a group element of their own
+    prefers_element = False  # whether each head starts with a preference for one group element
     separates_heads = False  # whether heads without content run as a separable convolution
 
     def __init__(self, group: FiniteGroup | DilationGroup, scale_window: int | None, all_pixels: bool) -> None:
@@ -32,11 +32,11 @@ class Relation:
 
     @property
     def arguments(self) -> int | None:
-        """Elements u of the group encoding; ``None`` without one."""
+        """The number of elements u of the group encoding; ``None`` if the encoding does not depend on u."""
         return None
 
     def index(self) -> Tables | None:
-        """The table of u for output, query and key elements; ``None`` where no encoding depends on u."""
+        """The table of u for output, query and key elements; ``None`` if the encoding does not depend on u."""
         return None
 
     def matching(self, in_channels: int, out_channels: int) -> nn.Module:
@@ -48,8 +48,9 @@ class Relation:
         return Pointwise(in_channels, out_channels)
 
     def start(self, query: nn.Module, key: nn.Module, heads: int, by_locality: bool, crosses: bool) -> None:
-        """Set the first values of the projections to queries and keys, ``by_locality`` where locality decides first."""
-        nn.init.normal_(cast(Tensor, query.bias))  # a pixel where x = 0, too, prefers some offsets to others
+        """Initialise the projections to queries and keys. ``by_locality`` scales queries down, so that locality
+        determines the attention weights at the start."""
+        nn.init.normal_(cast(Tensor, query.bias))  # so that scores depend on offsets where the input is zero
         if by_locality:
             with torch.no_grad():
                 for parameter in query.parameters():
@@ -57,20 +58,22 @@ class Relation:
 
 
 class Frame(Relation):
-    """Every element attends in its own frame; elements meet in the linear maps before and after."""
+    """Frame attention: element h attends to element h. Linear maps before and after attention mix elements."""
 
     name, input_has_elements, separates_heads = "frame", True, True
 
     def matching(self, in_channels: int, out_channels: int) -> nn.Module:
-        """Over all pixels queries and keys compare an element with others."""
+        """The projection to queries or keys. With a global window it mixes group elements, so that a head can compare
+        an element with another one."""
         return self.valuing(in_channels, out_channels) if self.all_pixels else Pointwise(in_channels, out_channels)
 
     def valuing(self, in_channels: int, out_channels: int) -> nn.Module:
         return GroupLinear(self.isometries, in_channels, out_channels)
 
     def start(self, query: nn.Module, key: nn.Module, heads: int, by_locality: bool, crosses: bool) -> None:
-        """Over all pixels head e compares h with h u, u the e-th element: keys start as the queries of another element,
-        so that features that are equal up to a rotation have large scores from the first step."""
+        """Initialise the projections. With a global window, head e compares element h with h u, where u is the e-th
+        element: its keys start as the queries of element h u. Features that are equal up to a rotation then have large
+        scores from the first step."""
         super().start(query, key, heads, False, crosses)
         if not self.all_pixels or crosses:
             return
@@ -83,7 +86,8 @@ class Frame(Relation):
 
 
 class Compared(Relation):
-    """Queries of one element meet keys of all: ``"relative"``, ``"lifted"``, ``"ge_vit"`` and ``"gsa"``."""
+    """Relations in which queries attend to keys of all elements: ``"relative"``, ``"lifted"``, ``"ge_vit"`` and
+    ``"gsa"``."""
 
     input_has_elements = True
 
@@ -94,14 +98,15 @@ class Compared(Relation):
         self.name, self.prefers_element = name, name == "relative"
         if name == "gsa":
             warnings.warn(
-                "relation='gsa' (GSA-Nets section 5.2) is not equivariant; it is kept to reproduce the comparison, "
-                "use 'frame', 'ge_vit', 'lifted' or 'relative' otherwise",
+                "relation='gsa' (GSA-Nets section 5.2) is not equivariant and serves to reproduce the papers' "
+                "comparison; use 'frame', 'ge_vit', 'lifted' or 'relative' for an equivariant layer",
                 stacklevel=4,
             )
 
     @property
     def arguments(self) -> int:
-        """With scales, those of a window of scales around the query's."""
+        """The number of elements u of the group encoding: |H|, times the size of the window of scales if there is
+        one."""
         return len(self.isometries) * (self.scale_window or 1)
 
     def index(self) -> Tables:
@@ -109,7 +114,7 @@ class Compared(Relation):
 
 
 def make_relation(name: str | None, *arguments: Any) -> Relation:
-    """The relation of a name; ``None`` for lifting."""
+    """Make the relation of a name; ``None`` means lifting."""
     if name is None:
         return Relation(*arguments)
     return Frame(*arguments) if name == "frame" else Compared(name, *arguments)

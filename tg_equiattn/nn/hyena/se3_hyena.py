@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,64 +10,59 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.hyena.fft_convolution import fft_convolution, number_or_cross_product
+from ...functional.vector.clifford import cross_product
 from ...node_batch import NodeBatch, PaddedBatch
 from ..vector.clifford import MultivectorMLP
 from ..vector.grades import Grades, grades_of_channels
 from ..vector.operator import TokenModel, TokenOperator
-from ..vector.options import OperatorOptions, options_of
 from ..vector.scalars_and_vectors import ScalarVectorModule
-from .lag_filter import LagFilter
+from .implicit_filter import ImplicitFilter
 
-FILTERS = ("data", "lag")
+FILTERS = ("data", "implicit")
 GATE_CHANNELS = 8  # multivectors within the gate
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HyenaOptions(OperatorOptions):
-    """Of the operator with a long convolution."""
-
-    filter: str = "data"
-    causal: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.choice("filter", self.filter, FILTERS)
-
-
 def norm_of(order: str) -> str:
-    """How ``"data"`` is divided: by the length, as published, where tokens are sorted by radius; else by its root."""
+    """Normalisation of ``"data"``: the length, as published, for tokens sorted by radius; else the root of it."""
     return "forward" if order == "radial" else "ortho"
 
 
 class HyenaOperator(TokenOperator):
-    """Mixes by long convolution, of queries and keys or of keys and a filter of the lag, times the query; gates by a
-    Clifford MLP of what was mixed, and multiplies with the values."""
+    """Mixes by the product of the query with a long convolution of the keys, or by the long convolution of queries and
+    keys. A Clifford MLP of the result gates it, and it multiplies the values."""
+
+    SETTINGS = ("filter", "causal", *TokenOperator.SETTINGS)
 
     def __init__(
         self,
         in_grades: Grades,
         out_grades: Grades,
-        options: HyenaOptions,
         hidden_grades: Grades | None = None,
         *,
+        filter: str = "data",
+        causal: bool = False,
         order: str = "input",
+        num_blocks: int = 1,
+        **settings: Any,
     ) -> None:
-        by_lag, causal = options.filter == "lag", options.causal
-        super().__init__(  # a token of zeros must make nothing for the filter of the lag: no bias
-            in_grades, out_grades, options, hidden_grades, order=order, causal=causal, bias=not by_lag
-        )
+        checks.choice("filter", filter, FILTERS)
+        implicit = filter == "implicit"
+        super().__init__(  # with an implicit filter, tokens of zeros must change nothing: no bias
+            in_grades, out_grades, hidden_grades, causal=causal, order=order, num_blocks=num_blocks, bias=not implicit,
+            **settings,
+        )  # fmt: skip
         c = self.hidden_grades
         self.scalars, self.vectors = c.scalars + c.pseudoscalars, c.vectors + c.bivectors
         mixed, gates = Grades(scalars=self.scalars, bivectors=self.vectors), Grades(self.scalars + self.vectors)
-        self.gate = MultivectorMLP(mixed, gates, GATE_CHANNELS, options.num_blocks)
+        self.gate = MultivectorMLP(mixed, gates, GATE_CHANNELS, num_blocks)
         self.mode, self.norm = "causal" if causal else "circular", norm_of(order)
         self.filters: nn.ModuleDict | None = None
-        if by_lag:
+        if implicit:
             kinds = {"scalars": self.scalars, "vectors": self.vectors}
-            self.filters = nn.ModuleDict({kind: LagFilter(n, causal) for kind, n in kinds.items() if n})
+            self.filters = nn.ModuleDict({kind: ImplicitFilter(n, causal) for kind, n in kinds.items() if n})
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"filter": "data" if self.filters is None else "lag"}
+        return super().settings() | {"filter": "data" if self.filters is None else "implicit"}
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
         def kernel(q: Tensor, k: Tensor, rows: PaddedBatch) -> Tensor:
@@ -87,7 +81,7 @@ class HyenaOperator(TokenOperator):
         gates = torch.sigmoid(self.gate([mixed_scalars, none, mixed_vectors, none[:1]])[0])
         scalar_gates, vector_gates = gates.split([self.scalars, self.vectors], 1)
         scalars = scalar_gates * mixed_scalars * scalars
-        return scalars, torch.linalg.cross(vector_gates * mixed_vectors, vectors, dim=0)
+        return scalars, cross_product(vector_gates * mixed_vectors, vectors, 0)
 
 
 @checks.python_numbers
@@ -102,47 +96,53 @@ class SE3HyenaOperator(ScalarVectorModule):
         \hat u &= \sigma(\gamma(u)) \cdot u \\
         x', f' &= \xi(x + \hat u^{eqv} \times v^{eqv},\; f + \hat u^{inv} \cdot v^{inv})
 
-    Equivariant to rotations and reflections: u, a cross product of polar vectors, is axial, its product with v polar
-    again. Positions enter relative to their mean, so it is invariant to translations; add the output vectors to
-    positions to predict positions.
+    It is equivariant to rotations and reflections: u, a cross product of polar vectors, is axial, and its product with
+    v is polar again. Positions enter relative to their mean, so it is invariant to translations. To predict positions,
+    add the output vectors to positions.
 
-    The paper's convolution, ``filter="data"``, is circular, and divided by the root of the sequence's length, or, with
-    ``order="radial"`` and in the paper, by the length. It knows absolute indices: shifting the sequence changes the
-    output. ``filter="lag"`` knows lags alone, for chains whose beginning means nothing:
+    ``filter="data"`` is the paper's circular convolution, divided by the root of the sequence's length, or by the
+    length with ``order="radial"``, as in the paper. It depends on absolute indices: shifting the sequence changes the
+    output. ``filter="implicit"`` depends on lags only, for chains whose beginning has no meaning:
 
     .. math:: u_i = q_i \otimes \sum_j h(i - j)\, k_j
 
-    with h learned and implicit (an MLP of the lag, times a learned power of it), and :math:`\otimes` the product of
-    scalars, the cross product of vectors. There is no factor of the length, and projections have no biases: so without
-    ``pos`` and ``local_context`` a chain among zeros gives the same outputs wherever it stands (:doc:`/chains` says
-    with what around it), and with ``causal=True`` tokens that are appended change no earlier output.
+    with :math:`\otimes` the product of scalars or the cross product of vectors, and h a learned function: an MLP of the
+    lag, times a learned power of it. It is not divided by the length, and projections have no biases. So without
+    ``pos`` and ``local_context``, a chain among zeros has the same outputs wherever it stands (:doc:`/chains`), and
+    with ``causal=True`` appended tokens change no earlier output.
 
-    ``order="input"`` keeps the order of tokens. ``"radial"`` sorts by the distance to the centroid, needs ``pos``, and
-    makes the operator equivariant to permutations of clouds without ties. Outputs then jump where two tokens exchange
-    distances (:doc:`/guarantees`): it is not for dynamics, relaxation or phonons.
+    ``order="radial"`` makes the operator equivariant to permutations of clouds without ties. Outputs then jump where
+    two tokens exchange their distances (:doc:`/guarantees`): do not use it for dynamics, relaxation or phonons.
 
     Args:
-        scalar_channels, vector_channels: of the input.
-        out_scalars, out_vectors: channels of the output; ``None`` means those of the input.
-        hidden_scalars, hidden_vectors: channels of query, key and value; ``None`` means those of the input. Where they
+        scalar_channels: scalars of the input.
+        vector_channels: vectors of the input.
+        out_scalars: scalars of the output; ``None`` means those of the input.
+        out_vectors: vectors of the output; ``None`` means those of the input.
+        hidden_scalars: scalars of query, key and value; ``None`` means those of the input. If hidden and input channels
             differ, a linear map takes the input to the residual.
-        filter: ``"data"``, the keys, as published, or ``"lag"``, a learned one of the lag.
-        causal: whether tokens see earlier ones only. With ``filter="data"`` outputs still know the sequence's length.
-        short_conv: taps, an odd number, of a short convolution of query, key and value before the long one, on both
-            sides or with ``causal=True`` before, one weight a channel and tap; ``None`` for none. Recall needs it
+        hidden_vectors: vectors of query, key and value; ``None`` means those of the input.
+        filter: ``"data"``, the keys, as published, or ``"implicit"``, a learned function of the lag.
+        causal: let tokens see earlier tokens only. With ``filter="data"`` outputs still depend on the sequence's
+            length.
+        short_conv: taps, an odd number, of a short convolution of query, key and value before the long one, with one
+            weight a channel and tap; ``None`` for none. With ``causal=True`` it reaches back only. Recall needs it
             (:doc:`/chains`).
-        order: ``"input"`` or ``"radial"``.
-        local_context: first update every token from its neighbors along ``edge_index`` by Clifford message passing.
-        edge_channels: scalars of an edge.
+        order: ``"input"`` keeps the order of the tokens; ``"radial"`` sorts them by their distance to the centroid and
+            needs ``pos``. Use ``"radial"`` for clouds without an order.
+        local_context: update every token from its neighbors along ``edge_index`` first, by Clifford message passing.
+            Use it if a graph of near neighbors is known.
+        edge_channels: scalars of an edge, given as ``edge_attr``; they need ``local_context``.
+        num_blocks: blocks of every Clifford MLP. Use 2 for more products of channels, at about twice the time.
 
     Shapes:
         ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument or an input does not fit; it names the argument.
 
     Source: se3-hyena Algorithm 1, section 3.2; "grade-one and grade-two projections" there are grades 0 and 1. Poli et
-    al., Hyena Hierarchy (2023), for the filter of the lag and the short convolution.
+    al., Hyena Hierarchy (2023), for the implicit filter and the short convolution.
 
     Example:
         >>> import torch
@@ -167,15 +167,16 @@ class SE3HyenaOperator(ScalarVectorModule):
         order: str = "input",
         local_context: bool = False,
         edge_channels: int = 0,
+        num_blocks: int = 1,
     ) -> None:
-        inside, outside, hidden = grades_of_channels(
+        grades = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        options = HyenaOptions(
-            filter=filter, causal=causal, short_conv=short_conv, local_context=local_context,
-            edge_channels=edge_channels,
+        operator = HyenaOperator(
+            *grades, filter=filter, causal=causal, short_conv=short_conv, order=order, local_context=local_context,
+            edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip
-        super().__init__(HyenaOperator(inside, outside, options, hidden, order=order))
+        super().__init__(operator)
 
 
 @checks.python_numbers
@@ -183,26 +184,32 @@ class SE3Hyena(ScalarVectorModule):
     r"""Linear embedding, SE(3)-Hyena operators with residual connections, and an equivariant MLP (Figure 2b).
 
     Args:
-        scalar_channels, vector_channels: of the input.
-        out_scalars, out_vectors: channels of the output; ``None`` means those of the input.
-        hidden_scalars, hidden_vectors: invariant and equivariant width.
-        depth: number of operators.
-        pool: ``None``, or ``"mean"``: the mean over each sequence's tokens before the MLP.
-        order: ``"input"`` or ``"radial"``, found once.
-        options: ``filter``, ``causal``, ``short_conv``, ``local_context`` and ``edge_channels``, as of
-            :class:`SE3HyenaOperator`, and ``num_blocks``, how many blocks every Clifford MLP has, one by default.
+        scalar_channels: scalars of the input.
+        vector_channels: vectors of the input.
+        out_scalars: scalars of the output; ``None`` means those of the input.
+        out_vectors: vectors of the output; ``None`` means those of the input.
+        hidden_scalars: scalars of a token between the layers.
+        hidden_vectors: vectors of a token between the layers.
+        num_layers: number of operators.
+        num_blocks: blocks of every Clifford MLP. Use 2 for more products of channels, at about twice the time.
+        pool: ``None``, or ``"mean"`` to take the mean over the tokens of each sequence before the MLP.
+        order: ``"input"`` keeps the order of the tokens; ``"radial"`` sorts them once by their distance to the centroid
+            and needs ``pos``. Use ``"radial"`` for clouds without an order.
+        attn_kwargs: ``filter``, ``causal``, ``short_conv``, ``local_context`` and ``edge_channels`` of
+            :class:`SE3HyenaOperator`.
 
     Shapes:
-        As :class:`SE3HyenaOperator`; ``(B, out_scalars)`` and ``(B, out_vectors, 3)`` with ``pool="mean"``.
+        ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again; to
+        ``(B, out_scalars)`` and ``(B, out_vectors, 3)`` with ``pool="mean"``.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument or an input does not fit; it names the argument.
 
     Source: se3-hyena Figure 2b, sections 4.1.1 and 4.2.1.
 
     Example:
         >>> import torch
-        >>> model = SE3Hyena(2, 1, 0, 1, hidden_scalars=8, hidden_vectors=16, depth=2)
+        >>> model = SE3Hyena(2, 1, 0, 1, hidden_scalars=8, hidden_vectors=16, num_layers=2)
         >>> charges, velocities, positions = torch.randn(4, 5, 2), torch.randn(4, 5, 1, 3), torch.randn(4, 5, 3)
         >>> (positions + model(charges, velocities, pos=positions)[1].squeeze(2)).shape
         torch.Size([4, 5, 3])
@@ -217,13 +224,17 @@ class SE3Hyena(ScalarVectorModule):
         *,
         hidden_scalars: int = 16,
         hidden_vectors: int = 128,
-        depth: int = 3,
+        num_layers: int = 3,
+        num_blocks: int = 1,
         pool: str | None = None,
         order: str = "input",
-        options: Mapping[str, Any] | None = None,
+        attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         grades = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        own = options_of(HyenaOptions, options)
-        super().__init__(TokenModel(HyenaOperator, *grades, own, depth=depth, order=order, pool=pool))
+        model = TokenModel(
+            HyenaOperator, *grades, num_layers=num_layers, num_blocks=num_blocks, pool=pool, order=order,
+            attn_kwargs=attn_kwargs,
+        )  # fmt: skip
+        super().__init__(model)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ... import checks
+from ...edges import whole_offsets
 from ...grids import PixelGrid
-from ...neighbors import GIVEN, NeighborList, whole_offsets
+from ...neighbors import SortedPairs
 from ...node_batch import NodeBatch
 from ...ranks import Ranks
 from .positions import Position
@@ -40,7 +41,7 @@ class Nodes:
     def __init__(
         self, x: Tensor, position: Position, ranks: Ranks | None, mask: Tensor | None, batch: Tensor | None,
         batch_size: int | None, max_num_nodes: int | None, pos: Tensor | None, grid: PixelGrid | None,
-        neighbors: NeighborList | None, *, far_offsets: bool, whole: bool,
+        neighbors: SortedPairs | None, *, far_offsets: bool, whole: bool,
     ) -> None:  # fmt: skip
         self.shape, count = x.shape[:-1], math.prod(x.shape[:-1])
         if x.ndim == 2 and mask is not None:
@@ -87,8 +88,8 @@ class Nodes:
             )
 
     def _near(
-        self, position: Position, neighbors: NeighborList | None, batch: Tensor | None, grid: PixelGrid | None
-    ) -> NeighborList:
+        self, position: Position, neighbors: SortedPairs | None, batch: Tensor | None, grid: PixelGrid | None
+    ) -> SortedPairs:
         """Near pairs among all nodes: those given, those of the grid, or those found from positions."""
         mask = self.node_batch.mask
         if neighbors is None and grid is not None:
@@ -100,9 +101,9 @@ class Nodes:
                 graph = torch.where(mask, self.node_batch.batch, alone)
             neighbors = position.find_neighbors(cast(Tensor, self.pos), graph)
         elif position.whole_offsets:
-            whole_offsets(neighbors.offsets, what=GIVEN)
+            whole_offsets(neighbors.offsets, name="offsets (edge_offset)")
         neighbors.check_nodes(self.x.shape[0], position.pos_dim)
-        neighbors.check_graphs("neighbors", batch)
+        neighbors.check_graphs("edge_index", batch)
         return neighbors if mask is None else neighbors.restricted(mask)
 
     def restore(self, out: Tensor) -> Tensor:
@@ -129,11 +130,11 @@ def _even(
 
 
 @checks.of_values
-def _refuse_periodic(pos: Tensor, given: Tensor, neighbors: NeighborList) -> None:
+def _refuse_periodic(pos: Tensor, given: Tensor, neighbors: SortedPairs) -> None:
     """Raise ValueError where offsets are not the differences of positions, as across the border of a periodic box."""
     given, pos = given.detach(), pos.detach()
     apart = (pos[neighbors.source].double() - pos[neighbors.target].double() - given.double()).abs().amax(-1)
-    apart = apart if neighbors.exists is None else apart[neighbors.exists]
+    apart = apart if neighbors.mask is None else apart[neighbors.mask]
     rounding = 16 * max((torch.finfo(t.dtype).eps for t in (pos, given) if t.is_floating_point()), default=0.0)
     if len(apart) and float(apart.max()) > 1e-3 * float(given.abs().max()) + rounding * float(pos.abs().max()):
         raise ValueError(

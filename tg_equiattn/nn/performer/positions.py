@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ...edges import offsets_between
 from ...encodings.positions import OffsetDistance, OffsetMLP, OffsetTable, OffsetValues, SinusoidEncoding
 from ...functional.performer.attention import drop_keys, linear_attention_impl
 from ...functional.performer.clipped import clipped_attention_impl
 from ...functional.performer.pairs import Near, pair_attention_impl
 from ...functional.performer.window import window_attention_impl
 from ...modes import full_precision
-from ...neighbors import NeighborList, neighbor_list, offsets_between
+from ...neighbors import NeighborList, neighbor_list
 from ..modules import reset_children
 
 if TYPE_CHECKING:
@@ -53,12 +54,10 @@ class Position(nn.Module):
         if self.whole_offsets:
             edges, _ = neighbor_list(pos, self.unit + self.pos_dim / 2, batch=batch, metric="manhattan")
             offsets = offsets_between(pos, edges[1], edges[0], True)
-            near = NeighborList(edges, pos.shape[0], offsets, exists=offsets.abs().sum(-1) < self.unit)
-        else:
-            edges, offsets = neighbor_list(pos, self.unit, batch=batch)
-            near = NeighborList(edges, pos.shape[0], offsets)
-        near.between_positions = True
-        return near
+            mask = offsets.abs().sum(-1) < self.unit
+            return NeighborList(edges, pos.shape[0], offsets, mask=mask, between_positions=True, checked=True)
+        edges, offsets = neighbor_list(pos, self.unit, batch=batch)
+        return NeighborList(edges, pos.shape[0], offsets, between_positions=True, checked=True)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes, dropout: float = 0.0

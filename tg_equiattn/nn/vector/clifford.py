@@ -3,8 +3,6 @@ sqrt(x^2 + eps), whose derivative is finite at zero."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +14,6 @@ from ...functional.vector.clifford import (
     GRADE_SIZES,
     PATHS,
     channelwise_product,
-    components,
-    grades_of_products,
     rows_for_tokens,
 )
 from ...modes import full_precision
@@ -62,10 +58,9 @@ class CliffordLinear(nn.Module):
         return f"{tuple(self.in_grades)}, {tuple(self.out_grades)}"
 
 
-def _square_norm(every: Sequence[Tensor]) -> Tensor:
-    """Of components (C, T); one by one, as compilers compute products again for backward, but keep sums."""
-    first, *others = (x * x for x in every)
-    return sum(others, first)
+def _square_norm(part: Tensor) -> Tensor:
+    """Squared norms (C, T) of a grade (components, C, T)."""
+    return part[0] * part[0] if len(part) == 1 else (part * part).sum(0)
 
 
 class CliffordBlock(nn.Module):
@@ -77,7 +72,7 @@ class CliffordBlock(nn.Module):
     .. math:: z_j = \tfrac{1}{\sqrt 2} \Big( y_j + \sum_{i,k} w^{j}_{ik} \langle x_i\, n_k \rangle_j \Big)
 
     over the twenty grade paths, channel by channel; then z is divided by its mean norm over channels and scaled.
-    Grades that are not there (parts without channels) stay zero until a product makes them. Without ``bias`` zero stays
+    Grades that are absent (parts without channels) stay zero until a product makes them. Without ``bias`` zero stays
     zero. Source: Ruhe et al. (2023), Clifford Group Equivariant Neural Networks.
     """
 
@@ -104,41 +99,38 @@ class CliffordBlock(nn.Module):
         nn.init.ones_(self.scale)
 
     def forward(self, parts: Parts) -> Parts:
-        there = [g for g, part in enumerate(parts) if part.shape[1]]
-        gates, gate_biases = rows_for_tokens(parts[0], (self.gate, there), (self.gate_bias, there))
+        present = [g for g, part in enumerate(parts) if part.shape[1]]
+        gates, gate_biases = rows_for_tokens(parts[0], (self.gate, present), (self.gate_bias, present))
         gated = []
-        for g, gate, bias in zip(there, gates, gate_biases, strict=True):
-            invariant = _square_norm(parts[g].unbind()) if g else parts[g][0]
+        for g, gate, bias in zip(present, gates, gate_biases, strict=True):
+            invariant = _square_norm(parts[g]) if g else parts[g][0]
             gated.append(parts[g] * torch.sigmoid(torch.addcmul(bias, gate, invariant)))
         x = torch.cat(gated)
-        weight = torch.cat([self.weight[g : g + 1].expand(GRADE_SIZES[g], -1, -1) for g in there])
-        grades = list((weight @ x).split([GRADE_SIZES[g] for g in there]))
-        wanted = [(torch.sigmoid(self.grade_norm), there)] + ([] if self.bias is None else [(self.bias[None], [0])])
+        weight = torch.cat([self.weight[g : g + 1].expand(GRADE_SIZES[g], -1, -1) for g in present])
+        sizes = [GRADE_SIZES[g] for g in present]
+        mapped = list((weight @ x).split(sizes))
+        wanted = [(torch.sigmoid(self.grade_norm), present)] + ([] if self.bias is None else [(self.bias[None], [0])])
         shares, *biases = rows_for_tokens(x, *wanted)
         for (bias,) in biases:
-            grades[0] = grades[0] + bias
-        normal = []
-        for part, share in zip(grades, shares, strict=True):
-            norm = (_square_norm(part.unbind()) + _EPS).sqrt()
-            normal.append(part * (1 / (share * (norm - 1) + 1)))
-        mapped, normed = (tuple(c for part in some for c in part.unbind()) for some in (grades, normal))
-        made = grades_of_products(there)
-        z = dict(zip(components(made), channelwise_product(there, self.paths, x, normed), strict=True))
-        for n, component in zip(components(there), mapped, strict=True):
-            z[n] = z[n] + component
-        size = (0.5 * _square_norm(list(z.values())) + _EPS).sqrt().mean(0)
+            mapped[0] = mapped[0] + bias
+        left, right = list(parts), list(parts)  # absent grades have no channels
+        for g, factor, part, share in zip(present, x.split(sizes), mapped, shares, strict=True):
+            norm = (_square_norm(part) + _EPS).sqrt()
+            left[g], right[g] = factor, part * (1 / (share * (norm - 1) + 1))
+        z = list(channelwise_product(self.paths, left, right))
+        for g, part in zip(present, mapped, strict=True):
+            z[g] = z[g] + part
+        square, *others = (_square_norm(part) for part in z if part.shape[1])
+        size = (0.5 * sum(others, square) + _EPS).sqrt().mean(0)
         scale = 0.5**0.5 * self.scale[:, None] / (size + 1e-6)
-        return [
-            torch.stack([z[n] * scale for n in components([g])]) if g in made else part  # which is empty
-            for g, part in enumerate(parts)
-        ]
+        return [part * scale if part.shape[1] else part for part in z]
 
     def extra_repr(self) -> str:
         return f"{self.channels}"
 
 
 class MultivectorMLP(nn.Module):
-    """Linear map into ``hidden`` multivectors, blocks, linear map out; on parts. No ``bias``: zero stays zero."""
+    """Linear map to ``hidden`` multivectors, blocks, linear map, on parts. Without ``bias`` zero stays zero."""
 
     def __init__(
         self, in_grades: Grades, out_grades: Grades, hidden: int, num_blocks: int = 1, bias: bool = True
@@ -154,7 +146,7 @@ class MultivectorMLP(nn.Module):
         return self.out(self.blocks(self.embed(parts)))
 
     def tokens_per_block(self, device: torch.device) -> int:
-        """So many that what is between stays in the cache, or on a GPU in a tile; backward computes blocks again."""
+        """Tokens of a chunk, whose intermediate results fit the cache of a CPU; backward computes chunks again."""
         return max(64, tile_numbers(device, BLOCK_NUMBERS, 10 * COMPONENTS) // self.hidden)
 
     @property
@@ -174,15 +166,16 @@ class CliffordMLP(nn.Module):
     layer normalisation (:class:`CliffordBlock`), and a linear map. Memory is that of inputs and outputs.
 
     Args:
-        in_channels, out_channels: multivector channels.
-        hidden_channels: multivector channels between; ``None`` means the larger of both.
-        num_blocks: how many blocks. With two, as by default, scalars and vectors reach every grade.
+        in_channels: multivector channels of the input.
+        out_channels: multivector channels of the output.
+        hidden_channels: multivector channels of the blocks; ``None`` means the larger of the other two.
+        num_blocks: number of blocks. With 2, the default, scalars and vectors reach every grade.
 
     Shapes:
         ``(..., in_channels, 8)`` -> ``(..., out_channels, 8)``, components (1; e1, e2, e3; e23, e31, e12; e123).
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument or the input does not fit; it names the argument.
 
     Source: se3-hyena section 3.2; Ruhe et al., Clifford Group Equivariant Neural Networks (2023).
 

@@ -1,5 +1,6 @@
-"""Which channels a token has of each grade of Cl(3,0): c_0 scalars 0e | c_1 polar vectors 1o | c_2 axial vectors 1e |
-c_3 pseudoscalars 0o, one after the other in features (T, dim), or as four parts (components, channels, T)."""
+"""Channels of a token by grade of Cl(3,0): scalars 0e | polar vectors 1o | axial vectors 1e | pseudoscalars 0o.
+
+Tokens are features (T, dim) with the grades side by side, or parts: four tensors (components, channels, T)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Grades(NamedTuple):
 
     @property
     def dim(self) -> int:
-        """Features of a token."""
+        """Number of features of a token."""
         return sum(size * channels for size, channels in zip(GRADE_SIZES, self, strict=True))
 
     def times(self, factor: int) -> Grades:
@@ -33,11 +34,11 @@ class Grades(NamedTuple):
         return Grades(*(a + b for a, b in zip(self, other, strict=True)))
 
     def only(self, wanted: tuple[bool, ...]) -> Grades:
-        """Without the other grades."""
+        """The grades that are wanted, without the others."""
         return Grades(*(channels if want else 0 for channels, want in zip(self, wanted, strict=True)))
 
     def channels(self) -> list[int]:
-        """The channel of each feature, where the components of one are three."""
+        """The channel of each feature. The three components of a vector have one channel."""
         sizes = [size for size, channels in zip(GRADE_SIZES, self, strict=True) for _ in range(channels)]
         return [channel for channel, size in enumerate(sizes) for _ in range(size)]
 
@@ -48,13 +49,13 @@ class Grades(NamedTuple):
         return [part.unflatten(1, (channels, size)) for part, channels, size in columns]
 
     def parts(self, x: Tensor) -> Parts:
-        """Features (T, dim) to parts, where channels are mixed by matrix products and the rest runs along memory."""
+        """Features (T, dim) to parts, whose tokens are side by side in memory."""
         sizes = [size * channels for size, channels in zip(GRADE_SIZES, self, strict=True)]
         rows = zip(x.T.contiguous().split(sizes), self, GRADE_SIZES, strict=True)
         return [part.unflatten(0, (channels, size)).transpose(0, 1) for part, channels, size in rows]
 
     def reachable(self, products: int) -> tuple[bool, bool, bool, bool]:
-        """Which grades so many geometric products can make of these; a bias makes scalars of nothing."""
+        """Grades that can differ from zero after so many geometric products, and after a bias, which adds scalars."""
         found = {0} | {grade for grade, channels in enumerate(self) if channels}
         for _ in range(products):
             found |= set(grades_of_products(found))
@@ -85,8 +86,8 @@ def grades_of_channels(
     out: tuple[int | None, int | None],
     hidden: tuple[int | None, int | None],
 ) -> tuple[Grades, Grades, Grades]:
-    """Grades of input, output and between, from numbers of scalars and vectors as users give them; None means those of
-    the input. ValueError for negative numbers, or none at all."""
+    """Grades of input, output and hidden layers from numbers of scalars and vectors; None means those of the input.
+    Raise ValueError for negative numbers, or if both are 0."""
     inside = _scalars_and_vectors(("scalar_channels", "vector_channels"), scalar_channels, vector_channels, Grades())
     outside = _scalars_and_vectors(("out_scalars", "out_vectors"), *out, inside)
     return inside, outside, _scalars_and_vectors(("hidden_scalars", "hidden_vectors"), *hidden, inside)
@@ -98,5 +99,5 @@ def _scalars_and_vectors(names: tuple[str, str], scalars: int | None, vectors: i
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{name} must be an integer from 0 on, got {value!r}")
     if not any(chosen):
-        raise ValueError(f"{names[0]} and {names[1]} must not both be 0")
+        raise ValueError(f"{names[0]} and {names[1]} must not both be 0: give at least one channel")
     return Grades(*chosen)

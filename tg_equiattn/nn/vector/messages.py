@@ -11,23 +11,23 @@ from ...neighbors import NeighborList
 from ..modules import reset_children
 from .clifford import MultivectorMLP
 from .grades import POSITION, Grades, features, joined, with_position
-from .options import OperatorOptions
 
 
 class LocalContext(nn.Module):
-    r"""One step of Clifford message passing, as of the operator's authors in their Geometric Hyena.
+    r"""One step of Clifford message passing, as in Geometric Hyena by the authors of SE(3)-Hyena.
 
     .. math:: x_i \leftarrow x_i + \psi\Big(x_i, \tfrac{1}{|N(i)|} \sum_{j \in N(i)} \phi(x_j - x_i, e_{ij})\Big)
 
-    with Clifford MLPs, positions among the vectors of x, scalars e of the edges, and a mean of zero without edges.
+    with Clifford MLPs phi and psi, and scalars e of the edges. The position is one of the vectors of x. The mean is
+    zero for a token without edges.
     """
 
-    def __init__(self, grades: Grades, channels: int, options: OperatorOptions) -> None:
+    def __init__(self, grades: Grades, channels: int, edge_channels: int, num_blocks: int) -> None:
         super().__init__()
-        self.grades, self.edge_grades, self.messages = grades, Grades(options.edge_channels), Grades(*[channels] * 4)
-        inside, blocks = grades.plus(POSITION), options.num_blocks
-        self.message = MultivectorMLP(inside.plus(self.edge_grades), self.messages, channels, blocks)
-        self.update = MultivectorMLP(inside.plus(self.messages), grades, channels, blocks)
+        self.grades, self.edge_grades, self.messages = grades, Grades(edge_channels), Grades(*[channels] * 4)
+        inside = grades.plus(POSITION)
+        self.message = MultivectorMLP(inside.plus(self.edge_grades), self.messages, channels, num_blocks)
+        self.update = MultivectorMLP(inside.plus(self.messages), grades, channels, num_blocks)
 
     def forward(self, x: Tensor, pos: Tensor, edges: NeighborList) -> Tensor:
         source, target = edges.source, edges.target
@@ -36,7 +36,7 @@ class LocalContext(nn.Module):
         sums = x.new_zeros(x.shape[0], self.messages.dim)
         if torch.is_grad_enabled() or not runs_eagerly():
             sums = sums.index_add(0, target, self._messages(tokens, source, target, scalars))
-        else:  # nothing of the size of all edges is kept
+        else:  # messages of all edges at once would not fit
             for some in zip(*(y.split(16 * step) for y in (source, target, scalars)), strict=True):
                 sums.index_add_(0, some[1], self._messages(tokens, *some))
         degree = x.new_zeros(x.shape[0]).index_add(0, target, torch.ones_like(target, dtype=x.dtype))
@@ -44,7 +44,7 @@ class LocalContext(nn.Module):
         return map_chunks(self._update, self.update.tokens_per_block(x.device), (x, pos, mean))
 
     def _messages(self, tokens: Tensor, source: Tensor, target: Tensor, scalars: Tensor) -> Tensor:
-        """(edges, dim) of tokens with their positions."""
+        """Messages (edges, dim) of tokens with their positions (T, dim + 3)."""
         difference = tokens.index_select(0, source) - tokens.index_select(0, target)
         return map_chunks(self._message, self.message.tokens_per_block(tokens.device), (difference, scalars))
 

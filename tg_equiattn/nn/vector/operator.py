@@ -1,54 +1,180 @@
-"""Operators that mix tokens along sequences, and models of them. Scalars are those of grades 0 and 3, vectors those of
-grades 1 and 2, side by side: products of two of one kind do not ask which, so all keep their parity."""
+"""Networks on tokens by grade: operators that mix tokens along sequences, and models of several operators.
+
+Operators mix scalars (grades 0 and 3) and vectors (grades 1 and 2). A product of two channels of one kind has a
+definite parity, so channels of both parities pass through side by side.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Any, cast
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
 from ...functional.chunks import map_chunks
+from ...modes import full_precision
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
+from ...orders import ORDERS, check_order, radial_order
+from ..modules import StoresSettings, reset_children
 from .clifford import CliffordLinear, MultivectorMLP
 from .grades import POSITION, Grades, features, with_position
 from .messages import LocalContext
-from .network import TokenNetwork
-from .options import OperatorOptions
 from .short_conv import ShortConv
 
 
-class TokenOperator(TokenNetwork):
-    """Projection, with ``bias``, to query, key and value; mixing; residual and output projection (Algorithm 1)."""
+def place_tokens(
+    x: Tensor,
+    pos: Tensor | None,
+    node_batch: NodeBatch,
+    order: Tensor | None,
+    *,
+    by: str,
+    invariants: Sequence[slice],
+    needs_positions: bool,
+) -> tuple[Tensor, Tensor, NodeBatch]:
+    """Tokens and centred positions, zero for padding, and sequences in ``order`` or, if it is None, ordered ``by``
+    input or radius. Columns ``invariants`` of x decide between tokens at one radius."""
+    if pos is None and needs_positions:
+        raise ValueError(
+            "pos must be given, got None: without positions and vectors, part of the output would always be zero"
+        )
+    radial = order is None and by == "radial"
+    if pos is None and radial:
+        raise ValueError("pos must be given with order='radial', got None: pass pos, or use order='input'")
+    x = node_batch.zero_padding(x)
+    if pos is None:
+        pos = x.new_zeros(node_batch.nodes, 3)
+    else:
+        pos = checks.positions(pos, (node_batch.nodes, 3), x, "")
+        pos = node_batch.zero_padding(pos if pos.is_floating_point() else pos.double())
+        if radial:
+            scalars = torch.cat([x[:, :0], *(x[:, part] for part in invariants)], 1)
+            node_batch = node_batch.ordered(radial_order(pos, node_batch, scalars))
+        pos = node_batch.centred(pos).to(x.dtype)
+    if order is not None:
+        check_order(order, node_batch)
+        node_batch = node_batch.ordered(order)
+    return x, pos, node_batch
 
+
+class TokenNetwork(StoresSettings):
+    """Network from tokens of some grades to tokens, or pooled sequences, of other grades. Subclasses have
+    ``forward(x, pos, node_batch, edges)`` and call their last layers ``out``."""
+
+    out: nn.Module
+    local_context: bool = False
+    edge_channels: int = 0
+
+    def __init__(self, in_grades: Grades, out_grades: Grades, *, order: str = "input", pool: str | None = None) -> None:
+        super().__init__()
+        checks.choice("order", order, ORDERS)
+        if pool not in (None, "mean"):
+            raise ValueError(f"pool must be None or 'mean', got {pool!r}")
+        self.in_grades, self.out_grades, self.order, self.pool = in_grades, out_grades, order, pool
+
+    def run(
+        self,
+        x: Tensor,
+        pos: Tensor | None,
+        node_batch: NodeBatch,
+        order: Tensor | None,
+        edge_index: Tensor | None,
+        edge_attr: Tensor | None,
+    ) -> Tensor:
+        """Check and place the user's arguments, then call ``forward``. x (T, dim) must have been checked."""
+        reference = self.reference_parameter
+        checks.full_parameters(reference)
+        with full_precision(x.device):
+            x, pos, node_batch = place_tokens(
+                x.to(reference.dtype), pos, node_batch, order, by=self.order,
+                invariants=[slice(0, self.in_grades.scalars)],
+                needs_positions=self.reachable(self.in_grades) != self.out_grades,
+            )  # fmt: skip
+            out = self(x, pos, node_batch, self._edges(edge_index, edge_attr, node_batch))
+            return out if self.pool else node_batch.zero_padding(out)
+
+    def _edges(self, edge_index: Tensor | None, edge_attr: Tensor | None, node_batch: NodeBatch) -> NeighborList | None:
+        if (edge_index is not None) != self.local_context:
+            wanted = "given with local_context=True" if edge_index is None else "None without local_context=True"
+            raise ValueError(f"edge_index must be {wanted}, got {'None' if edge_index is None else 'edges'}")
+        if (edge_attr is not None) != bool(self.edge_channels):
+            came = "None" if edge_attr is None else "some"
+            raise ValueError(f"edge_attr must have edge_channels={self.edge_channels} scalars an edge, got {came}")
+        if edge_index is None:
+            return None
+        return NeighborList.from_edges(
+            edge_index, node_batch.nodes, batch=node_batch.batch, node_mask=node_batch.mask,
+            edge_dim=self.edge_channels, features=edge_attr, loops=True,
+        )  # fmt: skip
+
+    def reachable(self, given: Grades) -> Grades:
+        """Output channels that can differ from zero if only the input grades ``given`` do."""
+        return self.out_grades
+
+    def check_reachable(self, name: str) -> None:
+        """Raise ValueError, naming the argument that sets the output, if part of the output would always be zero."""
+        reachable = self.reachable(self.in_grades.plus(POSITION))
+        grades = zip(("0e", "1o", "1e", "0o"), self.out_grades, reachable, strict=True)
+        zero = [grade for grade, wanted, found in grades if wanted and not found]
+        if zero:
+            raise ValueError(
+                f"{name} must be reachable by geometric products, got {' + '.join(zero)} that would always be zero: "
+                "add it to the hidden channels"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        return {"order": self.order, "pool": self.pool}
+
+    @property
+    def reference_parameter(self) -> Tensor:
+        """A parameter, whose dtype and device the input must have."""
+        return next(self.out.parameters())
+
+    def reset_parameters(self) -> None:
+        reset_children(self)
+
+
+class TokenOperator(TokenNetwork, ABC):
+    """Projection to query, key and value, mixing along the sequence, residual and output MLP (Algorithm 1). ``bias``
+    says if the projection has biases; :class:`.SE3HyenaOperator` describes the other arguments."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("short_conv", "local_context", "edge_channels")
+    """Names that ``attn_kwargs`` of a model may have."""
     out: MultivectorMLP
 
     def __init__(
         self,
         in_grades: Grades,
         out_grades: Grades,
-        options: OperatorOptions,
         hidden_grades: Grades | None = None,
         *,
-        order: str = "input",
         causal: bool = False,
+        short_conv: int | None = None,
+        order: str = "input",
+        local_context: bool = False,
+        edge_channels: int = 0,
+        num_blocks: int = 1,
         bias: bool = True,
     ) -> None:
-        local, edges = options.local_context, options.edge_channels
-        super().__init__(in_grades, out_grades, order=order, local_context=local, edge_channels=edges)
+        super().__init__(in_grades, out_grades, order=order)
+        checks.positive(num_blocks=num_blocks)
+        if isinstance(edge_channels, bool) or not isinstance(edge_channels, int) or edge_channels < 0:
+            raise ValueError(f"edge_channels must be an integer from 0 on, got {edge_channels!r}")
+        if edge_channels and not local_context:
+            raise ValueError(f"edge_channels={edge_channels} needs local_context=True: set it, or edge_channels=0")
         self.hidden_grades = hidden = in_grades if hidden_grades is None else hidden_grades
-        self.causal = causal
-        width, blocks = max(1, *hidden), options.num_blocks
-        self.local = LocalContext(in_grades, width, options) if local else None
-        self.project = MultivectorMLP(in_grades.plus(POSITION), hidden.times(3), width, blocks, bias)
+        self.causal, self.local_context, self.edge_channels = causal, local_context, edge_channels
+        width = max(1, *hidden)
+        self.local = LocalContext(in_grades, width, edge_channels, num_blocks) if local_context else None
+        self.project = MultivectorMLP(in_grades.plus(POSITION), hidden.times(3), width, num_blocks, bias)
         self.shortcut = None if in_grades == hidden else CliffordLinear(in_grades, hidden, bias=False)
-        self.short_conv: ShortConv | None = None
-        if options.short_conv is not None:
-            self.short_conv = ShortConv(hidden.times(3).channels(), options.short_conv, causal)
-        self.out = MultivectorMLP(hidden, out_grades, width, blocks)
+        channels = hidden.times(3).channels()
+        self.short_conv = None if short_conv is None else ShortConv(channels, short_conv, causal)
+        self.out = MultivectorMLP(hidden, out_grades, width, num_blocks)
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"causal": self.causal}
@@ -58,6 +184,7 @@ class TokenOperator(TokenNetwork):
         return self.out_grades.only(self.hidden_grades.only(given.reachable(products)).reachable(products))
 
     def forward(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, edges: NeighborList | None = None) -> Tensor:
+        """Map features (T, dim) and centred positions (T, 3) to features (T, dim)."""
         if self.local is not None and edges is not None:
             x = self.local(x, pos, edges)
         projected = map_chunks(self._project, self.project.tokens_per_block(x.device), (x, pos))
@@ -85,13 +212,13 @@ class TokenOperator(TokenNetwork):
 
     @abstractmethod
     def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
-        """Mix tokens of scalars (T, S) or vectors (T, V, 3)."""
+        """Mix scalars (T, S) or vectors (T, V, 3) along sequences."""
 
     @abstractmethod
     def combine(
         self, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Values and what was mixed, (1, S, T) and (3, V, T), to what is added to the token."""
+        """Combine values and mixed channels, (1, S, T) and (3, V, T), to the residual update of the tokens."""
 
 
 def _side_by_side(x: Tensor, y: Tensor) -> Tensor:
@@ -111,21 +238,30 @@ class TokenModel(TokenNetwork):
         in_grades: Grades,
         out_grades: Grades,
         hidden_grades: Grades,
-        options: OperatorOptions,
         *,
-        depth: int = 3,
+        num_layers: int,
+        num_blocks: int,
+        pool: str | None,
+        attn_kwargs: Mapping[str, Any] | None,
         order: str = "input",
-        pool: str | None = None,
     ) -> None:
-        checks.positive(depth=depth)
-        local, edges = options.local_context, options.edge_channels
-        super().__init__(in_grades, out_grades, order=order, pool=pool, local_context=local, edge_channels=edges)
+        super().__init__(in_grades, out_grades, order=order, pool=pool)
+        checks.positive(num_layers=num_layers)
+        settings = dict(attn_kwargs or {})
+        unknown = [name for name in settings if name not in operator.SETTINGS]
+        if unknown:
+            raise ValueError(
+                f"attn_kwargs must be a dictionary with keys among {operator.SETTINGS}, got {unknown[0]!r}"
+            )
         self.hidden_grades = hidden_grades
         self.embed = CliffordLinear(in_grades.plus(POSITION), hidden_grades)
-        self.operators = nn.ModuleList(
-            [operator(hidden_grades, hidden_grades, options, order=order) for _ in range(depth)]
-        )
-        self.out = MultivectorMLP(hidden_grades, out_grades, max(1, *hidden_grades), options.num_blocks)
+        operators = [
+            operator(hidden_grades, hidden_grades, order=order, num_blocks=num_blocks, **settings)
+            for _ in range(num_layers)
+        ]
+        self.operators = nn.ModuleList(operators)
+        self.local_context, self.edge_channels = operators[0].local_context, operators[0].edge_channels
+        self.out = MultivectorMLP(hidden_grades, out_grades, max(1, *hidden_grades), num_blocks)
 
     def reachable(self, given: Grades) -> Grades:
         position = given.vectors > self.in_grades.vectors
@@ -135,6 +271,7 @@ class TokenModel(TokenNetwork):
         return self.out_grades.only(given.reachable(len(self.out.blocks)))
 
     def forward(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, edges: NeighborList | None = None) -> Tensor:
+        """Map features (T, dim) and centred positions (T, 3) to features (T, dim), or (B, dim) if pooled."""
         x = features(self.embed(with_position(self.in_grades.parts(x), pos)))
         for operator in self.operators:
             x = x + operator(x, pos, node_batch, edges)

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ..modules import NotScriptable
 from ..tokens import read_tokens
-from .network import TokenNetwork
+from .operator import TokenNetwork
 
 
 class ScalarVectorModule(NotScriptable, torch.nn.Module):
-    """What users of scalars and vectors call; ``module`` works on tokens."""
+    """Reads scalars and vectors of users as tokens by grade, calls the network ``module``, and splits its output."""
 
     def __init__(self, module: TokenNetwork) -> None:
         super().__init__()
@@ -32,21 +32,25 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Scalars and vectors of the tokens; of the sequences, (B, ...), where the module pools.
+        """Map scalars and vectors of tokens to scalars and vectors of tokens, or of sequences if the module pools.
 
         Args:
-            scalars: ``(B, N, S)``, or flat ``(T, S)``; ``None`` where there are no scalar channels.
-            vectors: ``(B, N, V, 3)``, or flat ``(T, V, 3)``; ``None`` where there are no vector channels.
-            lengths: int64 ``(B,)``, the own length of each sequence; what lies beyond is never read, and zero.
-            batch: sorted int64 ``(T,)``, the sequence of each flat token; ``None`` means one sequence.
-            pos: ``(B, N, 3)`` or ``(T, 3)``; enter relative to the mean of their sequence, as one more vector. Give
-                large coordinates (UTM: 5e6) in float64, whatever the features are: float32 rounds them to 0.5.
-            order: int64 ``(B, N)`` (places within the sequence) or ``(T,)`` (tokens), a permutation of the tokens of
-                every sequence to use in place of the module's.
-            edge_index: int64 ``(2, E)``, source and target, tokens counted through the batch (b N + i).
-            edge_attr: ``(E, edge_channels)`` scalars of the edges.
-            batch_size, max_num_nodes: number of flat sequences and a bound of their lengths, read from ``batch``
-                where not given, which torch.compile cannot.
+            scalars: ``(B, N, S)``, or flat ``(T, S)``; ``None`` if there are no scalar channels.
+            vectors: ``(B, N, V, 3)``, or flat ``(T, V, 3)``; ``None`` if there are no vector channels.
+            lengths: int64 ``(B,)``, the own length of each padded sequence. Tokens beyond it are never read, and zero
+                in the output.
+            batch: sorted int64 ``(T,)``, the sequence of each flat token. ``None`` means one sequence.
+            pos: positions ``(B, N, 3)`` or ``(T, 3)``. They enter relative to the mean of their sequence, as one more
+                vector. Give large coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds
+                them to 0.5.
+            order: a permutation of the tokens of every sequence, used instead of the module's order: int64 ``(B, N)``
+                of indices within the sequence, or ``(T,)`` of tokens.
+            edge_index: int64 ``(2, E)``, source and target tokens, counted through the batch (b N + i). It is needed
+                with ``local_context=True``.
+            edge_attr: ``(E, edge_channels)``, scalars of the edges. They are needed if ``edge_channels`` is not 0.
+            batch_size: number of flat sequences. By default it is read from ``batch``, which torch.compile cannot do.
+            max_num_nodes: a bound of the lengths of flat sequences. By default it is read from ``batch``, which
+                torch.compile cannot do.
         """
         module = self.module
         inside, outside = module.in_grades, module.out_grades
@@ -70,12 +74,12 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
 
     @property
     def local_context(self) -> bool:
-        """Whether edges are wanted."""
+        """True if ``forward`` needs edges."""
         return self.module.local_context
 
     @property
     def order(self) -> str:
-        """Of the tokens along their sequence."""
+        """Order of the tokens along their sequence, ``"input"`` or ``"radial"``."""
         return self.module.order
 
     def reset_parameters(self) -> None:

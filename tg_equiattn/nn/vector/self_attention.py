@@ -9,22 +9,21 @@ from torch import Tensor
 
 from ... import checks
 from ...functional.softmax_attention import softmax_attention
-from ...functional.vector.attention import attend_to_vectors
+from ...functional.vector.attention import vector_attention_impl
 from ...node_batch import NodeBatch, PaddedBatch
 from .grades import grades_of_channels
 from .operator import TokenModel, TokenOperator
-from .options import OperatorOptions, options_of
 from .scalars_and_vectors import ScalarVectorModule
 
 
 class VectorAttentionOperator(TokenOperator):
-    """Mixes vectors by cross-product attention and scalars by softmax attention; gating is attention's own."""
+    """Mixes vectors by cross-product attention and scalars by softmax attention, without a gate."""
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
         def kernel(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
             if query.ndim == 2:
                 return softmax_attention(q, k, v, rows.mask)
-            return attend_to_vectors(q, k, v, rows.lengths)
+            return vector_attention_impl(q, k, v, rows.lengths)
 
         return node_batch.mix(kernel, query, key, value)
 
@@ -38,21 +37,33 @@ class VectorAttentionOperator(TokenOperator):
 class VectorSelfAttention(ScalarVectorModule):
     r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
 
-    :class:`SE3HyenaOperator` with :func:`~tg_equiattn.functional.vector_attention` in place of convolution and gate;
-    equivariant as that is, without ``short_conv`` to permutations too. Time is O(N^2), memory O(N), but O(N^2) for
-    second derivatives where scalars attend.
+    The operator of :class:`SE3HyenaOperator` with :func:`~tg_equiattn.functional.vector_attention` in place of
+    convolution and gate. It is equivariant to rotations, reflections and translations, and without ``short_conv`` to
+    permutations. Time is O(N^2) and memory O(N). Second derivatives of scalar attention take O(N^2) memory.
 
     Args:
-        scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors, short_conv,
-            local_context, edge_channels: as :class:`SE3HyenaOperator`.
+        scalar_channels: scalars of the input.
+        vector_channels: vectors of the input.
+        out_scalars: scalars of the output; ``None`` means those of the input.
+        out_vectors: vectors of the output; ``None`` means those of the input.
+        hidden_scalars: scalars of query, key and value; ``None`` means those of the input. If hidden and input channels
+            differ, a linear map takes the input to the residual.
+        hidden_vectors: vectors of query, key and value; ``None`` means those of the input.
+        short_conv: taps, an odd number, of a short convolution of query, key and value, with one weight a channel and
+            tap; ``None`` for none. Use 3 if neighbors along the sequence belong together (:doc:`/chains`); outputs
+            then depend on the order of the tokens.
+        local_context: update every token from its neighbors along ``edge_index`` first, by Clifford message passing.
+            Use it if a graph of near neighbors is known.
+        edge_channels: scalars of an edge, given as ``edge_attr``; they need ``local_context``.
+        num_blocks: blocks of every Clifford MLP. Use 2 for more products of channels, at about twice the time.
 
     Shapes:
         ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument or an input does not fit; it names the argument.
 
-    Source: se3-hyena appendix B; what surrounds attention is section 3's.
+    Source: se3-hyena appendix B; the projections and the output MLP are those of section 3.
 
     Example:
         >>> import torch
@@ -74,26 +85,48 @@ class VectorSelfAttention(ScalarVectorModule):
         short_conv: int | None = None,
         local_context: bool = False,
         edge_channels: int = 0,
+        num_blocks: int = 1,
     ) -> None:
-        inside, outside, hidden = grades_of_channels(
+        grades = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        options = OperatorOptions(short_conv=short_conv, local_context=local_context, edge_channels=edge_channels)
-        super().__init__(VectorAttentionOperator(inside, outside, options, hidden))
+        operator = VectorAttentionOperator(
+            *grades, short_conv=short_conv, local_context=local_context, edge_channels=edge_channels,
+            num_blocks=num_blocks,
+        )  # fmt: skip
+        super().__init__(operator)
 
 
 @checks.python_numbers
 class VectorTransformer(ScalarVectorModule):
     r"""Linear embedding, vector self-attention with residual connections, and an equivariant MLP.
 
-    :class:`SE3Hyena` with :class:`VectorSelfAttention` in place of its operators; arguments and shapes as there,
-    ``options`` being ``short_conv``, ``local_context``, ``edge_channels`` and ``num_blocks``.
+    :class:`SE3Hyena` with :class:`VectorSelfAttention` in place of its operators.
+
+    Args:
+        scalar_channels: scalars of the input.
+        vector_channels: vectors of the input.
+        out_scalars: scalars of the output; ``None`` means those of the input.
+        out_vectors: vectors of the output; ``None`` means those of the input.
+        hidden_scalars: scalars of a token between the layers.
+        hidden_vectors: vectors of a token between the layers.
+        num_layers: number of attention layers.
+        num_blocks: blocks of every Clifford MLP. Use 2 for more products of channels, at about twice the time.
+        pool: ``None``, or ``"mean"`` to take the mean over the tokens of each sequence before the MLP.
+        attn_kwargs: ``short_conv``, ``local_context`` and ``edge_channels`` of :class:`VectorSelfAttention`.
+
+    Shapes:
+        ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again; to
+        ``(B, out_scalars)`` and ``(B, out_vectors, 3)`` with ``pool="mean"``.
+
+    Raises:
+        ValueError: if an argument or an input does not fit; it names the argument.
 
     Source: se3-hyena sections 4.1.1 and 4.2.1, appendix B.
 
     Example:
         >>> import torch
-        >>> model = VectorTransformer(4, 1, 0, 1, hidden_scalars=8, hidden_vectors=16, depth=2, pool="mean")
+        >>> model = VectorTransformer(4, 1, 0, 1, hidden_scalars=8, hidden_vectors=16, num_layers=2, pool="mean")
         >>> model(torch.randn(3, 33, 4), torch.randn(3, 33, 1, 3))[1].shape
         torch.Size([3, 1, 3])
     """
@@ -107,12 +140,16 @@ class VectorTransformer(ScalarVectorModule):
         *,
         hidden_scalars: int = 16,
         hidden_vectors: int = 128,
-        depth: int = 3,
+        num_layers: int = 3,
+        num_blocks: int = 1,
         pool: str | None = None,
-        options: Mapping[str, Any] | None = None,
+        attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         grades = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        own = options_of(OperatorOptions, options)
-        super().__init__(TokenModel(VectorAttentionOperator, *grades, own, depth=depth, pool=pool))
+        model = TokenModel(
+            VectorAttentionOperator, *grades, num_layers=num_layers, num_blocks=num_blocks, pool=pool,
+            attn_kwargs=attn_kwargs,
+        )  # fmt: skip
+        super().__init__(model)

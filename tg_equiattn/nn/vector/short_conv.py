@@ -1,4 +1,4 @@
-"""The short convolution along sequences as a module."""
+"""The short convolution along sequences."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ import functools
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...functional.vector.short_conv import short_conv
 from ...node_batch import NodeBatch, PaddedBatch
 from ...tables import Tables
 
 
 class ShortConv(nn.Module):
-    """Every token sees ``taps`` tokens, itself among them, with one weight a channel and tap; ``channels`` says which
-    channel each feature has: the components of a vector share one."""
+    r"""Convolution over a few neighbors along each sequence, channel by channel.
+
+    .. math:: y_i = \sum_{t=0}^{K-1} w_t\, x_{i+t-s}
+
+    with K taps, s = (K - 1) / 2, or s = K - 1 if ``causal``. Tokens beyond the ends count as zero.
+
+    Args:
+        channels: the channel of each feature. The components of a vector share one channel, so they share weights.
+        taps: K, an odd number from 3 on.
+        causal: use earlier tokens only.
+    """
 
     def __init__(self, channels: Sequence[int], taps: int, causal: bool = False) -> None:
         super().__init__()
+        if isinstance(taps, bool) or not isinstance(taps, int) or taps < 3 or not taps % 2:
+            raise ValueError(f"short_conv must be None or an odd number of taps from 3 on, got {taps!r}")
         self.taps, self.causal = taps, causal
         self.channels = Tables(functools.partial(torch.tensor, tuple(channels), dtype=torch.int64))
         self.weight = nn.Parameter(torch.empty(1 + max(channels, default=-1), taps))
@@ -28,13 +39,19 @@ class ShortConv(nn.Module):
         nn.init.normal_(self.weight, std=self.taps**-0.5)
 
     def forward(self, x: Tensor, node_batch: NodeBatch) -> Tensor:
-        """(T, dim) to the same."""
+        """Map features (T, dim) to features (T, dim)."""
         weight = self.weight.index_select(0, self.channels(x.device)).T
+        before = self.taps - 1 if self.causal else self.taps // 2
 
-        def kernel(x: Tensor, rows: PaddedBatch) -> Tensor:
-            return short_conv(x, weight, rows.lengths, self.causal)
+        def convolve(x: Tensor, rows: PaddedBatch) -> Tensor:
+            length = x.shape[1]
+            padded = F.pad(x, (0, 0, before, self.taps - 1 - before))
+            out = padded[:, :length] * weight[0]
+            for tap in range(1, self.taps):
+                out = torch.addcmul(out, padded[:, tap : tap + length], weight[tap])
+            return out
 
-        return node_batch.mix(kernel, x)
+        return node_batch.mix(convolve, node_batch.zero_padding(x))
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, taps={self.taps}" + (", causal=True" if self.causal else "")

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ... import checks
-from ...ranks import Shared
-from ..modules import NotScriptable, reset_children
 from ..tokens import read_tokens
-from .ewald_network import EwaldNetwork
-from .options import EwaldOptions
+from .ewald_layer import EwaldLayer
 from .spherical_features import Irrep, gaunt_coupling
 
 
-class EwaldAttention(Shared, NotScriptable, nn.Module):
+class EwaldAttention(EwaldLayer):
     r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.
 
     Query, key and value are linear maps of scalars and vectors; inner products are over both. With kernels K of learned
@@ -40,26 +37,26 @@ class EwaldAttention(Shared, NotScriptable, nn.Module):
         vector_channels: Vectors of the input.
         width: Width of the narrowest kernel, in the unit of ``pos``. Use about half of the message-passing cutoff:
             messages already model shorter distances.
-        max_width: Width of the widest kernel. ``None`` means 8 ``width``. Each width is learned within an octave of its
-            own between the two.
-        out_channels: Scalars and vectors of the output. ``None`` means those of the input.
-        num_gaussians: Number of Gaussian kernels.
-        num_coulomb: Number of Coulomb kernels, which decay as 1 / r.
-        num_oscillating: Number of oscillating Gaussians, Gaussians of the widest width times cosines of the distance.
-            Their wavelengths are learned and reach down to 4/3 ``width``. Use them for properties that alternate with
-            the distance.
-        heads: Number of heads, each with its own queries, keys and widths and a share of the values.
-        lmax: Highest degree of the solid harmonics.
-        avg_num_nodes: Constant by which sums are divided: the number of nodes a node attends to on average. It is the
-            same for all graphs.
-        error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel.
+        max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an
+            octave of its own between the two.
+        out_channels: Scalars and vectors of the output. The default, ``None``, means as many as in the input.
+        num_gaussians: Number of Gaussian kernels, 4 by default.
+        num_coulomb: Number of Coulomb kernels, which decay as 1 / r, 4 by default. Use 0 if nothing is charged.
+        num_oscillating: Number of oscillating Gaussians, Gaussians of the widest width times cosines of the distance, 0
+            by default. Their wavelengths are learned and reach down to 4/3 ``width``. Use them for properties that
+            alternate with the distance.
+        heads: Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
+        lmax: Highest degree of the solid harmonics, 1 by default.
+        avg_num_nodes: Constant by which sums are divided, 1 by default: the number of nodes a node attends to on
+            average. It is the same for all graphs.
+        error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, 1e-4 by
+            default. Use 1e-2 to train faster.
         method: ``"direct"`` sums over all pairs of nodes, in graphs that do not repeat. ``"ewald"`` sums over
             reciprocal vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra
-            ``nufft``. ``"auto"`` takes for every graph the method that needs least time
-            (:func:`tg_equiattn.functional.ewald_attention`).
+            ``nufft``. ``"auto"``, the default, takes for every graph the method that needs least time.
         max_hkl: Largest Miller indices along the lattice vectors a, b, c, for the kernel with the largest cutoff k:
             each above :math:`|a| k / 2 \pi`. If one is too small, an error names what is needed. If given, cells are
-            not read, which torch.compile needs.
+            not read, which torch.compile needs. The default, ``None``, reads them.
 
     Shapes:
         ``(B, N, S)``, ``(B, N, V, 3)`` and positions ``(B, N, 3)``, or flat ``(T, S)``, ``(T, V, 3)`` and ``(T, 3)``
@@ -79,6 +76,8 @@ class EwaldAttention(Shared, NotScriptable, nn.Module):
         (torch.Size([2, 101, 8]), torch.Size([2, 101, 4, 3]))
     """
 
+    coupling = staticmethod(gaunt_coupling)
+
     def __init__(
         self,
         scalar_channels: int,
@@ -97,18 +96,14 @@ class EwaldAttention(Shared, NotScriptable, nn.Module):
         method: str = "auto",
         max_hkl: Sequence[int] | None = None,
     ) -> None:
-        super().__init__()
-        self.in_channels = _channels("scalar_channels, vector_channels", (scalar_channels, vector_channels))
-        self.out_channels = self.in_channels if out_channels is None else _channels("out_channels", out_channels)
-        options = EwaldOptions(
-            width, max_width, num_gaussians, num_coulomb, num_oscillating, heads, lmax, avg_num_nodes, error, method,
-            max_hkl,
+        in_channels = _channels("scalar_channels, vector_channels", (scalar_channels, vector_channels))
+        out_channels = in_channels if out_channels is None else _channels("out_channels", out_channels)
+        super().__init__(
+            _rows(in_channels), _rows(out_channels), "out_channels", width=width, max_width=max_width,
+            num_gaussians=num_gaussians, num_coulomb=num_coulomb, num_oscillating=num_oscillating, heads=heads,
+            lmax=lmax, avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
         )  # fmt: skip
-        irreps_in, irreps_out = (
-            [irrep for irrep in (Irrep(0, 1, scalars), Irrep(1, -1, vectors)) if irrep.channels]
-            for scalars, vectors in (self.in_channels, self.out_channels)
-        )
-        self.attention = EwaldNetwork(irreps_in, irreps_out, gaunt_coupling, options, "out_channels")
+        self.in_channels, self.out_channels = in_channels, out_channels
 
     def forward(
         self,
@@ -138,24 +133,21 @@ class EwaldAttention(Shared, NotScriptable, nn.Module):
             max_num_nodes: Bound of the number of nodes of a flat graph. ``None`` reads it from ``batch``.
         """
         shape, scalars, vectors, node_batch = read_tokens(
-            scalars, vectors, self.in_channels, self.attention.octaves, lengths, batch, batch_size, max_num_nodes,
+            scalars, vectors, self.in_channels, self.octaves, lengths, batch, batch_size, max_num_nodes,
             self.ranks,
         )  # fmt: skip
         pos = checks.positions(pos, (*shape, 3), scalars, "attention depends on them").reshape(-1, 3)
-        out = self.attention(torch.cat([scalars, vectors.mT.flatten(1)], 1), pos, node_batch, cell, pbc)
+        out = self.attend(torch.cat([scalars, vectors.mT.flatten(1)], 1), pos, node_batch, cell, pbc)
         scalars, vectors = out.split([self.out_channels[0], 3 * self.out_channels[1]], 1)
         vectors = vectors.unflatten(1, (3, self.out_channels[1])).mT.contiguous()
         return scalars.reshape(*shape, scalars.shape[1]), vectors.view(*shape, *vectors.shape[1:])
 
-    def why_not_shared(self) -> str | None:
-        return self.attention.options.why_not_shared
-
-    def reset_parameters(self) -> None:
-        reset_children(self)
-
     def extra_repr(self) -> str:
-        options = self.attention.options
-        return f"{self.in_channels} -> {self.out_channels}, width={options.width}, kernels={options.counts}"
+        return f"{self.in_channels} -> {self.out_channels}, width={self.width}, kernels={self.counts}"
+
+
+def _rows(channels: tuple[int, int]) -> list[Irrep]:
+    return [irrep for irrep in (Irrep(0, 1, channels[0]), Irrep(1, -1, channels[1])) if irrep.channels]
 
 
 def _channels(name: str, given: tuple[int, int]) -> tuple[int, int]:

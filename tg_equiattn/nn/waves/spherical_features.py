@@ -18,8 +18,8 @@ Coupling = Callable[[int, int, int], Tensor]
 
 
 class Irrep(NamedTuple):
-    """Channels of one degree l and parity. A row holds its 2 l + 1 components one after the other, each with all
-    channels."""
+    """Channels of one degree l and parity. A row of features holds the 2 l + 1 components one after the other, each
+    with all channels."""
 
     degree: int
     parity: int
@@ -31,11 +31,6 @@ class Irrep(NamedTuple):
         return 2 * self.degree + 1
 
     @property
-    def rows(self) -> int:
-        """Numbers of all components and channels."""
-        return self.size * self.channels
-
-    @property
     def invariant(self) -> bool:
         """True for scalars that keep their sign in a reflection."""
         return (self.degree, self.parity) == (0, 1)
@@ -43,6 +38,12 @@ class Irrep(NamedTuple):
     def shared(self, heads: int) -> Irrep:
         """The channels of a head."""
         return self._replace(channels=-(-self.channels // heads))
+
+
+def split_rows(x: Tensor, irreps: Sequence[Irrep]) -> list[Tensor]:
+    """Components and channels (..., 2 l + 1, channels) of each irrep of rows (..., dim)."""
+    blocks = zip(x.split([irrep.size * irrep.channels for irrep in irreps], -1), irreps, strict=True)
+    return [block.unflatten(-1, (irrep.size, irrep.channels)) for block, irrep in blocks]
 
 
 @ordinary_tensors()
@@ -58,12 +59,12 @@ def gaunt_coupling(first: int, second: int, out: int) -> Tensor:
 
 
 def _couplings(
-    inside: tuple[Irrep, ...], outside: tuple[Irrep, ...], paths: Sequence[tuple[int, int, int]], coupling: Coupling
+    rows_in: tuple[Irrep, ...], rows_out: tuple[Irrep, ...], paths: Sequence[tuple[int, int, int]], coupling: Coupling
 ) -> tuple[Tensor, ...]:
     """For each path, a float64 matrix from components of harmonics to pairs of components of input and output."""
     tables = []
     for a, degree, b in paths:
-        exact = coupling(inside[a].degree, degree, outside[b].degree).to(torch.float64) * math.sqrt(outside[b].size)
+        exact = coupling(rows_in[a].degree, degree, rows_out[b].degree).to(torch.float64) * math.sqrt(rows_out[b].size)
         tables.append(exact.permute(1, 0, 2).reshape(2 * degree + 1, -1))
     return tuple(tables)
 
@@ -77,51 +78,51 @@ class HarmonicProduct(nn.Module):
     """
 
     def __init__(
-        self, inside: Sequence[Irrep], outside: Sequence[Irrep], lmax: int, heads: int, coupling: Coupling
+        self, rows_in: Sequence[Irrep], rows_out: Sequence[Irrep], lmax: int, heads: int, coupling: Coupling
     ) -> None:
         super().__init__()
-        self.inside, self.outside = tuple(inside), tuple(outside)
+        self.rows_in, self.rows_out = tuple(rows_in), tuple(rows_out)
         self.paths = [
             (a, degree, b)
-            for a, first in enumerate(inside)
+            for a, first in enumerate(rows_in)
             for degree in range(lmax + 1)
-            for b, out in enumerate(outside)
+            for b, out in enumerate(rows_out)
             if abs(first.degree - degree) <= out.degree <= first.degree + degree
             and first.parity * (-1) ** degree == out.parity
         ]
-        self.couplings = Tables(functools.partial(_couplings, self.inside, self.outside, tuple(self.paths), coupling))
+        self.couplings = Tables(functools.partial(_couplings, self.rows_in, self.rows_out, tuple(self.paths), coupling))
         self.weights = nn.ParameterList(
-            torch.empty(heads, inside[a].channels, outside[b].channels) for a, _, b in self.paths
+            torch.empty(heads, rows_in[a].channels, rows_out[b].channels) for a, _, b in self.paths
         )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Normal weights, with the variance that keeps the variance of features."""
         for (_, _, b), weight in zip(self.paths, self.weights, strict=True):
-            into = sum(self.inside[a].channels for a, _, other in self.paths if other == b)
+            into = sum(self.rows_in[a].channels for a, _, other in self.paths if other == b)
             nn.init.normal_(weight, std=into**-0.5)
 
     def forward(self, features: Tensor, harmonics: Tensor, degree: int) -> Tensor:
         """Features (..., H, V) and harmonics of one degree (..., 1, 2 l + 1), broadcast, to (..., H, E)."""
-        parts = features.split([irrep.rows for irrep in self.inside], -1)
+        each, couplings = split_rows(features, self.rows_in), self.couplings(features.device, features.dtype)
         shape = torch.broadcast_shapes(features.shape[:-1], harmonics.shape[:-1])
-        found: dict[int, Tensor] = {}
-        couplings = self.couplings(features.device, features.dtype)
-        for n, (a, path_degree, b) in enumerate(self.paths):
-            if path_degree != degree:
-                continue
-            size, wide = self.inside[a].size, self.outside[b].size
-            x = parts[a].unflatten(-1, (size, -1))
-            matrix = (harmonics[..., None] * couplings[n]).sum(-2).unflatten(-1, (size, wide)).mT
-            first = size < wide  # mix channels where there are fewer components
-            x = _apply(matrix, _mix(x, self.weights[n]) if first else x)
-            x = x if first else _mix(x, self.weights[n])
-            found[b] = found[b] + x if b in found else x
-        out = [
-            found[b].flatten(-2).expand(*shape, -1) if b in found else features.new_zeros(*shape, irrep.rows)
-            for b, irrep in enumerate(self.outside)
-        ]
+        out = []
+        for b, irrep in enumerate(self.rows_out):
+            paths = [(n, path[0]) for n, path in enumerate(self.paths) if path[1:] == (degree, b)]
+            terms = [_product(each[a], harmonics, couplings[n], irrep.size, self.weights[n]) for n, a in paths]
+            found = sum(terms[1:], terms[0]).flatten(-2) if terms else features.new_zeros(irrep.size * irrep.channels)
+            out.append(found.expand(*shape, -1))
         return torch.cat(out, -1)
+
+
+def _product(x: Tensor, harmonics: Tensor, coupling: Tensor, wide: int, weight: Tensor) -> Tensor:
+    """Components (..., H, a, channels) times harmonics (..., 1, 2 l + 1), with channels mixed by a weight: to ``wide``
+    components (..., H, b, channels)."""
+    size = x.shape[-2]
+    matrix = (harmonics[..., None] * coupling).sum(-2).unflatten(-1, (size, wide)).mT
+    if size < wide:  # mix channels where there are fewer components
+        return _apply(matrix, _mix(x, weight))
+    return _mix(_apply(matrix, x), weight)
 
 
 def _apply(matrix: Tensor, x: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""The learned filter of the lag."""
+"""Long convolution with a learned filter of the lag."""
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,25 +14,33 @@ from ...functional.hyena.lag_convolution import first_lag, lag_convolution
 from ...node_batch import NodeBatch, PaddedBatch
 from ..modules import reset_children
 
-_OCTAVES = 10  # waves of 4, 8, ... 2048 tokens
-_BLOCK_LAGS = 1 << 14  # of a block on a CPU
+_OCTAVES = 10  # periods of 4, 8, ... 2048 tokens
+_WIDTH = 16  # of the MLP
+_BLOCK_LAGS = 1 << 14  # lags of a block on a CPU
 
 
-class LagFilter(nn.Module):
-    r"""Long convolution with a learned, implicit filter of the lag, after Poli et al. (2023), section 3.3.
+class ImplicitFilter(nn.Module):
+    r"""Long convolution with a filter that a small network computes from the lag.
 
     .. math:: y_i = \sum_j h(i - j)\, x_j, \qquad h_c(l) = (1 + |l|)^{-a_c}\, \mathrm{MLP}_c(\varphi(l))
 
-    with :math:`\varphi` a quarter of the logarithm of 1 + \|l\|, the same with the sign of l, and waves of 4 to 2048
-    tokens, sines between the layers, and learned a >= 0, between 1/2 and 1 at the start.
+    with l = i - j the lag. The features :math:`\varphi` are log(1 + \|l\|) / 4, the same with the sign of l, and sines
+    and cosines of 4 to 2048 tokens. The MLP has sines between its layers. The exponents a >= 0 are learned and start
+    between 1/2 and 1.
+
+    Source: Poli et al., Hyena Hierarchy (2023), section 3.3.
+
+    Args:
+        channels: number of filters.
+        causal: use earlier tokens only.
     """
 
-    def __init__(self, channels: int, causal: bool = False, width: int = 16) -> None:
+    def __init__(self, channels: int, causal: bool = False) -> None:
         super().__init__()
         self.channels, self.causal = channels, causal
-        self.inside = nn.Linear(2 + 2 * _OCTAVES, width)
-        self.between = nn.Linear(width, width)
-        self.outside = nn.Linear(width, channels)
+        self.inside = nn.Linear(2 + 2 * _OCTAVES, _WIDTH)
+        self.between = nn.Linear(_WIDTH, _WIDTH)
+        self.outside = nn.Linear(_WIDTH, channels)
         self.decay = nn.Parameter(torch.empty(channels))
         self.reset_parameters()
 
@@ -42,26 +51,25 @@ class LagFilter(nn.Module):
         nn.init.normal_(self.outside.weight, std=(1 / self.outside.in_features) ** 0.5)
         with torch.no_grad():
             start = torch.linspace(0.5, 1, len(self.decay), dtype=self.decay.dtype, device=self.decay.device)
-            self.decay.copy_(start.expm1().log())  # what softplus undoes
+            self.decay.copy_(start.expm1().log())  # the inverse of softplus
 
     def filter(self, length: int) -> Tensor:
-        """(lags, channels) for sequences of this length."""
+        """Filters (lags, channels) for sequences of this length."""
         lags = torch.arange(first_lag(length, self.causal), max(length, 1), device=self.decay.device)
-        return map_chunks(self._at, tile_numbers(lags.device, _BLOCK_LAGS, 8 * self.inside.out_features), (lags,))
+        return map_chunks(self._at, tile_numbers(lags.device, _BLOCK_LAGS, 8 * _WIDTH), (lags,))
 
     def _at(self, lags: Tensor) -> Tensor:
         distance = lags.abs().to(self.decay.dtype).log1p()
         waves = 2 ** torch.arange(2, _OCTAVES + 2, device=lags.device)
-        turns = (lags[:, None] % waves).to(distance.dtype) / waves  # exact at any lag
-        angles = 2 * math.pi * turns
+        periods = (lags[:, None] % waves).to(distance.dtype) / waves  # exact at any lag
+        angles = 2 * math.pi * periods
         x = torch.cat([torch.stack([distance, lags.sign() * distance], 1) / 4, angles.sin(), angles.cos()], 1)
         x = self.outside(self.between(self.inside(x).sin()).sin())
         return x * torch.exp(-nn.functional.softplus(self.decay) * distance[:, None])
 
     def forward(self, x: Tensor, node_batch: NodeBatch, channels: Tensor | None = None) -> Tensor:
-        """(T, channels) or (T, channels, 3) to the same; of (T, dim) where ``channels`` says which filter is each
-        column's own."""
-        longest = node_batch.bound
+        """Convolve (T, channels) or (T, channels, 3), or, if ``channels`` gives the filter of each column, (T, dim)."""
+        longest = cast(int, node_batch.longest)  # batches of whole graphs know it
         h = self.filter(longest)
         h = h if channels is None else h.index_select(1, channels)
 

@@ -1,0 +1,182 @@
+"""Edges of graphs: checks, offsets of their nodes, and the sparse matrix that they are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import checks
+
+
+class CSR(NamedTuple):
+    """A sparse matrix in compressed form, and its transpose.
+
+    Attributes:
+        row_starts: where the entries of each row begin, (rows + 1,).
+        col: column of each entry, (E,), sorted by row.
+        row: row of each entry, (E,).
+        col_starts: ``row_starts`` of the transpose, (columns + 1,).
+        transposed_col: ``col`` of the transpose, (E,): the rows, sorted by column.
+        transposed_row: ``row`` of the transpose, (E,).
+        order: position in ``col`` of each entry of the transpose, (E,).
+        transposed_order: position in the transpose of each entry, (E,).
+    """
+
+    row_starts: Tensor
+    col: Tensor
+    row: Tensor
+    col_starts: Tensor
+    transposed_col: Tensor
+    transposed_row: Tensor
+    order: Tensor
+    transposed_order: Tensor
+
+    @classmethod
+    def from_sorted(cls, row: Tensor, col: Tensor, rows: int, cols: int, order: Tensor | None = None) -> CSR:
+        """Make a matrix from entries sorted by row; ``order``, if known, sorts them by column."""
+        row_starts = torch.searchsorted(row, torch.arange(rows + 1, device=row.device))
+        order = torch.argsort(col, stable=True) if order is None else order
+        transposed_row, transposed_col = col[order], row[order]
+        col_starts = torch.searchsorted(transposed_row, torch.arange(cols + 1, device=row.device))
+        entries = torch.arange(row.shape[0], device=row.device)
+        transposed_order = torch.empty_like(order).scatter(0, order, entries)
+        return cls(row_starts, col, row, col_starts, transposed_col, transposed_row, order, transposed_order)
+
+    def transposed(self) -> CSR:
+        return CSR(*self[3:6], *self[:3], self.transposed_order, self.order)
+
+    @property
+    def num_rows(self) -> int:
+        return self.row_starts.shape[0] - 1
+
+
+def check_edges(edge_index: object, nodes: int) -> None:
+    """Raise ValueError unless these are edges of nodes, int64 (2, E), in range where values are read."""
+    if not isinstance(edge_index, Tensor):
+        raise ValueError(f"edge_index must be a tensor, got {checks.described(edge_index)}")
+    if edge_index.dtype != torch.int64 or edge_index.shape[:-1] != (2,):
+        raise ValueError(f"edge_index must be int64 (2, E), got {checks.described(edge_index)}")
+    _check_range(edge_index, nodes)
+
+
+@checks.of_values
+def _check_range(edge_index: Tensor, nodes: int) -> None:
+    if edge_index.numel():
+        low, high = (int(x) for x in edge_index.aminmax())
+        if low < 0 or high >= nodes:
+            raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
+
+
+def check_fields(edges: int, offsets: Tensor, features: Tensor | None, weights: Tensor | None) -> None:
+    """Raise ValueError for a shape other than offsets (E, dim), features (E, F) and weights (E,), and for values that
+    are not allowed where these are read."""
+    for name, given, axes in (("offsets", offsets, 2), ("features", features, 2), ("weights", weights, 1)):
+        if given is not None and (given.ndim != axes or given.shape[0] != edges):
+            wanted = f"({edges}, {'dim' if name == 'offsets' else 'F'})" if axes == 2 else f"({edges},)"
+            raise ValueError(f"{name} must have shape {wanted}, got {tuple(given.shape)}")
+    if offsets.is_complex() or offsets.dtype == torch.bool:
+        raise ValueError(f"offsets (edge_offset) must be real numbers, got {offsets.dtype}")
+    _check_finite(offsets)
+    if weights is not None:
+        _check_weights(weights)
+
+
+@checks.of_values
+def _check_finite(offsets: Tensor) -> None:
+    if not bool(offsets.isfinite().all()):
+        raise ValueError("offsets (edge_offset, or differences of pos) must be finite, got NaN or infinity")
+
+
+@checks.of_values
+def _check_weights(weights: Tensor) -> None:
+    if not bool((weights >= 0).all()):
+        raise ValueError("weights must not be negative, nor NaN")
+
+
+def check_graph_of_edges(target: Tensor, source: Tensor, batch: Tensor | None, mask: Tensor | None, name: str) -> None:
+    """Raise ValueError for an edge between graphs of ``batch`` or of a node outside ``mask``, if values are read."""
+    if batch is not None:
+        if target.device != batch.device:
+            raise ValueError(f"{name} must be on {batch.device} as the input is, got {target.device}")
+        _check_within(target, source, batch, name)
+    if mask is not None:
+        _check_valid(target, source, mask, name)
+
+
+@checks.of_values
+def _check_within(target: Tensor, source: Tensor, batch: Tensor, name: str) -> None:
+    if not torch.equal(batch[target], batch[source]):
+        raise ValueError(f"{name} must not join nodes of different graphs of batch, got such a pair")
+
+
+@checks.of_values
+def _check_valid(target: Tensor, source: Tensor, mask: Tensor, name: str) -> None:
+    if not bool((mask[target] & mask[source]).all()):
+        raise ValueError(f"{name} must join nodes that exist, got one beyond its graph's length")
+
+
+def of_edges(name: str, given: Tensor | None, edge_index: Tensor, width: int | None) -> Tensor | None:
+    """Offsets or features as users give them, checked, as (E, width); ``None`` if they are not needed."""
+    if given is None or width is None:
+        return None
+    shape = edge_index.shape[-1], width
+    given = given[:, None] if isinstance(given, Tensor) and given.ndim == 1 == width else given
+    if not isinstance(given, Tensor) or tuple(given.shape) != shape or given.is_complex():
+        raise ValueError(f"{name} must be real numbers of shape {shape}, got {checks.described(given)}")
+    if given.device != edge_index.device:
+        raise ValueError(f"{name} must be on {edge_index.device} as edge_index is, got {given.device}")
+    return given
+
+
+def offsets_between(pos: Tensor, target: Tensor, source: Tensor, whole: bool) -> Tensor:
+    """Offsets :math:`x_j - x_i` of edges, ``(E, dim)``, through :func:`whole_offsets` if they have to be ``whole``."""
+    offsets = pos[source] - pos[target]
+    if not whole or not offsets.is_floating_point():
+        return offsets
+    _check_precision(pos)
+    return whole_offsets(offsets, pos)
+
+
+@checks.of_values
+def _check_precision(pos: Tensor) -> None:
+    if pos.numel() and torch.finfo(pos.dtype).eps * float(pos.detach().abs().max()) >= 2:
+        why = f"where {pos.dtype} does not tell whole numbers apart"
+        raise ValueError(f"pos must be float64 so far from the origin, {why}")
+
+
+def whole_offsets(offsets: Tensor, pos: Tensor | None = None, name: str = "differences of pos") -> Tensor:
+    """Offsets (E, dim) rounded to whole numbers.
+
+    Args:
+        offsets: of edges.
+        pos: positions (N, dim) that they come from, whose size says how much they are rounded.
+        name: what an error calls them.
+
+    Raises:
+        ValueError: for offsets that are further from whole numbers than rounding explains: a grid shifted by 3.7 has
+            whole ones.
+    """
+    if not offsets.is_floating_point():
+        return offsets
+    whole = offsets.round()
+    _check_whole(offsets, whole, pos, name)
+    return whole
+
+
+@checks.of_values
+def _check_whole(offsets: Tensor, whole: Tensor, pos: Tensor | None, name: str) -> None:
+    if torch.equal(offsets, whole):
+        return
+    size = (offsets if pos is None else pos).abs().max().double().clamp(min=1)
+    exact = (16 * max(torch.finfo(t).eps for t in (offsets.dtype, torch.float32)) * size).clamp(max=0.25)
+    apart = torch.where(offsets == whole, 0.0, offsets - whole).abs()  # check_fields refuses infinity
+    near = (apart <= exact).all(1)
+    if not bool(near.all()):
+        came = offsets[~near][0].tolist()
+        raise ValueError(
+            f"{name} must be whole numbers where offsets index a table or distances are counted (offset='table', "
+            f"position='clipped'), got an offset of {came}: scale pos to the unit of its grid, or take offset='mlp' "
+            "for points off a grid"
+        )

@@ -1,0 +1,191 @@
+"""The layer of Ewald attention behind its hosts: projections of nodes, kernels of learned widths, and their sums."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import checks
+from ...functional.waves.cells import cells_of
+from ...functional.waves.coulomb import Coulomb
+from ...functional.waves.ewald_attention import ewald_attention_impl
+from ...functional.waves.gaussian import Gaussian, OscillatingGaussian
+from ...functional.waves.kernel import Interaction, Kernel
+from ...functional.waves.methods import METHODS
+from ...modes import full_precision
+from ...node_batch import NodeBatch
+from ...ranks import Shared
+from ...tables import Tables
+from ..modules import NotScriptable, StoresSettings, reset_children
+from .spherical_features import Coupling, HarmonicProduct, Irrep, split_rows
+
+_CONTENT = 0.1  # size of the part of queries and keys that depends on features, at the start, beside a constant 1
+
+
+class EwaldLayer(Shared, NotScriptable, StoresSettings):
+    """Ewald attention on irreps, each degree and parity once, in rising order, with components before channels.
+
+    Subclasses say in ``coupling`` how three degrees couple, and read their features in ``forward``, which calls
+    :meth:`attend`. At the start queries and keys of invariants are near 1, others near 0.
+    """
+
+    coupling: Coupling
+
+    def __init__(
+        self,
+        rows_in: Sequence[Irrep],
+        rows_out: Sequence[Irrep],
+        name_out: str,
+        *,
+        width: float,
+        max_width: float | None,
+        num_gaussians: int,
+        num_coulomb: int,
+        num_oscillating: int,
+        heads: int,
+        lmax: int,
+        avg_num_nodes: float,
+        error: float,
+        method: str,
+        max_hkl: Sequence[int] | None,
+    ) -> None:
+        super().__init__()
+        checks.positive_number(width=width, avg_num_nodes=avg_num_nodes)
+        max_width = 8 * width if max_width is None else max_width
+        counts = {"num_gaussians": num_gaussians, "num_coulomb": num_coulomb, "num_oscillating": num_oscillating}
+        _check(width, max_width, counts, heads, lmax, error, method, max_hkl)
+        self.width, self.max_width, self.heads, self.lmax = width, max_width, heads, lmax
+        self.avg_num_nodes, self.error, self.method, self.max_hkl = avg_num_nodes, error, method, max_hkl
+        self.counts = tuple(counts.values())
+        self.bounds, self.band = (
+            _bounds(width, max_width, *self.counts),
+            1.5 * math.pi / width / max(1, num_oscillating),
+        )
+        self.rows_in, self.rows_out, count = tuple(rows_in), tuple(rows_out), sum(self.counts)
+        values, found = ([irrep.shared(heads) for irrep in rows] for rows in (rows_in, rows_out))
+        self.product = HarmonicProduct(values, found, lmax, heads, self.coupling)
+        for b, irrep in enumerate(found):
+            if not any(b == path[2] for path in self.product.paths):
+                raise ValueError(
+                    f"{name_out} must be reachable from the input by products with harmonics up to lmax={lmax}, got "
+                    f"{irrep.channels} channels or more that would always be zero; pass a larger lmax or leave them out"
+                )
+        self.query_key = nn.ParameterList(torch.empty(irrep.channels, 2 * heads * count) for irrep in rows_in)
+        self.query_key_bias = nn.Parameter(torch.empty(2, heads, count))
+        self.value = _maps((irrep.channels, heads * v.channels) for irrep, v in zip(rows_in, values, strict=True))
+        self.lows = Tables(functools.partial(_lowest_widths, self.bounds))
+        self.octaves = nn.Parameter(torch.empty(heads, count))
+        self.bands = nn.Parameter(torch.empty(heads, num_oscillating)) if num_oscillating else None
+        self.gains = nn.Parameter(torch.empty(heads, count, lmax + 1))
+        out = zip(rows_out, found, strict=True)
+        self.out = _maps((heads * f.channels, irrep.channels) for irrep, f in out) if heads > 1 else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        reset_children(self)
+        for weight in self.query_key:
+            nn.init.normal_(weight, std=_CONTENT * weight.shape[0] ** -0.5)
+        for weight in [*self.value, *(self.out or ())]:
+            nn.init.normal_(weight, std=weight.shape[0] ** -0.5)
+        nn.init.ones_(self.query_key_bias)
+        nn.init.zeros_(self.octaves)
+        if self.bands is not None:
+            nn.init.zeros_(self.bands)
+        nn.init.constant_(self.gains, self.octaves.shape[1] ** -0.5)
+
+    def settings(self) -> dict[str, Any]:
+        gaussians, coulomb, oscillating = self.counts
+        return {
+            "num_gaussians": gaussians, "num_coulomb": coulomb, "num_oscillating": oscillating,
+            "width": float(self.width), "max_width": float(self.max_width), "heads": self.heads,
+            "avg_num_nodes": float(self.avg_num_nodes),
+        }  # fmt: skip
+
+    def why_not_shared(self) -> str | None:
+        return "method='direct', which needs pairs of nodes of two processes" if self.method == "direct" else None
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Kernels of each kind, with widths within their octaves and wavenumbers within their bands."""
+        gaussians, coulomb, oscillating = self.counts
+        widths = self.lows(self.octaves.device, self.octaves.dtype) * torch.exp2(self.octaves.sigmoid())
+        each = list(zip(widths.split(self.counts, 1), self.gains.split(self.counts, 1), strict=True))
+        first, last = gaussians, gaussians + coulomb
+        out: list[Kernel] = []
+        if gaussians:
+            out.append(Gaussian(*each[0], self.bounds[:first]))
+        if coulomb:
+            out.append(Coulomb(*each[1], self.bounds[first:last]))
+        if self.bands is not None:
+            wavenumbers = self.band * (torch.arange(oscillating, device=self.bands.device) + self.bands.sigmoid())
+            largest = tuple(self.band * (n + 1) for n in range(oscillating))
+            out.append(OscillatingGaussian(*each[2], self.bounds[last:], wavenumbers, largest))
+        return tuple(out)
+
+    def attend(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, cell: Tensor | None, pbc: Tensor | None) -> Tensor:
+        """Features ``(T, dim)`` and positions ``(T, 3)`` of nodes, and cells, to features: checked except for cells."""
+        cells, heads = cells_of(cell, pbc, node_batch.count, x), self.heads
+        with full_precision(pos.device):
+            x = node_batch.zero_padding(x.to(self.octaves.dtype))
+            scores, values = [], []
+            irreps = zip(self.rows_in, split_rows(x, self.rows_in), self.query_key, self.value, strict=True)
+            for irrep, features, score, value in irreps:
+                score = (features @ score).unflatten(2, (2, heads, -1)) / math.sqrt(irrep.size)  # T, 2 l + 1, 2, H, C
+                scores.append(score + self.query_key_bias if irrep.invariant else score)
+                values.append((features @ value).unflatten(2, (heads, -1)).transpose(1, 2).flatten(2))
+            if not any(irrep.invariant for irrep in self.rows_in):
+                scores.append(self.query_key_bias.expand(pos.shape[0], 1, -1, -1, -1))
+            query, key = torch.cat(scores, 1).movedim(1, 4).unbind(1)  # T, H, C, A
+            value = torch.cat(values, 2) / self.avg_num_nodes
+            interaction = Interaction(self.kernels(), self.product, self.error, self.max_hkl)
+            out = ewald_attention_impl(pos, query, key, value, interaction, node_batch, cells, self.method)
+            if self.out is None:
+                return node_batch.zero_padding(out[:, 0])
+            each = zip(split_rows(out, self.product.rows_out), self.out, strict=True)
+            mixed = [(features.transpose(1, 2).flatten(2) @ weight).flatten(1) for features, weight in each]
+            return node_batch.zero_padding(torch.cat(mixed, 1))
+
+
+def _check(
+    width: float, max_width: float, counts: dict[str, int], heads: int, lmax: int, error: float, method: str,
+    max_hkl: Sequence[int] | None,
+) -> None:  # fmt: skip
+    checks.positive_number(max_width=max_width)
+    if max_width < 2 * width:
+        raise ValueError(f"max_width must be at least an octave above width, {2 * width:g}, got {max_width:g}")
+    checks.positive(heads=heads)
+    for name, n in {**counts, "lmax": lmax}.items():
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise ValueError(f"{name} must be an integer from 0 on, got {n!r}")
+    if not any(counts.values()):
+        raise ValueError(f"{', '.join(counts)} must not all be 0: pass a positive number for one of them")
+    if not isinstance(error, float) or not 1e-14 <= error <= 0.1:
+        raise ValueError(f"error must be in [1e-14, 0.1], got {error!r}")
+    checks.choice("method", method, METHODS)
+    if max_hkl is not None:
+        if not isinstance(max_hkl, Sequence) or len(max_hkl) != 3:
+            raise ValueError(f"max_hkl must be three integers, along each lattice vector, got {max_hkl!r}")
+        for n in max_hkl:
+            checks.positive(max_hkl=n)
+
+
+def _bounds(
+    width: float, max_width: float, num_gaussians: int, num_coulomb: int, num_oscillating: int
+) -> tuple[tuple[float, float], ...]:
+    """The octave of each width. Octaves of Gaussians, and of Coulomb kernels, are spread from ``width`` to
+    ``max_width``; oscillating Gaussians all have the last one."""
+    steps = [n / max(1, count - 1) for count in (num_gaussians, num_coulomb) for n in range(count)]
+    lows = [width * (max_width / width / 2) ** step for step in steps + [1.0] * num_oscillating]
+    return tuple((low, 2 * low) for low in lows)
+
+
+def _lowest_widths(bounds: tuple[tuple[float, float], ...]) -> Tensor:
+    return torch.tensor([low for low, _ in bounds], dtype=torch.float64)
+
+
+def _maps(shapes: Iterable[tuple[int, int]]) -> nn.ParameterList:
+    return nn.ParameterList(torch.empty(shape) for shape in shapes)
