@@ -17,12 +17,12 @@ from tqdm import trange
 
 
 class Model(torch.nn.Module):
-    def __init__(self, offset):
+    def __init__(self, position):
         super().__init__()
-        self.absolute = offset is None
+        self.absolute = position is None
         self.embed = torch.nn.Linear(3 if self.absolute else 1, 32)
         self.messages = GINEConv(MLP([32, 32, 32]), edge_dim=2)
-        self.attention = RelativePerformerConv(32, 32, heads=4, offset=offset, cutoff=4, method="features")
+        self.attention = RelativePerformerConv(32, 32, heads=4, position=position, cutoff=4, method="features")
         self.norm, self.head = torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 10)
 
     def forward(self, data, shift=0):
@@ -40,8 +40,8 @@ grids = [PixelGraph(4)(Data(image=image, y=y)) for image, y in zip(images, label
 graphs = [grids[i].subgraph(grids[i].x[:, 0] > 0.2) for i in torch.randperm(len(grids))]
 train, test = DataLoader(graphs[:1200], 40, shuffle=True), next(iter(DataLoader(graphs[1200:], 597)))
 axis = (figure := Figure(figsize=(6, 4))).subplots()
-for name, offset in {"positions as features": None, "relative positions": "table"}.items():
-    model = Model(offset)
+for name, position in {"positions as features": None, "relative positions": "window"}.items():
+    model = Model(position)
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=12 * len(train))
     for _ in trange(12, desc=name, disable=None):

@@ -26,7 +26,6 @@ from tg_equiattn.nn import (
 )
 from tg_equiattn.nn.group.linear import Pointwise
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
-from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 from tg_equiattn.nn.performer.pixel_model import PixelEmbedding
 from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.orders import check_order
@@ -101,7 +100,7 @@ CASES = [
     ("spatial must be given", lambda: Window(2, None).offsets()),
     ("signed permutation", lambda: transform_grid(torch.zeros(3, 3), cyclic(8).matrices[1])),
     ("shape must be", lambda: PixelGrid((0, 3))),
-    ("max_distance must be", lambda: PixelGrid((2, 3), 0)),
+    ("cutoff must be", lambda: PixelGrid((2, 3), 0)),
     ("periodic must be", lambda: PixelGrid((2, 3), 2, "no")),
     ("edge_index must be a tensor, got list", lambda: NeighborList([[0], [1]], 3)),
     ("edge_index must be int64", lambda: NeighborList(torch.zeros(2, 2), 3)),
@@ -182,29 +181,36 @@ CASES = [
         lambda pos: neighbor_list(pos, 1.0)[1])(torch.ones(2, 3, 3))),
     ("input must have 3 channels", lambda: PixelEmbedding(3, 5, "mlp")(torch.ones(2, 7, 2))),
     ("input must", lambda: PixelEmbedding(3, 5, "lookup")(torch.full((2, 7, 3), 300))),
-    ("pos must be on cpu as the input is, got meta", lambda: PositionalPerformerAttention(
+    ("pos must be on cpu as the input is, got meta", lambda: PerformerAttention(
         12, 15, 3, position="sinusoid")(torch.ones(2, 5, 12), pos=torch.ones(2, 5, 2, device="meta"))),
     ("cutoff must be a positive integer", lambda: PerformerAttention(12, 15, 3, cutoff="mean")),
     ("cutoff must be a positive number, got 'mean'", lambda: PerformerAttention(
         12, 15, 3, offset="mlp", cutoff="mean")),
     ("pool must be None or 'mean', got 'max'", lambda: SE3Hyena(2, 2, pool="max")),
     ("heads must divide out_channels=15, got 4", lambda: PerformerAttention(12, 15, 4)),
-    ("position must be one of", lambda: PositionalPerformerAttention(12, 15, 3, position="rotary")),
+    ("position must be one of", lambda: PerformerAttention(12, 15, 3, position="rotary")),
     ("channels must be a multiple of 4", lambda: RelativePerformer(1, 3, channels=10, position="absolute")),
     *((f"{n} must be one of", lambda n=n: near(**{n: "linear"})) for n in ("method", "values", "offset")),
-    ("edge_dim must be None with offset=None", lambda: near(offset=None, edge_dim=2)),
+    ("edge_dim must be None with position=None, got 2", lambda: near(position=None, edge_dim=2)),
+    ("offset must be 'table' with position='sinusoid', got 'mlp'", lambda: near(position="sinusoid", offset="mlp")),
+    ("values must be 'content' with position='clipped'", lambda: near(position="clipped", values="offset")),
+    ("method must be 'features' with position='clipped', got 'pairs'", lambda: PerformerAttention(
+        12, 15, 3, position="clipped", method="pairs")),
+    ("pos has 3 coordinates but pos_dim is 2: pass pos_dim=3, .*in RelativeGPSBlock: attn_kwargs=", lambda: near()(
+        NODES, pos=NODES[..., :3])),
     ("cutoff must be given with offset='distance'", lambda: PerformerAttention(12, 15, 3, offset="distance")),
-    ("pos must be given.*values='offset' needs it", lambda: near(offset=None, values="offset")(NODES)),
-    ("return_vectors must be with values='offset'", lambda: near()(NODES, pos=NODES[..., :2], return_vectors=True)),
+    ("pos must be given.*values='offset' needs it", lambda: near(position=None, values="offset")(NODES)),
+    ("return_vectors must be False with values='content'", lambda: near()(
+        NODES, pos=NODES[..., :2], return_vectors=True)),
     ("input must be", lambda: near()(NODES[..., :5])),
-    ("pos must be given", lambda: PositionalPerformerAttention(12, 15, 3, position="sinusoid")(NODES)),
+    ("pos must be given", lambda: PerformerAttention(12, 15, 3, position="sinusoid")(NODES)),
     ("mask must be None", lambda: near()(NODES[0], pos=NODES[0, :, :2], mask=torch.ones(35, dtype=torch.bool))),
     ("batch must be None", lambda: near()(NODES, pos=NODES[..., :2], batch=torch.zeros(2).long())),
     ("grid must have 2 axes and as many pixels", lambda: near()(NODES, grid=PixelGrid((5, 6)))),
     ("neighbors must be of 70 nodes", lambda: near()(NODES, neighbors=PixelGrid((5, 7), 3).neighbors())),
     ("offsets .* must be below cutoff=3", lambda: near()(NODES, grid=PixelGrid((5, 7), 5))),
     *((f"{n} must be", lambda n=n: RelativePerformer(1, 10, **{n: "patch"})) for n in ("norm", "embedding")),
-    (r"input must be \(B, 1, H, W\)", lambda: RelativePerformer(1, 10, depth=1)(torch.ones(2, 3, 5, 7))),
+    (r"input must be \(B, 1, H, W\)", lambda: RelativePerformer(1, 10, num_layers=1)(torch.ones(2, 3, 5, 7))),
     *((f"{name} must be a positive", lambda name=name: CliffordMLP(**{"in_channels": 3, "out_channels": 5, name: 0}))
       for name in ("in_channels", "out_channels", "hidden_channels", "num_blocks")),
     (r"input must be \(..., 3, 8\)", lambda: CliffordMLP(3, 5)(torch.ones(2, 4, 8))),

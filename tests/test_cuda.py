@@ -18,7 +18,7 @@ pytestmark = pytest.mark.device
 SMALL = {"hidden_scalars": 8, "hidden_vectors": 8, "depth": 2}
 MODELS = {
     "GEViT": lambda: GEViT.rotmnist(cyclic(4), channels=(8, 8), heads=2, pools=(), crops=0),
-    "RelativePerformer": lambda: RelativePerformer(1, 10, channels=16, depth=2, heads=2, cutoff=3, dropout=0.0),
+    "RelativePerformer": lambda: RelativePerformer(1, 10, channels=16, num_layers=2, heads=2, cutoff=3, dropout=0.0),
     "SE3Hyena": lambda: SE3Hyena(3, 2, 0, 1, order="radial", **SMALL),
     "VectorTransformer": lambda: VectorTransformer(3, 2, 0, 1, **SMALL),
 }

@@ -24,7 +24,6 @@ from tg_equiattn.nn import (
     VectorSelfAttention,
     VectorTransformer,
 )
-from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 
 C4, EIGHTH = cyclic(4), 0.125  # exact in float32
 
@@ -98,9 +97,9 @@ MODULES = {
     "PerformerAttention distance": lambda n, f: PerformerAttention(
         n(12), n(15), n(3), offset="distance", cutoff=f(1.5)
     ),
-    "PositionalPerformerAttention": lambda n, f: PositionalPerformerAttention(n(12), n(15), n(3), cutoff=n(3)),
+    "PerformerAttention clipped": lambda n, f: PerformerAttention(n(12), n(15), n(3), position="clipped", cutoff=n(3)),
     "RelativePerformer": lambda n, f: RelativePerformer(
-        n(2), n(5), channels=n(12), depth=n(2), heads=n(3), cutoff=n(3), dropout=f(EIGHTH)
+        n(2), n(5), channels=n(12), num_layers=n(2), heads=n(3), cutoff=n(3), dropout=f(EIGHTH)
     ),
     "CliffordMLP": lambda n, f: CliffordMLP(n(3), n(5), hidden_channels=n(7), num_blocks=n(2)),
     "SE3HyenaOperator": lambda n, f: SE3HyenaOperator(

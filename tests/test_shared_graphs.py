@@ -17,11 +17,10 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
 from tg_equiattn.nn import EwaldAttention, PerformerAttention
-from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 GRAPHS, NODES = 4, 23
-FAR = {"offset": None, "values": "offset"}
+FAR = {"position": None, "values": "offset"}
 
 
 @functools.cache
@@ -59,8 +58,8 @@ def of_irreps():
     )
 
 
-def performer(kind=PerformerAttention, **options):
-    return kind(15, 12, 3, pos_dim=3, redraw_interval=1, **options)
+def performer(**options):
+    return PerformerAttention(15, 12, 3, pos_dim=3, redraw_interval=1, **options)
 
 
 def message_passing():
@@ -74,9 +73,9 @@ CASES = {
     "clouds": lambda: ewald(method="ewald", error=0.01),
     "nufft": lambda: ewald(method="nufft", error=1e-9, heads=1, num_gaussians=0, lmax=0),
     "irreps": of_irreps,
-    "performer": lambda: performer(offset=None, method="features"),
+    "performer": lambda: performer(position=None, method="features"),
     "performer with far offsets": lambda: performer(**FAR, method="features"),
-    "performer with sinusoids": lambda: performer(kind=PositionalPerformerAttention, position="sinusoid"),
+    "performer with sinusoids": lambda: performer(position="sinusoid", method="features"),
     "message passing": message_passing,
 }
 SHARED = [name for name in CASES if name not in ("clouds", "performer")]  # which others have in them
@@ -170,7 +169,7 @@ def check_gradients_beside_data_parallel_training(number, device):
     """Two pairs of processes, a graph each: the mean of gradients over graphs is what one process has."""
     mesh = dist.device_mesh.init_device_mesh(device.type, (2, 2), mesh_dim_names=("data", "nodes"))
     torch.manual_seed(number)  # ranks start unlike; DistributedDataParallel makes them alike
-    model = PerformerAttention(15, 12, 3, offset=None, method="features").double().to(device)
+    model = PerformerAttention(15, 12, 3, position=None, method="features").double().to(device)
     alone, model.process_group = copy.deepcopy(model), mesh["nodes"].get_group()
     net = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     alone.load_state_dict(model.state_dict())
@@ -208,7 +207,7 @@ def test_processes_give_what_one_does(settings, tmp_path):
 
 
 def convolution():
-    return pytest.importorskip("tg_equiattn.integrations.pyg").RelativePerformerConv(4, 4, offset=None)
+    return pytest.importorskip("tg_equiattn.integrations.pyg").RelativePerformerConv(4, 4, position=None)
 
 
 NO_GROUP = r"process_group must be a torch\.distributed\.ProcessGroup that this process is in, got int"
@@ -217,10 +216,10 @@ NO_GROUP = r"process_group must be a torch\.distributed\.ProcessGroup that this 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PerformerAttention(4, 4, offset=None), NO_GROUP),
+        (lambda: PerformerAttention(4, 4, position=None), NO_GROUP),
         (convolution, NO_GROUP),
         (lambda: PerformerAttention(4, 4), "process_group must be None with near pairs, which may be of two processes"),
-        (lambda: PerformerAttention(4, 4, offset=None, method="pairs"), "method='pairs'"),
+        (lambda: PerformerAttention(4, 4, position=None, method="pairs"), "method='pairs'"),
         (lambda: EwaldAttention(4, 0, width=1.0, method="direct"), "method='direct'"),
     ],
 )

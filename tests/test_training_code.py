@@ -103,9 +103,9 @@ SETTINGS = {
         ),
         {"pools": (1,)}, r"pools='\[1\]'",
     ),
-    "heads": (lambda heads=2: layers.PerformerAttention(8, 8, heads, offset=None), {"heads": 4}, "heads=4"),
+    "heads": (lambda heads=2: layers.PerformerAttention(8, 8, heads, position=None), {"heads": 4}, "heads=4"),
     "method": (
-        lambda method="features": layers.PerformerAttention(8, 8, 2, offset=None, method=method),
+        lambda method="features": layers.PerformerAttention(8, 8, 2, position=None, method=method),
         {"method": "pairs"}, "method='pairs'",
     ),
     "offset": (
@@ -117,7 +117,7 @@ SETTINGS = {
         {"cutoff": 2, "values": "offset"}, "values='offset'",
     ),
     "RelativePerformer": (
-        lambda **change: layers.RelativePerformer(1, 3, channels=8, depth=1, heads=2, cutoff=2, **change),
+        lambda **change: layers.RelativePerformer(1, 3, channels=8, num_layers=1, heads=2, cutoff=2, **change),
         {"periodic": True}, "periodic=True",
     ),
     "causality": (lambda **change: layers.SE3HyenaOperator(3, 2, **change), {"causal": True}, "causal=True"),

@@ -143,23 +143,23 @@ class PixelGrid:
 
     Args:
         shape: ``(H, W)`` or ``(D, H, W)``.
-        max_distance: pixels at a smaller Manhattan distance, the sum along the axes, are near.
+        cutoff: pixels at a smaller Manhattan distance, the sum along the axes, are near.
         periodic: whether the last pixel of an axis is next to the first. Two pixels are then near by their shortest
             offset; of two shortest ones, half a side either way, the positive index step is taken.
-        spacing: between pixels, the unit of positions and of ``max_distance``: one number, or one for each axis of
+        spacing: between pixels, the unit of positions and of ``cutoff``: one number, or one for each axis of
             ``shape``. Offsets are whole where it is 1.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
     Example:
-        >>> grid = PixelGrid((4, 5), max_distance=2)
+        >>> grid = PixelGrid((4, 5), cutoff=2)
         >>> [tuple(t.shape) for t in grid.edges()]  # 31 pairs of pixels that share a side, both ways
         [(2, 62), (62, 2)]
     """
 
     shape: tuple[int, ...]
-    max_distance: float = 6
+    cutoff: float = 6
     periodic: bool = False
     spacing: float | tuple[float, ...] = 1
 
@@ -167,7 +167,7 @@ class PixelGrid:
         object.__setattr__(self, "shape", tuple(self.shape))
         if len(self.shape) not in (1, 2, 3) or any(not isinstance(n, int) or n < 1 for n in self.shape):
             raise ValueError(f"shape must be one to three positive integers, got {self.shape}")
-        checks.positive_number(max_distance=self.max_distance)
+        checks.positive_number(cutoff=self.cutoff)
         if not isinstance(self.periodic, bool):
             raise ValueError(f"periodic must be True or False, got {self.periodic!r}")
         given = self.spacing
@@ -204,9 +204,9 @@ class PixelGrid:
     def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Targets, sources, offsets (E, dim) and a mask (E,) of near pairs: all steps of all pixels, false for those
         off the image. They are made on the device, of a size that does not depend on values."""
-        axes, count, limit = [], 0, self.max_distance * (1 - 1e-9)  # sums of spacings are rounded
+        axes, count, limit = [], 0, self.cutoff * (1 - 1e-9)  # sums of spacings are rounded
         for side, unit in zip(self.shape, self._spacings, strict=True):
-            most = math.ceil(self.max_distance / unit)
+            most = math.ceil(self.cutoff / unit)
             back, ahead = ((side - 1) // 2, side // 2) if self.periodic else (side - 1, side - 1)
             axes.append((-min(most, back), min(most, ahead) + 1))
         for step in itertools.product(*[range(*axis) for axis in axes]):

@@ -26,7 +26,7 @@ from torch_geometric.nn import GINEConv, GPSConv, global_mean_pool
 torch.manual_seed(0)
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
-to_graph = PixelGraph(max_distance=4)
+to_graph = PixelGraph(cutoff=4)
 labels = torch.tensor(digits.target)
 graphs = [to_graph(Data(image=images[n], y=labels[n])) for n in range(32)]
 print(graphs[0])
@@ -116,7 +116,7 @@ for position in ("window", "clipped", "sinusoid", "absolute"):
 canvas = torch.zeros(1, 20, 20)
 canvas[0, 3:11, 3:11] = images[5, 0]
 moved = canvas.roll((2, 4), (1, 2))
-wide = PixelGraph(max_distance=4).grid(20, 20)
+wide = PixelGraph(cutoff=4).grid(20, 20)
 
 
 def channel(model, image):
@@ -148,7 +148,7 @@ plt.show()
 # is measured in the middle. ``PixelGraph(periodic=True)`` joins opposite borders, and then a roll is exact everywhere.
 
 model = made("window")
-torus = PixelGraph(max_distance=4, periodic=True).grid(20, 20)
+torus = PixelGraph(cutoff=4, periodic=True).grid(20, 20)
 with torch.no_grad():
     first, second = (model(x.flatten(1).T.double(), neighbors=torus) for x in (canvas, moved))
 print(f"on a torus: {(second - first).abs().max():.0e}")

@@ -61,8 +61,8 @@ from tg_equiattn.neighbors import neighbor_list
 CHANNELS, HEADS, NEIGHBORS, FEATURES = 64, 4, 8, 44  # PyG's number for this width
 LOADS = {"molecules": (128, 30), "100,000": (1, 100_000), "1,000,000": (1, 1_000_000)}
 OURS = {
-    "None": {"offset": None},
-    "far offsets": {"offset": None, "values": "offset"},
+    "None": {"position": None},
+    "far offsets": {"position": None, "values": "offset"},
     "mlp": {"offset": "mlp"},
     "mlp, edges": {"offset": "mlp"},
     "distance": {"offset": "distance"},

@@ -50,7 +50,6 @@ from tg_equiattn.functional import linear_attention, softmax_features
 from tg_equiattn.functional.performer.edge_products import edge_sum
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention
-from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 
 HEADS, HEAD_CHANNELS = 8, 32
 CHANNELS = HEADS * HEAD_CHANNELS
@@ -81,7 +80,7 @@ class SoftmaxAttention(nn.Module):
         return self.out(out.transpose(1, 2).flatten(2))
 
 
-class GatheredClipped(PositionalPerformerAttention):
+class GatheredClipped(PerformerAttention):
     """Strategy 2 as the paper writes it: the double sum over the window, values gathered for every pair.
 
     Of the ways tried (scatter_add, segment_reduce, one product of all heads) a product for each head was the fastest.
@@ -121,7 +120,7 @@ def local_term(gathered: bool, grid: PixelGrid, device: str):
     half = HEADS // 2
     weights = nn.Parameter(torch.rand(len(grid), half, CLIPPED, device=device))
     value = nn.Parameter(torch.randn(len(grid), half, HEAD_CHANNELS, device=device))
-    layer = GatheredClipped(CHANNELS, CHANNELS, HEADS, cutoff=CLIPPED).to(device)
+    layer = GatheredClipped(CHANNELS, CHANNELS, HEADS, position="clipped", cutoff=CLIPPED, method="features").to(device)
     layer.inputs = nn.ParameterList([weights, value])  # whose gradients are then dropped between calls
     if gathered:
         layer.window_of(grid, device)
@@ -180,13 +179,9 @@ def prepare(variant: str, size: int, device: str):
         edge_index, offsets = (t.to(device) for t in grid.edges())
         return layer, lambda: layer(x[0], edge_index, edge_offset=offsets)
     sizes = CHANNELS, CHANNELS, HEADS
-    if position in (None, "window"):
-        offset = None if position is None else "table"
-        layer = PerformerAttention(*sizes, offset=offset, cutoff=int(grid.max_distance), method="features")
-    else:
-        kind = GatheredClipped if "gathered" in variant else PositionalPerformerAttention
-        layer = kind(*sizes, position=position, cutoff=int(grid.max_distance))
-        layer = layer.window_of(grid, device) if kind is GatheredClipped else layer
+    kind = GatheredClipped if "gathered" in variant else PerformerAttention
+    layer = kind(*sizes, position=position, cutoff=int(grid.cutoff), method="features")
+    layer = layer.window_of(grid, device) if kind is GatheredClipped else layer
     layer = layer.to(device)
     if "autocast" in variant:
         return layer, lambda: autocast(lambda: layer(x, grid=grid), device)

@@ -42,7 +42,6 @@ from tg_equiattn.nn import (
     SE3HyenaOperator,
     VectorSelfAttention,
 )
-from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 
 GRID = PixelGrid((32, 32), 4)
 DIRECTIONS = ("backward", "double backward")
@@ -54,11 +53,7 @@ def group(elements: int, relation: str) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def performer(position: str | None) -> tuple[nn.Module, dict[str, Any]]:
-    if position in (None, "window"):
-        offset = None if position is None else "table"
-        layer: nn.Module = PerformerAttention(128, 128, 4, offset=offset, cutoff=4, method="features")
-    else:
-        layer = PositionalPerformerAttention(128, 128, 4, position=position, cutoff=4)
+    layer = PerformerAttention(128, 128, 4, position=position, cutoff=4, method="features")
     return layer, {"x": torch.randn(4, len(GRID), 128), "grid": GRID}
 
 

@@ -30,15 +30,14 @@ from harness.tables import markdown
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tg_equiattn.nn import EwaldAttention
-from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
+from tg_equiattn.nn import EwaldAttention, PerformerAttention
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 BLOCK = 2**14  # points that are drawn together
 CHANNELS = 8
-LAYERS = ("EwaldAttention", "PositionalPerformerAttention")
+LAYERS = ("EwaldAttention", "PerformerAttention")
 
 
 class Cloud(nn.Module):
@@ -47,9 +46,9 @@ class Cloud(nn.Module):
     def __init__(self, name: str, method: str) -> None:
         super().__init__()
         group = dist.group.WORLD
-        if name == "PositionalPerformerAttention":
-            self.layer: Any = PositionalPerformerAttention(
-                CHANNELS, CHANNELS, position="sinusoid", pos_dim=3, num_random_features=16
+        if name == "PerformerAttention":
+            self.layer: Any = PerformerAttention(
+                CHANNELS, CHANNELS, position="sinusoid", pos_dim=3, num_random_features=16, method="features"
             )
         else:
             self.layer = EwaldAttention(
@@ -66,7 +65,7 @@ class Cloud(nn.Module):
         self.layer.process_group = group
 
     def forward(self, x: Tensor, pos: Tensor) -> Tensor:
-        if isinstance(self.layer, PositionalPerformerAttention):
+        if isinstance(self.layer, PerformerAttention):
             return self.layer(x, pos=pos)
         return self.layer(x, None, pos=pos, cell=torch.eye(3, device=x.device))[0]
 

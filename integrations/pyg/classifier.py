@@ -7,45 +7,59 @@ from torch_geometric.typing import Adj
 
 from tg_equiattn import checks
 from tg_equiattn.grids import PixelGrid
+from tg_equiattn.nn import RelativePerformer
 from tg_equiattn.nn.performer.attention import CUTOFF
-from tg_equiattn.nn.performer.pixel_model import PixelModel
 from tg_equiattn.node_batch import NodeBatch
 
-from .conv import KernelAttentionConv
+from .conv import RelativePerformerConv
 from .graph import batch_of, check_sources
 
 
 @checks.python_numbers
-class PixelGraphClassifier(PixelModel):
+class PixelGraphClassifier(RelativePerformer):
     r"""The Relative Performer of the `"Translational Equivariance in Kernelizable Attention"
     <https://arxiv.org/abs/2102.07680>`_ paper on pixel graphs: embedding, blocks, mean over each graph, linear.
 
+    This is :class:`tg_equiattn.nn.RelativePerformer` with :class:`RelativePerformerConv` as its attention.
+
     Args:
-        in_channels, num_classes (int): Channels of a pixel, and number of outputs.
-        channels, num_layers, heads (int, optional): Width, numbers of blocks and heads. (default: :obj:`256, 6, 8`)
-        embedding (str, optional): :obj:`"linear"` (default), :obj:`"mlp"`, or :obj:`"lookup"` of 8-bit intensities.
-        position (str, optional): :obj:`"window"`, near pairs as :class:`RelativePerformerConv` has them;
-            :obj:`"clipped"` or :obj:`"sinusoid"`, the paper's (see :class:`tg_equiattn.nn.RelativePerformer`);
-            :obj:`"absolute"`, added once, to the embedding; or :obj:`None`. (default: :obj:`"window"`)
-        pos_dim, cutoff (int, optional): As :class:`RelativePerformerConv`. (default: :obj:`2, 6`)
-        dropout (float, optional): Of the outputs of attention and of the feed-forward part. (default: :obj:`0.1`)
-        norm (str, optional): Before the last linear map: :obj:`"layer"`, at every pixel before the mean, or
-            :obj:`"batch"`, after it. (default: :obj:`"layer"`)
-        attn_kwargs (Dict[str, Any], optional): Of the attention; :obj:`redraw_interval` is :obj:`100` if not given.
+        in_channels (int): Channels of a pixel.
+        num_classes (int): Number of outputs.
+        channels (int, optional): Width of the model, a multiple of :obj:`heads`. (default: :obj:`256`)
+        num_layers (int, optional): Number of blocks. (default: :obj:`6`)
+        heads (int, optional): Number of attention heads. (default: :obj:`8`)
+        embedding (str, optional): Embedding of a pixel: :obj:`"linear"`, :obj:`"mlp"`, or :obj:`"lookup"` in a table of
+            8-bit intensities. (default: :obj:`"linear"`)
+        position (str, optional): Kind of positions: :obj:`"window"`, :obj:`"clipped"` (strategy 2 of the paper),
+            :obj:`"sinusoid"` (strategy 1) or :obj:`None`, as in :class:`RelativePerformerConv`; or :obj:`"absolute"`,
+            sinusoids that are added once, to the embedding, which is not equivariant to translations.
+            (default: :obj:`"window"`)
+        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
+        cutoff (int, optional): Pixels at a smaller Manhattan distance are near, where there are no edges.
+            (default: :obj:`6`)
+        dropout (float, optional): Dropout probability of the outputs of attention and of the feed-forward part.
+            (default: :obj:`0.1`)
+        norm (str, optional): Normalisation before the last linear map: :obj:`"layer"`, of every pixel before the mean,
+            or :obj:`"batch"`, after it. (default: :obj:`"layer"`)
+        attn_kwargs (Dict[str, Any], optional): Further arguments of :class:`RelativePerformerConv`. If not given,
+            :obj:`redraw_interval` is :obj:`100` and :obj:`method` is :obj:`"features"`. (default: :obj:`None`)
 
     Shapes:
-        Arguments as :class:`RelativePerformerConv`, output :math:`(|\mathcal{G}|, \mathrm{num\_classes})`.
+        - **input:** as :class:`RelativePerformerConv`
+        - **output:** class scores :math:`(|\mathcal{G}|, \mathrm{num\_classes})`
 
     Example:
         >>> import torch
         >>> from torch_geometric.data import Batch, Data
         >>> from tg_equiattn.integrations.pyg import PixelGraph
-        >>> data = [PixelGraph(max_distance=3)(Data(image=torch.rand(1, 8, 8))) for _ in range(3)]
+        >>> data = [PixelGraph(cutoff=3)(Data(image=torch.rand(1, 8, 8))) for _ in range(3)]
         >>> data = Batch.from_data_list(data)
         >>> model = PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, cutoff=3)
         >>> model(data.x, data.edge_index, data.batch, data.pos).shape
         torch.Size([3, 10])
     """
+
+    attention_class = RelativePerformerConv
 
     def __init__(
         self,
@@ -63,14 +77,12 @@ class PixelGraphClassifier(PixelModel):
         norm: str = "layer",
         attn_kwargs: dict[str, Any] | None = None,
     ):
-        checks.positive(num_layers=num_layers)
         super().__init__(
-            in_channels, num_classes, channels, num_layers, heads, embedding, position, pos_dim, cutoff, dropout, norm,
-            attn_kwargs, around=KernelAttentionConv,
+            in_channels, num_classes, channels=channels, num_layers=num_layers, heads=heads, embedding=embedding,
+            position=position, pos_dim=pos_dim, cutoff=cutoff, dropout=dropout, norm=norm, attn_kwargs=attn_kwargs,
         )  # fmt: skip
-        self.in_channels, self.num_classes, self.position = in_channels, num_classes, position
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: Tensor,
         edge_index: Adj | None = None,
@@ -82,7 +94,23 @@ class PixelGraphClassifier(PixelModel):
         batch_size: int | None = None,
         neighbors: PixelGrid | None = None,
     ) -> Tensor:
-        """Runs the forward pass; arguments as :meth:`RelativePerformerConv.forward`."""
+        """Runs the forward pass of the module.
+
+        Args:
+            x (torch.Tensor): The pixel features.
+            edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The near pairs. Without it they are found
+                from :obj:`pos`. (default: :obj:`None`)
+            batch (torch.Tensor, optional): The sorted graph index of pixels; :obj:`None` means one graph.
+                (default: :obj:`None`)
+            pos (torch.Tensor, optional): The positions of pixels. (default: :obj:`None`)
+            edge_offset (torch.Tensor, optional): Offsets :math:`\\mathbf{p}_j - \\mathbf{p}_i` of the edges, in place
+                of differences of :obj:`pos`. (default: :obj:`None`)
+            ptr (torch.Tensor, optional): Index of the first pixel of each graph, in place of :obj:`batch`.
+                (default: :obj:`None`)
+            batch_size (int, optional): The number of graphs; :meth:`torch.compile` needs it. (default: :obj:`None`)
+            neighbors (PixelGrid, optional): A grid whose pixels every graph has, in place of edges, positions and
+                :obj:`batch`. (default: :obj:`None`)
+        """
         check_sources(edge_index, None, edge_offset, neighbors)
         batch, graphs = batch_of(batch, ptr, x.shape[0])
         near: Any = neighbors
@@ -93,7 +121,7 @@ class PixelGraphClassifier(PixelModel):
                 )
             node_batch, size = NodeBatch.dense(x.shape[0] // len(neighbors), len(neighbors), None, x.device), None
             if pos is None:
-                pos = neighbors.pos(x.device, self.readout.head.weight.dtype).repeat(node_batch.count, 1)
+                pos = self._grid_pos(neighbors, x.device).repeat(node_batch.count, 1)
         else:
             size = graphs if batch_size is None else batch_size
             node_batch = NodeBatch.flat(x, batch, 1 if batch is None and size is None else size, whole=False)
@@ -101,13 +129,9 @@ class PixelGraphClassifier(PixelModel):
             if edge_index is not None:
                 conv: Any = self.blocks[0].attention
                 near = conv.neighbors(edge_index, batch, pos=pos, edge_offset=edge_offset, num_nodes=x.shape[0])
-        x = self.embedding(x)
         if self.absolute is not None:
-            pos = checks.positions(pos, (x.shape[0], self.absolute.pos_dim), x, "position='absolute' needs it")
-            x = x + self.absolute(pos).to(x.dtype)
-        for block in self.blocks:
-            x = block(x, pos=pos, batch=batch, batch_size=size, neighbors=near)
-        return self.readout(x, node_batch.mean)
+            pos = checks.positions(pos, (x.shape[0], self.pos_dim), x, "position='absolute' needs it")
+        return self._classify(x, pos, node_batch.mean, pos=pos, batch=batch, batch_size=size, neighbors=near)
 
     def __repr__(self) -> str:
         return (

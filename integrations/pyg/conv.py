@@ -14,26 +14,130 @@ from tg_equiattn.modes import is_readable
 from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn import PerformerAttention
 from tg_equiattn.nn.modules import NotScriptable
-from tg_equiattn.nn.performer.attention import KernelAttention
+from tg_equiattn.nn.performer.nodes import check_pos_dim
 
 from .graph import batch_of, check_sources, plain_edges, warn_of_hidden_batch
 
 ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
 
 
-class KernelAttentionConv(NotScriptable, MessagePassing):
-    """The core's layer ``attention``, of any kind of positions, as message passing: edges, batches, explanations."""
+class RelativePerformerConv(NotScriptable, MessagePassing):
+    r"""Global attention over the nodes of each graph in linear time, with relative positions; after the
+    `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper.
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \mathbf{W}_o \frac{\sum_j w_{ij} \mathbf{v}_j}{\sum_j w_{ij}}, \qquad
+        w_{ij} = e^f \langle \phi(\mathbf{q}_i), \phi(\mathbf{k}_j) \rangle
+        + [(j, i) \in \mathcal{E} \text{ or } j = i]
+        \exp(\langle \mathbf{q}_i, \mathbf{k}_j \rangle / \sqrt{d} + b(\mathbf{p}_j - \mathbf{p}_i))
+
+    Near pairs (the edges) have exact softmax weights with a bias :math:`b` of their offset, and all pairs are reached
+    through random features :math:`\phi`. These are the weights of :obj:`position="window"`. The other kinds of
+    positions are those of the paper:
+
+    - :obj:`"clipped"` (strategy 2): half of the heads have weights :math:`\langle \phi(\mathbf{q}_i),
+      \phi(\mathbf{w}_{d(i,j)}) \rangle` with a learned table :math:`\mathbf{w}` over the Manhattan distance :math:`d`,
+      at most :obj:`cutoff`; the others have no positions. Pairs that are not edges have the distance :obj:`cutoff`.
+    - :obj:`"sinusoid"` (strategy 1): channels are added to queries and keys whose products depend on relative positions
+      only. Edges are not used.
+    - :obj:`None`: no positions. Edges are not used.
+
+    Outputs stay equal when all positions of a graph are translated: for every draw of the random features, but with
+    :obj:`"sinusoid"` in expectation over draws only, or exactly with :obj:`method="pairs"`.
+
+    Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
+    of every graph, see :doc:`/shared_graphs`. This needs :obj:`position=None` or :obj:`"sinusoid"`, and
+    :obj:`method="features"`.
+
+    Args:
+        in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input.
+        out_channels (int): Size of each output sample, a multiple of :obj:`heads`.
+        heads (int, optional): Number of attention heads. (default: :obj:`1`)
+        position (str, optional): Kind of positions: :obj:`"window"`, :obj:`"clipped"`, :obj:`"sinusoid"` or
+            :obj:`None`, see above. Use the default unless you reproduce the paper or your nodes have no positions.
+            (default: :obj:`"window"`)
+        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
+        cutoff (float, optional): Pairs closer than this are near where there are no edges, in the unit of :obj:`pos`.
+            Offsets are measured in units of it, too. It is a whole number for :obj:`offset="table"` and
+            :obj:`position="clipped"`, where distances are Manhattan, and a real number otherwise, where they are
+            Euclidean. Twice :func:`tg_equiattn.neighbors.mean_edge_length` suits most graphs. :obj:`None` means
+            :obj:`6`, but :obj:`offset="mlp"` and :obj:`"distance"` need a value. (default: :obj:`None`)
+        offset (str, optional): Bias of near pairs: a :obj:`"table"` over whole offsets, for grids; an :obj:`"mlp"` of
+            the offset, for points off a grid; or a smooth function of the :obj:`"distance"`, which is invariant to
+            rotations and vanishes at :obj:`cutoff`. Only for :obj:`position="window"`. (default: :obj:`"table"`)
+        values (str, optional): :obj:`"content"`, or :obj:`"offset"` to attend to the offsets of all nodes, too: use it
+            where outputs depend on where other nodes are. Only for :obj:`position="window"` and :obj:`None`.
+            (default: :obj:`"content"`)
+        edge_dim (int, optional): Number of features of an edge. A linear map of them is added to its score. Only for
+            :obj:`position="window"`. (default: :obj:`None`)
+        num_random_features (int, optional): Number of random features. More are more exact and slower. :obj:`None`
+            means :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of width :math:`d`. (default: :obj:`None`)
+        redraw_interval (int, optional): Number of training steps between draws of the random features. :obj:`None`
+            means that only :meth:`redraw_features` draws. (default: :obj:`None`)
+        method (str, optional): :obj:`"features"`, in linear time, or :obj:`"pairs"`, exact over all pairs of a graph,
+            in quadratic time; use it for graphs of up to some hundred nodes. The two are different functions: a trained
+            layer keeps its method. :obj:`None` means :obj:`"features"`, with one warning if the first graphs are so
+            small that pairs are exact and faster. (default: :obj:`None`)
+        dropout (float, optional): Probability of dropping weights in training: single ones of near pairs, whole keys
+            among all pairs. (default: :obj:`0.0`)
+        **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
+
+    Shapes:
+        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`; optional edge indices :math:`(2, |\mathcal{E}|)`,
+          graph indices :math:`(|\mathcal{V}|)`, edge features :math:`(|\mathcal{E}|, D)`, positions
+          :math:`(|\mathcal{V}|, d)`
+        - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
+
+    Raises:
+        ValueError: The message names the argument, the value given and what is allowed. If neither :obj:`batch` nor
+            :obj:`ptr` is given in the first call, as by :class:`torch_geometric.nn.GPSConv` without
+            :obj:`ptr=data.ptr`, and no edge joins blocks of nodes, there is a warning.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Batch, Data
+        >>> from tg_equiattn.integrations.pyg import PixelGraph
+        >>> transform = PixelGraph(cutoff=4)
+        >>> data = Batch.from_data_list([transform(Data(image=torch.rand(3, 6, 7))) for _ in range(2)])
+        >>> conv = RelativePerformerConv(3, 16, heads=4, cutoff=4, method="pairs")
+        >>> conv(data.x, data.edge_index, data.batch, pos=data.pos).shape
+        torch.Size([84, 16])
+    """
 
     SUPPORTS_FUSED_EDGE_INDEX = True
 
-    def __init__(self, attention: KernelAttention, **kwargs: Any):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        position: str | None = "window",
+        pos_dim: int = 2,
+        cutoff: float | None = None,
+        offset: str = "table",
+        values: str = "content",
+        edge_dim: int | None = None,
+        num_random_features: int | None = None,
+        redraw_interval: int | None = None,
+        method: str | None = None,
+        dropout: float = 0.0,
+        **kwargs,
+    ):
+        if isinstance(in_channels, tuple | list):
+            raise ValueError(f"in_channels must be one number, got {in_channels!r}: {ONE_SET}")
         for name, allowed in (("aggr", ("sum", "add")), ("node_dim", (0,))):
             if kwargs.setdefault(name, allowed[0]) not in allowed:
                 raise ValueError(f"{name} must be {allowed[0]!r}, got {kwargs[name]!r}")
         super().__init__(**kwargs)
-        self.attention, self.out_channels, self.heads = attention, attention.out_channels, attention.heads
-        if not attention.positions.weighs_pairs:
-            self.explain = False  # weights are not one number an edge
+        self.attention = PerformerAttention(
+            in_channels, out_channels, heads, position=position, pos_dim=pos_dim, cutoff=cutoff, offset=offset,
+            values=values, edge_dim=edge_dim, num_random_features=num_random_features, redraw_interval=redraw_interval,
+            method=method, dropout=dropout,
+        )  # fmt: skip
+        self.out_channels, self.heads = self.attention.out_channels, self.attention.heads
+        if not self.attention.positions.weighs_pairs:
+            self.explain = False  # an edge has no weight of its own
         self._guessed_batch = False
 
     @property
@@ -79,18 +183,25 @@ class KernelAttentionConv(NotScriptable, MessagePassing):
         Args:
             x (torch.Tensor): The node features.
             edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The near pairs, in any order. Without
-                it they are found from :obj:`pos`: nearer than :obj:`cutoff`, at most 1,000 a node on average.
+                it they are found from :obj:`pos`: closer than :obj:`cutoff`, at most 1,000 a node on average.
+                (default: :obj:`None`)
             batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
-            edge_attr (torch.Tensor, optional): The edge features, with :obj:`edge_dim`; of self-loops, those of the
-                pair that every node is with itself.
-            pos (torch.Tensor, optional): The positions of nodes, of which offsets are differences, in their precision.
+                (default: :obj:`None`)
+            edge_attr (torch.Tensor, optional): The edge features, with :obj:`edge_dim`. Features of self-loops belong
+                to the pair of a node with itself. (default: :obj:`None`)
+            pos (torch.Tensor, optional): The positions of nodes. Offsets are their differences, in their precision.
+                (default: :obj:`None`)
             edge_offset (torch.Tensor, optional): Offsets :math:`\mathbf{p}_j - \mathbf{p}_i` of the edges in place of
-                differences of :obj:`pos`, as in a periodic box; not for :obj:`values="offset"`, unless they are such.
-            ptr (torch.Tensor, optional): Where graphs begin, in place of :obj:`batch`.
-            batch_size, max_num_nodes (int, optional): The number of graphs, and a bound of the nodes of a graph, for
-                pairs; :meth:`torch.compile` needs them.
+                differences of :obj:`pos`, as in a periodic box. With :obj:`values="offset"` they must be differences
+                of :obj:`pos`. (default: :obj:`None`)
+            ptr (torch.Tensor, optional): Index of the first node of each graph, in place of :obj:`batch`.
+                (default: :obj:`None`)
+            batch_size (int, optional): The number of graphs; :meth:`torch.compile` needs it. (default: :obj:`None`)
+            max_num_nodes (int, optional): Upper bound of the nodes of a graph, for :obj:`method="pairs"`;
+                :meth:`torch.compile` needs it. (default: :obj:`None`)
             neighbors (NeighborList or PixelGrid, optional): Near pairs from :meth:`neighbors`, to share among layers;
-                or a grid whose pixels every graph has, which stands for edges, positions and :obj:`batch`.
+                or a grid whose pixels every graph has, in place of edges, positions and :obj:`batch`.
+                (default: :obj:`None`)
             return_vectors (bool, optional): If set to :obj:`True`, will additionally return the heads' mean offsets
                 of :obj:`values="offset"`, :math:`(|\mathcal{V}|, H, d)`. (default: :obj:`False`)
         """
@@ -121,8 +232,11 @@ class KernelAttentionConv(NotScriptable, MessagePassing):
         edge_offset: Tensor | None = None,
         num_nodes: int,
     ) -> NeighborList | None:
-        """Checks a graph's edges and sorts them, once for all layers that share it; :obj:`None` where positions need
-        none. Arguments as :meth:`forward`."""
+        """Checks and sorts the edges of a graph, once for all layers that share it.
+
+        Returns :obj:`None` if the kind of positions does not use edges. The arguments are those of :meth:`forward`, and
+        :obj:`num_nodes` is the number of nodes.
+        """
         near = self._neighbors(edge_index, edge_attr, pos, edge_offset, num_nodes, batch is None)
         if near is not None and batch is not None:
             checks.tensor("batch", batch, torch.int64, [(num_nodes,)], near.target.device)
@@ -149,6 +263,8 @@ class KernelAttentionConv(NotScriptable, MessagePassing):
             self._guessed_batch = True
         if not self.attention.needs_neighbors:
             return None
+        if edge_offset is None:
+            check_pos_dim(pos, self.attention.pos_dim)
         return NeighborList.from_edges(
             edge_index, num_nodes, checked=True, dim=self.attention.pos_dim, pos=pos, offsets=edge_offset,
             whole=self.attention.whole_offsets, edge_dim=self.attention.positions.edge_dim, features=edge_attr,
@@ -168,84 +284,3 @@ class KernelAttentionConv(NotScriptable, MessagePassing):
 
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}({self.attention.extra_repr()})"
-
-
-class RelativePerformerConv(KernelAttentionConv):
-    r"""Global attention over the nodes of each graph in linear time, whose output depends on relative positions only;
-    after the `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper.
-
-    Near pairs (the edges) have exact softmax weights with a bias of their offset, and all pairs are reached through
-    random features; :class:`tg_equiattn.nn.PerformerAttention` has the formula and more of its arguments.
-
-    Args:
-        in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input.
-        out_channels (int): Size of each output sample, a multiple of :obj:`heads`.
-        heads, pos_dim (int, optional): Number of attention heads, and dimension of positions. (default: 1 and 2)
-        cutoff (float, optional): In the unit of :obj:`pos`, the length that offsets are measured in, and below which
-            nodes are near where there are no edges. Twice :func:`tg_equiattn.neighbors.mean_edge_length` suits most
-            graphs. :obj:`None` means :obj:`6` for tables and without near pairs. (default: :obj:`None`)
-        offset (str, optional): Bias of the offset: a :obj:`"table"` over integer offsets, an :obj:`"mlp"` for points
-            off a grid, or one of the :obj:`"distance"`; :obj:`None` for no near pairs. (default: :obj:`"table"`)
-        values (str, optional): :obj:`"offset"` attends to the offsets of all nodes, too. (default: :obj:`"content"`)
-        edge_dim (int, optional): Features of an edge, a linear map of which its score gets. (default: :obj:`None`)
-        num_random_features (int, optional): :obj:`None` means :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of
-            width :math:`d`. (default: :obj:`None`)
-        redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
-        method (str, optional): :obj:`"features"`, in linear time, or :obj:`"pairs"`, exact over all pairs of a graph.
-            :obj:`None` means :obj:`"features"`, with a warning where the first graphs are so small that pairs are
-            exact and faster. (default: :obj:`None`)
-        dropout (float, optional): Of the weights of near pairs, and of whole keys among all. (default: :obj:`0.0`)
-        **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
-
-    Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
-    of every graph, see :doc:`/shared_graphs`; with :obj:`offset=None` only.
-
-    Shapes:
-        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`; optional edge indices :math:`(2, |\mathcal{E}|)`,
-          graph indices :math:`(|\mathcal{V}|)`, edge features :math:`(|\mathcal{E}|, D)`, positions
-          :math:`(|\mathcal{V}|, d)`
-        - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
-
-    Raises:
-        ValueError: for an argument that does not fit; the message says what is allowed.
-
-    Warns:
-        UserWarning: in the first call of a layer without :obj:`batch` and :obj:`ptr`, if no edge joins blocks of the
-            nodes, as in a batch of graphs. :class:`torch_geometric.nn.GPSConv` needs :obj:`ptr=data.ptr`.
-
-    Example:
-        >>> import torch
-        >>> from torch_geometric.data import Batch, Data
-        >>> from tg_equiattn.integrations.pyg import PixelGraph
-        >>> transform = PixelGraph(max_distance=4)
-        >>> data = Batch.from_data_list([transform(Data(image=torch.rand(3, 6, 7))) for _ in range(2)])
-        >>> conv = RelativePerformerConv(3, 16, heads=4, cutoff=4, method="pairs")
-        >>> conv(data.x, data.edge_index, data.batch, pos=data.pos).shape
-        torch.Size([84, 16])
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        *,
-        pos_dim: int = 2,
-        cutoff: float | None = None,
-        offset: str | None = "table",
-        values: str = "content",
-        edge_dim: int | None = None,
-        num_random_features: int | None = None,
-        redraw_interval: int | None = None,
-        method: str | None = None,
-        dropout: float = 0.0,
-        **kwargs,
-    ):
-        if isinstance(in_channels, tuple | list):
-            raise ValueError(f"in_channels must be one number, got {in_channels!r}: {ONE_SET}")
-        attention = PerformerAttention(
-            in_channels, out_channels, heads, pos_dim=pos_dim, cutoff=cutoff, offset=offset, values=values,
-            edge_dim=edge_dim, num_random_features=num_random_features, redraw_interval=redraw_interval, method=method,
-            dropout=dropout,
-        )  # fmt: skip
-        super().__init__(attention, **kwargs)

@@ -31,18 +31,23 @@ class RelativeGPSBlock(torch.nn.Module):
     Args:
         channels (int): Size of each input and output sample, a multiple of :obj:`heads`.
         conv (MessagePassing, optional): The local message passing layer, from :obj:`channels` to :obj:`channels`. It
-            gets :obj:`x`, :obj:`edge_index`, what its :meth:`forward` names of :obj:`edge_attr`, :obj:`pos` and
-            :obj:`batch`, and all further keywords of the call. :obj:`None` leaves it out.
+            gets :obj:`x`, :obj:`edge_index`, those of :obj:`edge_attr`, :obj:`pos` and :obj:`batch` that its
+            :meth:`forward` names, and all further keywords of the call. :obj:`None` leaves it out.
         heads (int, optional): Number of attention heads. (default: :obj:`1`)
-        dropout (float, optional): Dropout probability of the parts' outputs. (default: :obj:`0.0`)
-        act, act_kwargs, norm, norm_kwargs (optional): As of :class:`~torch_geometric.nn.conv.GPSConv`.
-        attn_kwargs (Dict[str, Any], optional): Arguments of :class:`RelativePerformerConv`. :obj:`method` is
-            :obj:`"pairs"` if not given: exact attention, as in :class:`~torch_geometric.nn.conv.GPSConv`. Pass
-            :obj:`"features"` for graphs of thousands of nodes.
+        dropout (float, optional): Dropout probability of the outputs of :obj:`conv`, attention and the MLP.
+            (default: :obj:`0.0`)
+        act (str or Callable, optional): The activation of the MLP. (default: :obj:`"relu"`)
+        act_kwargs (Dict[str, Any], optional): Arguments of the activation. (default: :obj:`None`)
+        norm (str or Callable, optional): The normalization layers. (default: :obj:`"batch_norm"`)
+        norm_kwargs (Dict[str, Any], optional): Arguments of the normalization layers. (default: :obj:`None`)
+        attn_kwargs (Dict[str, Any], optional): Arguments of :class:`RelativePerformerConv`. If not given,
+            :obj:`method` is :obj:`"pairs"`: exact attention, as in :class:`~torch_geometric.nn.conv.GPSConv`. Pass
+            :obj:`"features"` for graphs of thousands of nodes. For points off a grid pass :obj:`offset` and
+            :obj:`cutoff`, and in 3-D :obj:`pos_dim`, too. (default: :obj:`None`)
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed; by pairs, for a graph with more than
-            :math:`2^{32}` scores of all heads (16 GiB in float32).
+        ValueError: The message names the argument, the value given and what is allowed. With :obj:`method="pairs"` it
+            is also raised for a graph with more than :math:`2^{32}` scores of all heads (16 GiB in float32).
 
     Shapes:
         - **input:** node features :math:`(|\mathcal{V}|, C)`, edge indices :math:`(2, |\mathcal{E}|)`, edge features
@@ -65,6 +70,7 @@ class RelativeGPSBlock(torch.nn.Module):
         channels: int,
         conv: torch.nn.Module | None,
         heads: int = 1,
+        *,
         dropout: float = 0.0,
         act: Any = "relu",
         act_kwargs: dict[str, Any] | None = None,
@@ -114,13 +120,25 @@ class RelativeGPSBlock(torch.nn.Module):
         neighbors: NeighborList | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Runs the forward pass of the module; arguments as :meth:`RelativePerformerConv.forward`.
+        r"""Runs the forward pass of the module.
 
         Args:
-            edge_attr (torch.Tensor, optional): Edge features for :obj:`conv`, and with :obj:`edge_dim` the attention.
+            x (torch.Tensor): The node features.
+            edge_index (torch.Tensor or SparseTensor or EdgeIndex): The edges: messages pass along them, and they are
+                the near pairs of the attention.
+            batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
+                (default: :obj:`None`)
+            edge_attr (torch.Tensor, optional): The edge features, for :obj:`conv`, and with :obj:`edge_dim` for the
+                attention. (default: :obj:`None`)
+            pos (torch.Tensor, optional): The positions of nodes. (default: :obj:`None`)
+            edge_offset (torch.Tensor, optional): Offsets :math:`\mathbf{p}_j - \mathbf{p}_i` of the edges in place of
+                differences of :obj:`pos`. (default: :obj:`None`)
+            batch_size (int, optional): The number of graphs; :meth:`torch.compile` needs it. (default: :obj:`None`)
+            max_num_nodes (int, optional): Upper bound of the nodes of a graph; :meth:`torch.compile` needs it.
+                (default: :obj:`None`)
             neighbors (NeighborList, optional): Near pairs of the attention in place of the edges, from
-                :meth:`neighbors`: shared among blocks, or others than messages pass along, as across a periodic cell's
-                border.
+                :meth:`neighbors`: shared among blocks, or different from the edges, for example across the border of a
+                periodic cell. (default: :obj:`None`)
             **kwargs (optional): Additional arguments of :obj:`conv`, such as :obj:`edge_weight`.
         """
         if neighbors is None:
@@ -152,7 +170,10 @@ class RelativeGPSBlock(torch.nn.Module):
         edge_offset: Tensor | None = None,
         num_nodes: int,
     ) -> NeighborList | None:
-        """The near pairs of these edges, once for all blocks that share them. Arguments as :meth:`forward`."""
+        """Checks and sorts the edges for the attention, once for all blocks that share them.
+
+        The arguments are those of :meth:`forward`, and :obj:`num_nodes` is the number of nodes.
+        """
         if not self._features_in_attention:
             edge_attr = None
             if is_sparse(edge_index):  # without the values, which are not for the attention
@@ -172,7 +193,7 @@ class RelativeGPSBlock(torch.nn.Module):
 
 
 def _named(module: torch.nn.Module | None, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the names that a module's ``forward`` takes."""
+    """The names that are arguments of a module's ``forward``."""
     if module is None:
         return ()
     taken = inspect.signature(module.forward).parameters

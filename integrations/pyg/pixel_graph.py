@@ -20,35 +20,37 @@ class PixelGraph(BaseTransform):
     (functional name: :obj:`pixel_graph`).
 
     Pixels in row order become nodes with features :obj:`x` of shape :math:`(H W, C)` and positions :obj:`pos`, x right
-    and y up, of voxels x, y and z; pixels closer than :obj:`max_distance` are joined both ways, with the offset
+    and y up, of voxels x, y and z; pixels closer than :obj:`cutoff` are joined both ways, with the offset
     :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i in :obj:`edge_offset`. The image itself is left out.
     8-bit intensities become numbers in :math:`[0, 1]`, other integers floating point as they are. Graphs of one shape
     share the memory of edges and positions, until one of them is written to, which the others do not see.
 
     Args:
-        max_distance (float, optional): Pixels at a smaller Manhattan distance are joined. (default: :obj:`6`)
+        cutoff (float, optional): Pixels at a smaller Manhattan distance are joined, in the unit of :obj:`pos`.
+            (default: :obj:`6`)
         periodic (bool, optional): If set to :obj:`True`, opposite borders of the image touch, and offsets are the
-            shortest ones: give layers :obj:`edge_offset`, which positions do not tell. (default: :obj:`False`)
-        spacing (float or tuple, optional): Of pixels, in the unit of :obj:`pos` and :obj:`max_distance`: one number, or
-            one for each axis of the image, in order. Layers with tables of offsets need :obj:`1`. (default: :obj:`1`)
+            shortest ones. Give layers :obj:`edge_offset` then, since positions do not tell these. (default:
+            :obj:`False`)
+        spacing (float or tuple, optional): Distance of neighboring pixels: one number, or one for each axis of the
+            image, in order. Layers with tables of offsets need :obj:`1`. (default: :obj:`1`)
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: The message names the argument, the value given and what is allowed.
 
     Example:
         >>> import torch
-        >>> PixelGraph(max_distance=2)(Data(image=torch.rand(3, 4, 5)))
+        >>> PixelGraph(cutoff=2)(Data(image=torch.rand(3, 4, 5)))
         Data(edge_index=[2, 62], edge_offset=[62, 2], x=[20, 3], pos=[20, 2])
     """
 
-    def __init__(self, max_distance: float = 6, periodic: bool = False, spacing: float | tuple[float, ...] = 1):
+    def __init__(self, cutoff: float = 6, *, periodic: bool = False, spacing: float | tuple[float, ...] = 1):
         sides = len(spacing) if isinstance(spacing, tuple | list) else 2
-        PixelGrid((1,) * sides, max_distance, periodic, spacing)  # its checks
-        self.max_distance, self.periodic, self.spacing = max_distance, periodic, spacing
+        PixelGrid((1,) * sides, cutoff, periodic, spacing)  # its checks
+        self.cutoff, self.periodic, self.spacing = cutoff, periodic, spacing
 
     def grid(self, *shape: int) -> PixelGrid:
         """The grid of an image's shape, which layers take in place of edges and positions."""
-        return PixelGrid(shape, self.max_distance, self.periodic, self.spacing)
+        return PixelGrid(shape, self.cutoff, self.periodic, self.spacing)
 
     def forward(self, data: Data) -> Data:
         image = data.get("image") if hasattr(data, "get") else getattr(data, "image", None)
@@ -71,7 +73,7 @@ class PixelGraph(BaseTransform):
 
     def __repr__(self) -> str:
         spacing = "" if self.spacing == 1 else f", spacing={self.spacing}"
-        return f"{self.__class__.__name__}(max_distance={self.max_distance}, periodic={self.periodic}{spacing})"
+        return f"{self.__class__.__name__}(cutoff={self.cutoff}, periodic={self.periodic}{spacing})"
 
 
 def _own(shared: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -11,7 +11,6 @@ from linear_attention import (
     GatheredClipped,
     PerformerAttention,
     PixelGrid,
-    PositionalPerformerAttention,
     bias_of,
 )
 
@@ -21,8 +20,10 @@ from tg_equiattn.nn import GroupAttention
 
 def test_benchmark_baselines_compute_the_same():
     grid, x = PixelGrid((9, 7), CLIPPED), torch.randn(1, 63, CHANNELS)
-    gathered = GatheredClipped(CHANNELS, CHANNELS, HEADS, cutoff=CLIPPED).window_of(grid, "cpu")
-    layer = PositionalPerformerAttention(CHANNELS, CHANNELS, HEADS, cutoff=CLIPPED)
+    gathered = GatheredClipped(
+        CHANNELS, CHANNELS, HEADS, position="clipped", cutoff=CLIPPED, method="features"
+    ).window_of(grid, "cpu")
+    layer = PerformerAttention(CHANNELS, CHANNELS, HEADS, position="clipped", cutoff=CLIPPED, method="features")
     layer.load_state_dict(gathered.state_dict())
     torch.testing.assert_close(gathered(x, grid=grid), layer(x, grid=grid), rtol=1e-4, atol=1e-5)
     window = PerformerAttention(CHANNELS, CHANNELS, HEADS, cutoff=WINDOW, method="features")

@@ -118,7 +118,7 @@ def test_empty_sequences_count_nothing():
 @pytest.mark.parametrize(
     ("layer", "inputs"),
     [
-        (layers.PerformerAttention(12, 15, 3, method="features", offset=None), (torch.randn(2, 35, 12),)),
+        (layers.PerformerAttention(12, 15, 3, method="features", position=None), (torch.randn(2, 35, 12),)),
         (layers.VectorSelfAttention(3, 5), (torch.randn(2, 7, 3), torch.randn(2, 7, 5, 3))),
         (layers.SE3HyenaOperator(3, 5), (torch.randn(2, 7, 3), torch.randn(2, 7, 5, 3))),
     ],

@@ -22,7 +22,6 @@ from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn.group.linear import Pointwise
 from tg_equiattn.nn.group.norm import RegularBatchNorm
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
-from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 from tg_equiattn.nn.performer.pixel_model import MeanReadout, PerformerBlock, PixelEmbedding
 from tg_equiattn.nn.performer.random_features import RandomFeatures
 
@@ -164,13 +163,11 @@ def on_grid(make, masked=False):
     return fixed(make, inputs)
 
 
-def performer(position=None, form="grid", **options):
-    options = {"num_random_features": 11, "cutoff": 3, "redraw_interval": 100, **options}
+def performer(position="window", form="grid", **options):
+    options = {"num_random_features": 11, "cutoff": 3, "redraw_interval": 100, "method": "features", **options}
 
     def make():
-        if position is not None:
-            return PositionalPerformerAttention(12, 15, 3, position=position, **options)
-        return layers.PerformerAttention(12, 15, 3, **{"method": "features", **options})
+        return layers.PerformerAttention(12, 15, 3, position=position, **options)
 
     if form != "ragged":
         return on_grid(make, masked=form == "masked")
@@ -188,7 +185,7 @@ def performer(position=None, form="grid", **options):
 
 
 def relative_performer(**options):
-    options = {"channels": 12, "depth": 2, "heads": 3, "cutoff": 3, "dropout": 0.0, **options}
+    options = {"channels": 12, "num_layers": 2, "heads": 3, "cutoff": 3, "dropout": 0.0, **options}
     return fixed(lambda: layers.RelativePerformer(2, 5, **options), lambda: {"image": torch.rand(3, 2, 5, 7).double()})
 
 
@@ -278,19 +275,19 @@ CORE = {
         lambda: Call(lambda features, x: features(x.device, x.dtype), RandomFeatures(11, 5, redraw_interval=3)),
         lambda: {"x": d(1)},
     ),
-    "PerformerAttention": performer(offset=None),
+    "PerformerAttention": performer(position=None),
     "PerformerAttention window": performer(),
     "PerformerAttention mlp": performer(offset="mlp", values="offset"),
     "PerformerAttention distance": performer(offset="distance", values="offset"),
     "PerformerAttention masked window": performer(form="masked", values="offset"),
     "PerformerAttention masked pairs": performer(form="masked", method="pairs"),
-    "PerformerAttention ragged": performer(form="ragged", offset=None, values="offset"),
+    "PerformerAttention ragged": performer(form="ragged", position=None, values="offset"),
     "PerformerAttention ragged window": performer(form="ragged"),
-    "PositionalPerformerAttention": performer("clipped"),
-    "PositionalPerformerAttention sinusoid": performer("sinusoid"),
-    "PositionalPerformerAttention masked": performer("clipped", "masked"),
-    "PositionalPerformerAttention ragged": performer("clipped", "ragged"),
-    "PositionalPerformerAttention ragged sinusoid": performer("sinusoid", "ragged"),
+    "PerformerAttention clipped": performer("clipped"),
+    "PerformerAttention sinusoid": performer("sinusoid"),
+    "PerformerAttention masked clipped": performer("clipped", "masked"),
+    "PerformerAttention ragged clipped": performer("clipped", "ragged"),
+    "PerformerAttention ragged sinusoid": performer("sinusoid", "ragged"),
     "PerformerBlock": on_grid(
         lambda: PerformerBlock(layers.PerformerAttention(12, 12, 3, cutoff=3, method="features"), 12)
     ),
@@ -303,7 +300,7 @@ CORE = {
     ),
     "RelativePerformer": relative_performer(),
     "RelativePerformer clipped": relative_performer(position="clipped"),
-    "RelativePerformer batch": relative_performer(position=None, norm="batch", depth=1),
+    "RelativePerformer batch": relative_performer(position=None, norm="batch", num_layers=1),
     "CliffordMLP": layer(lambda: layers.CliffordMLP(3, 5, num_blocks=2), 11, 3, 8, axes=(0,)),
     "SE3HyenaOperator": tokens(lambda: layers.SE3HyenaOperator(S, V)),
     "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, causal=True), flat=True),

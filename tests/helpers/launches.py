@@ -175,7 +175,7 @@ LAYERS: dict[str, Layer] = {
     "GroupAttention, ge_vit": group("GroupAttention", relation="ge_vit"),
     "LiftingAttention": group("LiftingAttention"),
     "GlobalGroupAttention": group("GlobalGroupAttention", relation="relative", padding_mode="circular"),
-    "PerformerAttention, plain": pixels(offset=None),
+    "PerformerAttention, plain": pixels(position=None),
     "PerformerAttention, window": pixels(),
     "CliffordMLP": Layer(
         lambda: layers.CliffordMLP(16, 16, num_blocks=2),

@@ -190,13 +190,13 @@ def far_offsets(attention, means):
 def performer_double_sum(attention, x, edge_index, offsets, batch, features=None, pos=None, vectors=False):
     """A Performer layer from its parameters, one pair at a time; ``vectors``: and means of offsets (N, heads, dim)."""
     heads, d, k = attention.heads, attention.head_channels, attention.cutoff
-    position = getattr(attention, "position", "window")  # the paper's, or ours
-    near_pairs, content = getattr(attention, "offset", None) is not None, attention.positions.key_heads
+    position, content = attention.position, attention.positions.key_heads
+    near_pairs = position == "window"
     query = (x @ attention.query.weight.T).view(-1, heads, d)
     key = (x @ attention.key.weight.T).view(-1, content, d)
     value = (x @ attention.value.weight.T).view(-1, heads, d)
     if attention.features is not None:
-        projection, m = attention.features.directions(x.device, x.dtype), attention.features.num_features
+        projection, m = attention.features.directions(x.device, x.dtype), attention.features.num_random_features
         phi_query, phi_key = (positive_features(t / d**0.25, projection) for t in (query, key))
     edges = {(i, j): o for j, i, o in zip(*edge_index.tolist(), offsets, strict=True) if i != j}
     bonds = {}

@@ -1,4 +1,4 @@
-"""Options of the PyG layers of each kind, as the fixture ``make_conv`` takes them; and a layer of the paper's."""
+"""Options of the PyG layers of each kind, as the fixture ``make_conv`` takes them."""
 
 NEAR = {
     "window": {},
@@ -18,12 +18,3 @@ EVERY = {
     "None pairs": {"position": None, "method": "pairs"},
     "None values": {"position": None, "values": "offset"},
 }
-
-
-def positional_conv(*sizes, flow="source_to_target", **options):
-    """The core's PositionalPerformerAttention as message passing, which PixelGraphClassifier makes."""
-    from tg_equiattn.integrations.pyg.conv import KernelAttentionConv
-
-    from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
-
-    return KernelAttentionConv(PositionalPerformerAttention(*sizes, **options), flow=flow)

@@ -53,8 +53,9 @@ class SinusoidEncoding(nn.Module):
         \langle q_p(x), k_p(x') \rangle = \alpha \cos \omega (x - x') + \beta \sin \omega (x - x')
 
     for each of the 4 learned frequencies :math:`\omega` of every axis, which start at 1 and fall geometrically towards
-    1e-4, with :math:`\alpha, \beta` learned for each head (Lemma 1): exact, but for random features in expectation.
-    ``(N, pos_dim)`` -> two of ``(N, heads, channels)``, channels = 8 · pos_dim.
+    1e-4, with :math:`\alpha, \beta` learned for each head (Lemma 1). The products are exactly relative; attention that
+    estimates their exponential by random features is so in expectation only.
+    ``(N, pos_dim)`` -> two of ``(heads, N, channels)``, channels = 8 · pos_dim.
 
     Source: relative-performer section 2.3, strategy 1, and appendix A.1. The appendix's second line has the sign of
     :math:`\beta` wrong twice; its result is right.
@@ -77,18 +78,20 @@ class SinusoidEncoding(nn.Module):
             exact = torch.promote_types(pos.dtype, self.frequency.dtype)  # float64 positions are: they may be large
             angle = pos.to(exact)[..., None] * self.frequency  # (N, dim, scales)
             sin, cos = (x.to(self.frequency.dtype) for x in (angle.sin(), angle.cos()))
-            alpha, beta = self.rotation
-            query = [alpha * sin[:, None] - beta * cos[:, None], beta * sin[:, None] + alpha * cos[:, None]]
+            alpha, beta = self.rotation[:, :, None]  # (heads, 1, dim, scales)
+            query = torch.stack([alpha * sin - beta * cos, beta * sin + alpha * cos], -1)
             key = torch.stack([sin, cos], -1).flatten(1)
-            return torch.stack(query, -1).flatten(2), key[:, None].expand(-1, self.heads, -1)
+            return query.flatten(2), key.expand(self.heads, -1, -1)
 
     def extra_repr(self) -> str:
         return f"pos_dim={self.pos_dim}, heads={self.heads}"
 
 
 class _OffsetBias(nn.Module):
-    """A bias for each head of the offset, in units of ``cutoff``: ``(E, pos_dim)`` -> ``(heads, E)``. Those with
-    features ``(E, F)`` of the offset, of which the bias is a linear map, take them where they are known."""
+    """A bias for each head as a function of the offset in units of ``cutoff``: ``(E, pos_dim)`` -> ``(heads, E)``.
+
+    Some biases are linear maps of features ``(E, F)`` of the offset; they take the features if these are known.
+    """
 
     def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
         super().__init__()
@@ -99,8 +102,11 @@ class _OffsetBias(nn.Module):
 
 
 class OffsetTable(_OffsetBias):
-    """A bias for each head and each integer offset with coordinates from ``1 - cutoff`` to ``cutoff - 1``; ValueError
-    for others, after rounding, and where values are not free minus infinity: such pairs are not near."""
+    """A bias for each head and each integer offset with coordinates from ``1 - cutoff`` to ``cutoff - 1``.
+
+    Offsets are rounded. Others raise a ValueError; where values cannot be read, their bias is minus infinity, so that
+    such pairs are not near.
+    """
 
     cutoff: int
 
@@ -205,10 +211,10 @@ class OffsetMLP(_OffsetBias):
 
 
 class OffsetValues(nn.Module):
-    r"""What near pairs add to values: a map of features of the offset for each head, g(x) = f(x) M.
+    r"""Terms added to the values of near pairs: a map of features of the offset for each head, g(x) = f(x) M.
 
-    Features f ``(E, features)`` are those of the bias of offsets, or, of a table, a layer of their own as
-    :class:`OffsetMLP` has; M is ``map``, ``(heads, features, head_channels)``.
+    The features f ``(E, features)`` are those of the bias of offsets; a table has none, so there they are the hidden
+    layer of an MLP, as in :class:`OffsetMLP`. M is ``map``, ``(heads, features, head_channels)``.
     """
 
     def __init__(self, bias: OffsetTable | OffsetMLP | OffsetDistance, head_channels: int) -> None:

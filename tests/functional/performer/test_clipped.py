@@ -5,7 +5,7 @@ import torch
 from clouds import double, equal
 from oracles import positive_features
 
-from tg_equiattn.functional.performer.clipped import clipped_attention_of_nodes
+from tg_equiattn.functional.performer.clipped import clipped_attention_impl
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.node_batch import NodeBatch
 
@@ -36,14 +36,16 @@ def by_definition(query, value, table, projection, grid, exists):
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS.keys())
 def test_equals_the_double_sum(on_device, grid, masked):
     """Of two graphs; what a node that does not exist is given does not matter, nor what it gives."""
-    n, k = len(grid), int(grid.max_distance)
+    n, k = len(grid), int(grid.cutoff)
     query, value = (double(2 * n, HEADS, width).requires_grad_() for width in (D, E))
     table, projection = double(HEADS, k + 1, D).requires_grad_(), double(M, D)
     mask = torch.rand(2, n) < 0.7 if masked else None
     exists = torch.ones(2, n, dtype=torch.bool) if mask is None else mask
     near = grid.neighbors(2, on_device)
     near = near if mask is None else near.restricted(mask.flatten())
-    out = clipped_attention_of_nodes(query, value, projection, table, near, NodeBatch.dense(2, n, mask, query.device))
+    heads_first = query.transpose(0, 1), value.transpose(0, 1)
+    out = clipped_attention_impl(*heads_first, projection, table, near, NodeBatch.dense(2, n, mask, query.device))
+    out = out.transpose(0, 1)
     parts = zip(query.split(n), value.split(n), exists.tolist(), strict=True)
     expected = torch.cat([by_definition(q, v, table, projection, grid, e) for q, v, e in parts])
     out = torch.where(exists.flatten()[:, None, None], out, 0.0)
@@ -55,6 +57,6 @@ def test_stays_right_where_every_node_is_near():
     near, projection = PixelGrid((1, 2), 3).neighbors(), torch.tensor([[1.0]])
     table = torch.tensor([1e-20, 3e-20, 1e-20, 1.0]).log()
     table = 1 - (1 - 2 * table).sqrt()  # of the two numbers w with w - w^2 / 2 as asked for, the lower one
-    query, value = torch.zeros(2, 1, 1), torch.randn(2, 1, 3)
-    out = clipped_attention_of_nodes(query, value, projection, table[None, :, None], near, NodeBatch.flat(query, None))
-    torch.testing.assert_close(out, (value + 3 * value.flip(0)) / 4, rtol=1e-4, atol=1e-5)
+    query, value, nodes = torch.zeros(1, 2, 1), torch.randn(1, 2, 3), NodeBatch.flat(torch.empty(2), None)
+    out = clipped_attention_impl(query, value, projection, table[None, :, None], near, nodes)
+    torch.testing.assert_close(out, (value + 3 * value.flip(1)) / 4, rtol=1e-4, atol=1e-5)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tg_equiattn.functional import linear_attention, window_attention
-from tg_equiattn.functional.performer.clipped import clipped_attention_of_nodes
+from tg_equiattn.functional.performer.clipped import clipped_attention_impl
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.node_batch import NodeBatch
 
@@ -19,7 +19,9 @@ def attend_window(query, key, value, projection, pair_bias, self_bias, far_bias)
 
 
 def attend_clipped(query, value, projection, table):
-    return clipped_attention_of_nodes(query, value, projection, table, NEAR, NodeBatch.flat(query, None))
+    nodes = NodeBatch.flat(query, None)
+    query, value = query.transpose(0, 1), value.transpose(0, 1)
+    return clipped_attention_impl(query, value, projection, table, NEAR, nodes).transpose(0, 1)
 
 
 QUERY, VALUE, PROJECTION = (N, HEADS, D), (N, HEADS, E), (M, D)

@@ -5,8 +5,7 @@ import torch
 from clouds import double, equal
 from space import batch_of
 
-from tg_equiattn.functional.performer.near import Near
-from tg_equiattn.functional.performer.pairs import pair_attention_of_nodes
+from tg_equiattn.functional.performer.pairs import Near, pair_attention_impl
 from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.node_batch import NodeBatch
 
@@ -15,8 +14,8 @@ NODES = sum(SIZES)
 
 
 @pytest.fixture
-def rows():
-    return NodeBatch.flat(torch.empty(NODES), batch_of(SIZES), len(SIZES)).padded()
+def nodes():
+    return NodeBatch.flat(torch.empty(NODES), batch_of(SIZES), len(SIZES))
 
 
 def near_of(loops_twice):
@@ -30,27 +29,46 @@ def near_of(loops_twice):
 
 @pytest.mark.parametrize("chunk", [1, 40, 700, 3000])
 @pytest.mark.parametrize("kind", ["content", "near", "twice"])
-def test_chunks_change_nothing(kind, chunk, rows):
+def test_chunks_change_nothing(kind, chunk, nodes):
     """Of some queries of a graph, of a graph, of several graphs; with pairs that come twice."""
     near = None if kind == "content" else near_of(kind == "twice")
     # values of another width are not for torch's kernels
-    query, key, value = (double(NODES, HEADS, width).requires_grad_() for width in (D, D, D + (near is None)))
+    query, key, value = (double(HEADS, NODES, width).requires_grad_() for width in (D, D, D + (near is None)))
     inputs = [query, key, value, *([] if near is None else [*near[1:4], *near.values])]
-    wanted = pair_attention_of_nodes(query, key, value, rows, near=near)
-    equal(pair_attention_of_nodes(query, key, value, rows, near=near, chunk=chunk), wanted, inputs)
+    wanted = pair_attention_impl(query, key, value, nodes, near=near)
+    equal(pair_attention_impl(query, key, value, nodes, near=near, chunk=chunk), wanted, inputs)
 
 
-def test_equals_the_definition(rows):
-    query, key, value = (double(NODES, HEADS, D).requires_grad_() for _ in range(3))
+def test_equals_the_definition(nodes):
+    query, key, value = (double(HEADS, NODES, D).requires_grad_() for _ in range(3))
     graph = batch_of(SIZES)
-    scores = torch.einsum("ihd,jhd->hij", query, key) / D**0.5
+    scores = torch.einsum("hid,hjd->hij", query, key) / D**0.5
     shares = scores.masked_fill(graph[:, None] != graph, -torch.inf).softmax(-1)
-    wanted = torch.einsum("hij,jhe->ihe", shares, value)
-    equal(pair_attention_of_nodes(query, key, value, rows), wanted, [query, key, value])
+    wanted = torch.einsum("hij,hje->hie", shares, value)
+    equal(pair_attention_impl(query, key, value, nodes), wanted, [query, key, value])
+
+
+def test_ten_thousand_nodes():
+    """One graph with near pairs, whose 10^8 scores are never in memory at once; some rows by definition."""
+    count, rows = 10_000, torch.tensor([0, 4321, 9999])
+    query, key, value = torch.randn(3, 1, count, 2)
+    edges = torch.stack([torch.arange(1, count), torch.arange(count - 1)])
+    pairs, bias, far = NeighborList(edges, count), torch.randn(1, count - 1), torch.tensor([0.3])
+    with torch.no_grad():
+        near = Near(pairs, bias, torch.zeros(1, 1), far)
+        found = pair_attention_impl(query, key, value, NodeBatch.flat(torch.empty(count), None), near=near)
+    scores = (query[0, rows] @ key[0].T / 2**0.5).double()
+    weights = (scores + 0.3).exp()
+    for n, i in enumerate(rows.tolist()):
+        weights[n, i] += scores[n, i].exp()
+        if i < count - 1:
+            weights[n, i + 1] += (scores[n, i + 1] + bias[0, i]).exp()
+    wanted = weights / weights.sum(-1, keepdim=True) @ value[0].double()
+    torch.testing.assert_close(found[0, rows].double(), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_more_pairs_than_fit_are_refused():
-    rows = NodeBatch.flat(torch.empty(70_000), None).padded()
-    x = torch.empty(1, 1, 1).expand(70_000, 1, 1)
+    nodes = NodeBatch.flat(torch.empty(70_000), None)
+    x = torch.empty(1, 1, 1).expand(1, 70_000, 1)
     with pytest.raises(ValueError, match=r"16 GiB in float32\), got 1 heads of 70000 nodes: pass method='features'"):
-        pair_attention_of_nodes(x, x, x, rows)
+        pair_attention_impl(x, x, x, nodes)

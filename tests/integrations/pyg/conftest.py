@@ -3,7 +3,7 @@
 import pytest
 import space
 import torch
-from performers import EVERY, NEAR, positional_conv
+from performers import EVERY, NEAR
 from tg_equiattn.integrations.pyg import RelativePerformerConv
 from torch_geometric.data import Batch, Data
 
@@ -21,12 +21,9 @@ def make_conv(randomise):
     """A float64 layer with random parameters, in eval mode; by features unless told otherwise."""
 
     def make(position="window", in_channels=CHANNELS, out_channels=OUT, heads=HEADS, **options):
-        options = {"num_random_features": FEATURES, "cutoff": REACH, **options}
-        if position in ("window", None):
-            kind, more = RelativePerformerConv, {"method": "features", **({} if position else {"offset": None})}
-        else:
-            kind, more = positional_conv, {"position": position}
-        return randomise(kind(in_channels, out_channels, heads, **{**more, **options}), 0.4).double().eval()
+        options = {"num_random_features": FEATURES, "cutoff": REACH, "method": "features", **options}
+        conv = RelativePerformerConv(in_channels, out_channels, heads, position=position, **options)
+        return randomise(conv, 0.4).double().eval()
 
     return make
 

@@ -4,7 +4,6 @@ import functools
 
 import pytest
 import torch
-from performers import positional_conv
 from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier, RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.data import Data
 
@@ -22,12 +21,8 @@ GRID, BONDS = PixelGrid((7, 1), 3), {"edge_dim": 5}
 
 def call(position="window", options=None, **arguments):
     """A correct call but for what the arguments replace."""
-    if position in ("window", None):
-        conv = RelativePerformerConv(
-            12, 35, 5, cutoff=3, offset="table" if position else None, **{"method": "features", **(options or {})}
-        )
-    else:
-        conv = positional_conv(12, 35, 5, cutoff=3, position=position)
+    options = {"cutoff": 3, "method": "features", **(options or {})}
+    conv = RelativePerformerConv(12, 35, 5, position=position, **options)
     on_grid, apart = isinstance(arguments.get("neighbors"), PixelGrid), arguments.get("edge_index", 0) is None
     edges = {} if on_grid or apart else {"edge_offset": OFFSET}
     edges |= {} if on_grid else {"edge_index": EDGES}
@@ -85,8 +80,8 @@ conv = functools.partial(RelativePerformerConv, 11, 35, 5)
         (lambda: RelativePerformerConv((11, 13), 35, 5), r"in_channels must be one number, got \(11, 13\): "),
         (lambda: conv(node_dim=1), "node_dim must be 0"),
         (lambda: conv(cutoff=0), "cutoff must be"),
-        (lambda: conv(offset=None, cutoff="auto"), "cutoff must be a positive number"),
-        (lambda: conv(num_random_features=0), "num_features must be"),
+        (lambda: conv(position=None, cutoff="auto"), "cutoff must be a positive number"),
+        (lambda: conv(num_random_features=0), "num_random_features must be"),
         (lambda: conv(dropout=1.0), "dropout must be"),
         (lambda: conv(edge_dim=0), "edge_dim must be a positive integer"),
         (lambda: conv(pos_dim=0), "pos_dim must be"),
@@ -97,7 +92,7 @@ conv = functools.partial(RelativePerformerConv, 11, 35, 5)
         (lambda: PixelGraphClassifier(1, 10, channels=30, heads=5, position="absolute"), "multiple of 4 .* got 30"),
         (lambda: PixelGraphClassifier(1, 0), "num_classes must be"),
         (lambda: PixelGraphClassifier(1, 10, num_layers=0), "num_layers must be"),
-        (lambda: PixelGraph(0), "max_distance must be a positive number, got 0"),
+        (lambda: PixelGraph(0), "cutoff must be a positive number, got 0"),
         (lambda: PixelGraph(3, periodic="no"), "periodic must be True or False"),
         (lambda: PixelGraph(3, spacing=0.0), "spacing must be a positive number"),
         (lambda: PixelGraph(3, spacing=(1.0, 1.0, 1.0)).grid(5, 7), "spacing must be one number or 2, one for each"),
@@ -108,7 +103,7 @@ def test_bad_options(make, message):
         make()
 
 
-@pytest.mark.parametrize("name", ["max_distance", "num_features", "position", "scale", "bias", "process_group"])
+@pytest.mark.parametrize("name", ["max_distance", "num_features", "scale", "bias", "process_group"])
 def test_names_that_a_layer_has_not(name):
     """Whatever their value: they are not passed on in silence."""
     for value in (None, 3, "window"):
@@ -126,7 +121,7 @@ def test_other_forms_of_edges():
     with pytest.raises(ValueError, match="neighbors must fill every graph and stand for batch"):
         model(X, neighbors=PixelGrid((2, 3), 3))
     assert model(X, pos=POS - 0.25, batch=BATCH).shape == (2, 5)
-    assert repr(PixelGraph(3, spacing=2.0)) == "PixelGraph(max_distance=3, periodic=False, spacing=2.0)"
+    assert repr(PixelGraph(3, spacing=2.0)) == "PixelGraph(cutoff=3, periodic=False, spacing=2.0)"
 
 
 def test_bad_images():

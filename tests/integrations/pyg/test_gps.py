@@ -108,6 +108,24 @@ def test_bad_arguments(message, options, arguments, graph):
         RelativeGPSBlock(CHANNELS, **options).double()(**{**graph, **arguments})
 
 
+def test_pairs_by_default(graph):
+    """Exact, without a warning; a graph whose pairs do not fit is refused with what to pass."""
+    block = RelativeGPSBlock(CHANNELS, None, HEADS, attn_kwargs={"offset": "mlp", "cutoff": 2.5}).double()
+    assert block.attention.attention.method == "pairs"
+    assert block(**{**graph, "edge_attr": None}).isfinite().all()
+    block, x = RelativeGPSBlock(1, None, attn_kwargs={"position": None}), torch.zeros(70_000, 1)
+    with pytest.raises(ValueError, match=r"RelativeGPSBlock: attn_kwargs=\{'method': 'features'\}"):
+        block(x, torch.zeros(2, 0, dtype=torch.long))
+
+
+def test_positions_in_space_meet_the_defaults(graph):
+    block = RelativeGPSBlock(CHANNELS, None, HEADS).double()
+    space = {**graph, "edge_attr": None, "pos": torch.nn.functional.pad(graph["pos"], (0, 1))}
+    message = r"pos has 3 coordinates but pos_dim is 2: .*RelativeGPSBlock: attn_kwargs=\{'pos_dim': 3, 'offset': 'dist"
+    with pytest.raises(ValueError, match=message):
+        block(**space)
+
+
 def test_near_pairs_are_shared(make, graph, equal, error):
     """The same pairs once for all blocks, or others than messages pass along."""
     block = make()

@@ -13,7 +13,7 @@ KINDS = {
     "mlp": {"offset": "mlp"},
     "distance": {"offset": "distance"},
     "edge features": {"offset": "mlp", "edge_dim": 2},
-    "no near pairs": {"offset": None},
+    "no near pairs": {"position": None},
 }
 
 

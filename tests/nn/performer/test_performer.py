@@ -9,7 +9,6 @@ from space import error
 
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention, RelativePerformer
-from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 from tg_equiattn.nn.performer.pixel_model import PixelEmbedding
 from tg_equiattn.testing import TOLERANCE
 
@@ -20,11 +19,11 @@ POSITIONS = {
     "distance": {"offset": "distance", "cutoff": 1.6},
     "values": {"values": "offset"},
     "distance values": {"offset": "distance", "values": "offset", "cutoff": 1.6},
-    "far values": {"offset": None, "values": "offset"},
+    "far values": {"position": None, "values": "offset"},
     "pairs": {"offset": "mlp", "values": "offset", "method": "pairs", "cutoff": 2.1},
     "clipped": {"position": "clipped"},
     "sinusoid": {"position": "sinusoid"},
-    "None": {"offset": None},
+    "None": {"position": None},
 }
 EXACT = ("window", "mlp", "distance", "values", "distance values", "far values", "pairs", "clipped")
 REACHING = ("values", "distance values", "far values", "pairs")  # offsets of all nodes, which a torus has not
@@ -39,8 +38,6 @@ def name(request):
 def layer_of(name, **options):
     """By random features, where not by pairs."""
     options = {"num_random_features": M, "cutoff": REACH, **POSITIONS[name], **options}
-    if "position" in options:
-        return PositionalPerformerAttention(CHANNELS, OUT, HEADS, **options)
     return PerformerAttention(CHANNELS, OUT, HEADS, **{"method": "features", **options})
 
 
@@ -143,7 +140,7 @@ def test_positions_of_any_dimension(name, dim, make):
 def test_compiles_whole_with_redraws(on_device, position):
     """The model in one graph, in training, with draws at the same steps."""
     model = RelativePerformer(
-        1, 3, channels=6, depth=1, heads=2, position=position, cutoff=2, dropout=0.0,
+        1, 3, channels=6, num_layers=1, heads=2, position=position, cutoff=2, dropout=0.0,
         attn_kwargs={"redraw_interval": 2, "num_random_features": M},
     )  # fmt: skip
     eager = copy.deepcopy(model)
@@ -171,7 +168,7 @@ def test_the_paper_counts_the_same_parameters(position, millions):
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("position", ["window", "clipped", "absolute", None])
 def test_model_on_a_torus(on_device, position, norm, randomise):
-    options = {"channels": 12, "depth": 2, "heads": 3, "cutoff": 3, "periodic": True, "norm": norm}
+    options = {"channels": 12, "num_layers": 2, "heads": 3, "cutoff": 3, "periodic": True, "norm": norm}
     model = randomise(RelativePerformer(2, 5, position=position, **options), 0.4).double().eval()
     image = torch.rand(3, 2, 5, 7).double()
     moved = error(model(image.roll((2, 3), (2, 3))), model(image))
@@ -197,7 +194,7 @@ def test_pixel_embeddings(on_device, kind):
     for same in (x, x / 255, x.to(torch.uint8)):
         torch.testing.assert_close(embedding(same), expected)
     for bad in (x - 300, x + 300, x / 100) if on_device == "cpu" else ():  # where values may be looked at
-        with pytest.raises(ValueError, match=r"integers in \[0, 255\]"):
+        with pytest.raises(ValueError, match=r"must be in \[0, 255\] \(or floats"):
             embedding(bad)
 
 

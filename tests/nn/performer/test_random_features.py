@@ -68,7 +68,7 @@ def test_checkpoint_goes_on_as_an_uninterrupted_run():
 
 
 def test_activation_checkpointing_counts_a_step_once():
-    layer = PerformerAttention(8, 8, 2, offset=None, method="features", redraw_interval=1)
+    layer = PerformerAttention(8, 8, 2, position=None, method="features", redraw_interval=1)
     plain = copy.deepcopy(layer)
     x = torch.randn(1, 9, 8)
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_activation_checkpointing_counts_a_step_once():
 
 def test_drawing_between_forward_and_backward():
     """A layer used twice in a step, with a draw in between, differentiates each use with its own features."""
-    layer = PerformerAttention(8, 8, 2, offset=None, method="features", redraw_interval=1).double()
+    layer = PerformerAttention(8, 8, 2, position=None, method="features", redraw_interval=1).double()
     x = torch.randn(1, 9, 8).double()
     first, drawn = layer(x), directions(layer.features)
     second = layer(x)
@@ -131,7 +131,7 @@ IMAGES = torch.linspace(0, 1, 4 * 35, dtype=torch.float64).view(4, 1, 5, 7).sin(
 def trained(seed, images, wrap=lambda net: net):
     """The last gradients of some training steps, between which features are drawn, and the features."""
     torch.manual_seed(seed)
-    options = {"channels": 12, "depth": 2, "heads": 3, "cutoff": 2, "dropout": 0.0}
+    options = {"channels": 12, "num_layers": 2, "heads": 3, "cutoff": 2, "dropout": 0.0}
     model = RelativePerformer(1, 3, **options, attn_kwargs={"redraw_interval": 2}).double().to(images.device)
     net = wrap(model)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -160,7 +160,7 @@ def test_two_processes_give_the_gradients_of_one(tmp_path):
 
 def test_a_transformed_pass_is_one_step():
     """However many samples or directions it goes through; a draw within it is an ordinary tensor, and stays."""
-    layer = PerformerAttention(8, 8, 2, offset=None, method="features", redraw_interval=2).double()
+    layer = PerformerAttention(8, 8, 2, position=None, method="features", redraw_interval=2).double()
     plain = copy.deepcopy(layer)
     x = torch.randn(3, 9, 8).double()
     energy, t = lambda x: layer(x).square().sum(), torch.tensor(0.3).double()
@@ -183,7 +183,7 @@ def test_a_transformed_pass_is_one_step():
 def test_ensembles_draw_outside():
     """Stacked directions are not drawn again under vmap: that raises, and in eval they are used as they are."""
     members = [
-        PerformerAttention(8, 8, 2, offset=None, method="features", redraw_interval=1).double() for _ in range(3)
+        PerformerAttention(8, 8, 2, position=None, method="features", redraw_interval=1).double() for _ in range(3)
     ]
     parameters, buffers = torch.func.stack_module_state(members)
     x = torch.randn(9, 8).double()
@@ -202,7 +202,7 @@ def test_ensembles_draw_outside():
 
 
 def test_no_nodes_are_a_step():
-    layer = PerformerAttention(8, 8, 2, offset=None, method="features", redraw_interval=1)
+    layer = PerformerAttention(8, 8, 2, position=None, method="features", redraw_interval=1)
     before = layer(torch.zeros(1, 3, 8)), directions(layer.features)
     assert layer(torch.zeros(0, 8), batch=torch.zeros(0, dtype=torch.int64)).shape == (0, 8)
     assert not torch.equal(directions(layer.features), before[1])

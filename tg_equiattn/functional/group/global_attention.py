@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from ...grids import Window
 from ...merging import merge_attentions
 from ...modes import full_precision
 from ..backend import use_plain
-from ..performer.attention import attention_in_rows, feature_norm
+from ..performer.attention import feature_attention, feature_norm
 from .attention import group_attention_impl
 from .masks import zero_where_masked
 from .operands import check_group_attention, check_tensors
@@ -157,24 +157,18 @@ def _merged(
     return zero_where_masked(out.to(near.dtype), mask)
 
 
-class _Elements(NamedTuple):
-    """Pixel rows of (head, key element) pairs, whose feature attention is merged into outputs for (head, output
-    element) pairs."""
+def _merge_elements(content: Tensor, lse: Tensor, far_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """From softmax averages (B heads S, m, e) and log-sum-exps (B heads S, m) over the pixels of each key element,
+    those of all key elements for each output element, (B heads H, m, ...), with biases far_bias (heads, H, S)."""
+    heads, _, elements = far_bias.shape
+    lse = lse.unflatten(0, (-1, heads, 1, elements)) + far_bias[..., None].to(lse.dtype)
+    content = content.unflatten(0, (-1, heads, elements)).movedim(2, 0)  # (S, B, heads, m, e)
 
-    mask: Tensor | None  # (B, pixels)
-    far_bias: Tensor  # (heads, H, S)
+    def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
+        return weight.sum(0), torch.einsum("sbnhmx,sbnme->bnhme", weight, content)
 
-    def merge(self, content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Merge the averages and log-sum-exps of each key element s to averages (B, heads H, m, e) and log-sum-exps (B,
-        heads H, m) over all s."""
-        lse = lse.unflatten(1, (len(self.far_bias), 1, -1)) + self.far_bias[..., None].to(lse.dtype)
-        content = content.unflatten(1, (len(self.far_bias), -1)).movedim(2, 0)  # (S, B, heads, m, e)
-
-        def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
-            return weight.sum(0), torch.einsum("sbnhmx,sbnme->bnhme", weight, content)
-
-        content, lse = merge_attentions(content, lse.movedim(3, 0).unsqueeze(-1), sums=sums)
-        return content.flatten(1, 2), lse.squeeze(-1).flatten(1, 2)
+    content, lse = merge_attentions(content, lse.movedim(3, 0).unsqueeze(-1), sums=sums)
+    return content.flatten(0, 2), lse.squeeze(-1).flatten(0, 2)
 
 
 def _far(query, key, value, projection, far_bias, mask, plain) -> tuple[Tensor, Tensor]:
@@ -183,7 +177,11 @@ def _far(query, key, value, projection, far_bias, mask, plain) -> tuple[Tensor, 
     # (B, heads |H|, pixels, C)
     q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(1, 2) for x in (query, key, value))
     mask = None if mask is None else mask.flatten(1).expand(query.shape[0], -1)
-    out, lse = attention_in_rows(q, k, v, projection, _Elements(mask, far_bias), plain)
+    key_mask = None if mask is None else mask.repeat_interleave(q.shape[1], 0)
+    merge = functools.partial(_merge_elements, far_bias=far_bias)
+    flat_q, flat_k, flat_v = (x.flatten(0, 1) for x in (q, k, v))
+    out, lse = feature_attention(flat_q, flat_k, flat_v, projection, key_mask, merge, plain)
+    out, lse = (x.unflatten(0, q.shape[:2]) for x in (out, lse))
     lse = lse + feature_norm(q.to(lse.dtype), projection)
     if mask is None:
         keys = lse.new_full((), k.shape[2] * far_bias.shape[2])

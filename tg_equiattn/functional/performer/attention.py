@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision
-from ...node_batch import NodeBatch
+from ...node_batch import NodeBatch, PaddedBatch
 from .feature_attention import feature_readout, feature_summary
 from .graph_rows import GraphRows, graph_rows
 
@@ -25,36 +25,38 @@ def linear_attention(
     batch: Tensor | None = None,
     batch_size: int | None = None,
 ) -> Tensor:
-    r"""Attention through random features, in time and memory linear in the number of keys.
+    r"""Softmax attention estimated by random features, in time and memory linear in the number of keys.
 
     .. math:: \mathrm{out}_i = \frac{\sum_j \langle \phi(q_i), \phi(k_j) \rangle\, v_j}
         {\sum_j \langle \phi(q_i), \phi(k_j) \rangle}, \qquad
         \langle \phi(q), \phi(k) \rangle \approx \exp(\langle q, k \rangle / \sqrt d)
 
-    Written with logarithms :math:`u = \log \phi` it is two softmaxes, which is how it is computed: over the keys of
-    one graph for each feature m, with :math:`\ell_m` the log-sum-exp, and then over features for each query,
+    With the logarithms :math:`u = \log \phi` of the features, this is two softmaxes: one over the keys of a graph for
+    each feature m, with log-sum-exp :math:`\ell_m`, and one over the features for each query. It is computed so:
 
     .. math:: \mathrm{out}_i = \sum_m \mathrm{softmax}_m\big(u_m(q_i) + \ell_m\big)
         \sum_j \mathrm{softmax}_j\big(u_m(k_j)\big)\, v_j .
 
-    The stabilisers are therefore maxima per graph, head and feature (keys) and per query: no other graph enters, no
-    epsilon is added, and vectors of norm 100 do not overflow. Half precision is computed in float32.
+    The maximum that is subtracted before exponentials belongs to one graph, head and feature (keys) or to one query.
+    So other graphs of the batch have no influence, no epsilon is needed, and vectors of norm 100 do not overflow. Half
+    precision is computed in float32.
 
     Args:
-        query, key: dense ``(B, heads, N, d)`` (as torch's ``scaled_dot_product_attention``), or ragged
+        query: Queries, dense ``(B, heads, N, d)`` as in torch's ``scaled_dot_product_attention``, or ragged
             ``(N, heads, d)`` with ``batch``.
-        value: ``(B, heads, N, e)`` or ``(N, heads, e)``.
-        projection: ``(m, d)`` directions; see :func:`orthogonal_projection`.
-        mask: dense only, bool ``(B, N)``, true for the keys that exist. The others are in neither the numerator nor
-            the denominator, whatever they hold, and their outputs are zero.
-        batch: ragged only, sorted int64 ``(N,)`` graph index; ``None`` means one graph.
-        batch_size: number of graphs; ``None`` reads it from ``batch`` (on CUDA that waits for the device).
+        key: Keys, shaped as ``query``.
+        value: Values, ``(B, heads, N, e)`` or ``(N, heads, e)``.
+        projection: Directions of the random features, ``(m, d)``. Draw them with :func:`orthogonal_projection`.
+        mask: Bool ``(B, N)``, true for valid nodes; for dense input only. Masked keys have no weight, whatever they
+            hold, and outputs of masked queries are zero. Default ``None``: all nodes are valid.
+        batch: Graph index of each node, sorted int64 ``(N,)``; for ragged input only. Default ``None``: one graph.
+        batch_size: Number of graphs. Default ``None``: read from ``batch``, for which CUDA synchronises.
 
     Returns:
-        Shaped as ``value``.
+        Tensor shaped as ``value``.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: The message names the argument, the value given and what is allowed.
 
     Source: Choromanski et al., Rethinking attention with Performers (2021); relative-performer section 2.1.
 
@@ -68,17 +70,19 @@ def linear_attention(
     if query.ndim == 3:
         if mask is not None:
             raise ValueError("mask must be None where query is ragged, (N, heads, d): leave the masked nodes out")
-        rows = graph_rows(NodeBatch.flat(query, batch, batch_size, whole=False))
-        return linear_attention_of_nodes(query, key, value, projection, rows)[0]
+        node_batch = NodeBatch.flat(query, batch, batch_size, whole=False)
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        return linear_attention_impl(query, key, value, projection, node_batch)[0].transpose(0, 1)
     if batch is not None:
         raise ValueError("batch must be None where query is dense, (B, heads, N, d): use mask")
     checks.mask(mask, (query.shape[0], query.shape[2]))
-    there = None if mask is None else mask[:, None, :, None]
-    if there is not None:
-        query, key, value = (torch.where(there, t, 0.0) for t in (query, key, value))
-    rows = graph_rows(NodeBatch.dense(query.shape[0], query.shape[2], mask, query.device))
-    out, _ = attention_in_rows(query, key, value, projection, rows)
-    return out if there is None else torch.where(there, out, 0.0)
+    shape, valid, flat_mask = value.shape, None, None
+    if mask is not None:
+        valid, flat_mask = mask[:, None, :, None], mask.repeat_interleave(query.shape[1], 0)
+        query, key, value = (torch.where(valid, x, 0.0) for x in (query, key, value))
+    query, key, value = (x.flatten(0, 1) for x in (query, key, value))
+    out = feature_attention(query, key, value, projection, flat_mask)[0].view(shape)
+    return out if valid is None else torch.where(valid, out, 0.0)
 
 
 def check_operands(
@@ -101,44 +105,61 @@ def check_operands(
         raise ValueError("projection must not require a gradient: random features are drawn, not learned")
 
 
-def linear_attention_of_nodes(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, rows: GraphRows, dropout: float = 0.0
+def linear_attention_impl(
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, node_batch: NodeBatch
 ) -> tuple[Tensor, Tensor]:
-    """:func:`linear_attention` of nodes (N, heads, d) in rows, unchecked, with dropout of whole keys of each head; also
-    the log-sum-exp of the estimated scores (N, heads, 1), but for :func:`feature_norm`."""
-    if dropout:
-        value = value * torch.nn.functional.dropout(torch.ones_like(value[..., :1]), dropout)
-    query, key, value = (rows.pack(t).transpose(1, 2) for t in (query, key, value))
-    out, lse = (t.transpose(1, 2) for t in attention_in_rows(query, key, value, projection, rows))
-    return rows.unpack(out), rows.unpack(lse)
+    """:func:`linear_attention` of nodes (heads, N, d), unchecked. Also returns the log-sum-exp of the estimated
+    scores (heads, N, 1), without the term :func:`feature_norm`."""
+    heads, rows = query.shape[0], graph_rows(node_batch)
+
+    def merge(content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        content, lse = rows.merge(content.unflatten(0, (heads, -1)), lse.unflatten(0, (heads, -1)))
+        return content.flatten(0, 1), lse.flatten(0, 1)
+
+    mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
+    query, key, value = (pack_heads(x, rows) for x in (query, key, value))
+    flat_query, flat_key, flat_value = (x.flatten(0, 1) for x in (query, key, value))
+    out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merge)
+    out, lse = (x.unflatten(0, query.shape[:2]) for x in (out, lse))
+    return unpack_heads(out, rows), unpack_heads(lse, rows)
+
+
+def pack_heads(x: Tensor, rows: PaddedBatch | GraphRows) -> Tensor:
+    """Nodes (heads, N, ...) in rows, (heads, rows, length, ...)."""
+    return rows.pack(x.transpose(0, 1)).movedim(2, 0)
+
+
+def unpack_heads(x: Tensor, rows: PaddedBatch | GraphRows) -> Tensor:
+    """The inverse of :func:`pack_heads`."""
+    return rows.unpack(x.movedim(0, 2)).transpose(0, 1)
+
+
+def drop_keys(value: Tensor, dropout: float) -> Tensor:
+    """Values (heads, N, e) with dropout of whole keys of each head: their weights stay in the normaliser."""
+    return value * torch.nn.functional.dropout(torch.ones_like(value[..., :1]), dropout) if dropout else value
 
 
 def feature_norm(query: Tensor, projection: Tensor) -> Tensor:
-    """The part of a query's log features that is the same for all of them, (..., 1)."""
+    """The term of a query's log features that is the same for all features, (..., 1)."""
     return -query.square().sum(-1, keepdim=True) * (query.shape[-1] ** -0.5 / 2) - math.log(projection.shape[0])
 
 
-class KeyRows(Protocol):
-    """What rows of keys say: which exist (rows, N), and how sums over rows are those that queries see."""
+def feature_attention(
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None,
+    merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None, plain: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Outputs (G, N, e) and log-sum-exps (G, N, 1) of groups of queries and keys (G, N, d), over the keys of a mask
+    (G, N).
 
-    @property
-    def mask(self) -> Tensor | None: ...
-
-    def merge(self, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-def attention_in_rows(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, rows: KeyRows, plain: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Outputs (rows, heads, N, e) and log-sum-exps (rows, heads, N, 1); the rows of one graph share their keys. As a
-    ``plain`` composition of torch's operations, with all scores in memory, if asked."""
-    heads, scale = query.shape[1], query.shape[-1] ** -0.5
+    ``merge`` takes the softmax averages (G, m, e) and log-sum-exps (G, m) over the keys of each group and returns those
+    that the queries of each group read, where these attend to the keys of several groups. ``plain`` uses torch's
+    operations only, with all scores in memory.
+    """
+    scale = query.shape[-1] ** -0.5
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
-        w = projection.to(dtype) * math.sqrt(scale)  # in place of queries and keys
-        mask = None if rows.mask is None else rows.mask.repeat_interleave(heads, 0)
-        key_rows, value_rows, query_rows = (t.to(dtype).flatten(0, 1) for t in (key, value, query))
-        content, level = feature_summary(key_rows, value_rows, w, mask, scale / 2, plain)
-        content, level = rows.merge(content.unflatten(0, (-1, heads)), level.unflatten(0, (-1, heads)))
-        out, lse = feature_readout(query_rows, w, content.flatten(0, 1), level.flatten(0, 1), plain)
-    return out.view(value.shape).to(value.dtype), lse.view(*query.shape[:-1], 1)
+        w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
+        content, lse = feature_summary(key.to(dtype), value.to(dtype), w, mask, scale / 2, plain)
+        content, lse = (content, lse) if merge is None else merge(content, lse)
+        out, query_lse = feature_readout(query.to(dtype), w, content, lse, plain)
+    return out.to(value.dtype), query_lse[..., None]

@@ -59,16 +59,12 @@ def gathered_edge_sum(weight: Tensor, value: Tensor, row: Tensor, col: Tensor, r
     return sums.index_add(1, row, weight[..., None] * value.index_select(1, col))
 
 
-def _numbers(x: Tensor, row: Tensor) -> int:
-    """Of (heads, N, d) gathered for pairs."""
-    return x.shape[0] * x.shape[2] * row.shape[0]
-
-
 def _gathers(x: Tensor, row: Tensor) -> bool:
-    """Whether an operator gathers rows on this device."""
+    """True if an operator gathers rows on this device."""
     if x.device.type == "cpu":
         return False
-    return _numbers(x, row) <= tile_numbers(x.device, 0, 4) or torch.are_deterministic_algorithms_enabled()
+    numbers = x.shape[0] * x.shape[2] * row.shape[0]
+    return numbers <= tile_numbers(x.device, 0, 4) or torch.are_deterministic_algorithms_enabled()
 
 
 def _csr(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> Tensor:

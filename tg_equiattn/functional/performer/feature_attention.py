@@ -38,9 +38,9 @@ from .feature_formulas import (
 def feature_summary(
     key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float, plain: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """content (G, m, e) and level (G, m) of keys (G, L, d), values (G, L, e), a mask (G, L).
+    """content (G, m, e) and key_lse (G, m) of keys (G, L, d), values (G, L, e), a mask (G, L).
 
-    Log features are W k - norm |k|^2. A group without keys has content 0 and the lowest level there is.
+    Log features are W k - norm |k|^2. A group without keys has content 0 and the smallest finite key_lse.
     """
     form = choose_form(key, key[..., 0].numel() * len(projection), plain)
     summary = chunked_summary if form == OPERATOR else plain_summary
@@ -48,21 +48,21 @@ def feature_summary(
 
 
 def feature_readout(
-    query: Tensor, projection: Tensor, content: Tensor, level: Tensor, plain: bool = False
+    query: Tensor, projection: Tensor, content: Tensor, key_lse: Tensor, plain: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """out (G, L, e) and lse (G, L) of queries (G, L, d), content (G, m, e), level (G, m)."""
+    """out (G, L, e) and lse (G, L) of queries (G, L, d), content (G, m, e), key_lse (G, m)."""
     form = choose_form(query, query[..., 0].numel() * len(projection), plain)
     readout = chunked_readout if form == OPERATOR else plain_readout
-    return readout(query, content, level, projection)
+    return readout(query, content, key_lse, projection)
 
 
 def _cheap(x: Tensor) -> bool:
-    """Whether exponentials are first tried without a stabiliser: where seeing how that went costs nothing."""
+    """True if exponentials are first tried without a stabiliser: reading whether that went well costs nothing here."""
     return x.device.type == "cpu"
 
 
 def _comfortable(sums: Tensor) -> bool:
-    """Whether sums of exponentials are far from under- and overflow; NaN is not."""
+    """True if sums of exponentials are far from under- and overflow, and no NaN."""
     if not sums.numel():
         return True
     low, high = sums.aminmax()
@@ -123,34 +123,40 @@ def _(key, value, projection, mask, norm, out_shape) -> int:
 
 @torch.library.custom_op("tg_equiattn::feature_summary_backward", mutates_args=())
 def chunked_summary_backward(
-    grad_content: Tensor, grad_level: Tensor, content: Tensor, level: Tensor,
+    grad_content: Tensor, grad_key_lse: Tensor, content: Tensor, key_lse: Tensor,
     key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     refuse_forward_mode()
     with full_precision(key.device):
         run = functools.partial(summary_gradient, projection, norm)
-        groups = grad_content, grad_level, content, level
+        groups = grad_content, grad_key_lse, content, key_lse
         grad_key, grad_value = in_chunks(run, (key, value), groups, mask, projection.shape[0])
         return grad_key, grad_value
 
 
 @chunked_summary_backward.register_fake
 def _(
-    grad_content: Tensor, grad_level: Tensor, content: Tensor, level: Tensor, key: Tensor, value: Tensor, *rest: object
+    grad_content: Tensor,
+    grad_key_lse: Tensor,
+    content: Tensor,
+    key_lse: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *rest: object,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(key), torch.empty_like(value)
 
 
 @flop_formula("feature_summary_backward")
-def _(grad_content, grad_level, content, level, key, value, projection, mask, norm, out_shape) -> int:
+def _(grad_content, grad_key_lse, content, key_lse, key, value, projection, mask, norm, out_shape) -> int:
     return 4 * projection[0] * (key.numel() + value.numel())
 
 
 @torch.library.custom_op("tg_equiattn::feature_readout", mutates_args=())
-def chunked_readout(query: Tensor, content: Tensor, level: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
+def chunked_readout(query: Tensor, content: Tensor, key_lse: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`feature_readout` in O(N) memory."""
     refuse_forward_mode()
-    ceiling = level.amax(-1, keepdim=True)
+    ceiling = key_lse.amax(-1, keepdim=True)
 
     def run(nodes: Tensors, groups: Tensors, _: Tensor | None) -> tuple[Tensors, Tensors]:
         (query,), (content, lowered, ceiling) = nodes, groups
@@ -166,43 +172,43 @@ def chunked_readout(query: Tensor, content: Tensor, level: Tensor, projection: T
         return (out, total.log_().add_(peak).add_(ceiling[:, None]).squeeze(-1)), ()
 
     with full_precision(query.device):
-        out, lse = in_chunks(run, (query,), (content, level - ceiling, ceiling), None, projection.shape[0])
+        out, lse = in_chunks(run, (query,), (content, key_lse - ceiling, ceiling), None, projection.shape[0])
         return out, lse
 
 
 @chunked_readout.register_fake
-def _(query: Tensor, content: Tensor, level: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, content: Tensor, key_lse: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
     return query.new_empty(*query.shape[:2], content.shape[-1]), query.new_empty(*query.shape[:2])
 
 
 @flop_formula("feature_readout")
-def _(query, content, level, projection, out_shape) -> int:
+def _(query, content, key_lse, projection, out_shape) -> int:
     return 2 * projection[0] * (query.numel() + out_shape[0].numel())
 
 
 @torch.library.custom_op("tg_equiattn::feature_readout_backward", mutates_args=())
 def chunked_readout_backward(
     grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor,
-    query: Tensor, content: Tensor, level: Tensor, projection: Tensor,
+    query: Tensor, content: Tensor, key_lse: Tensor, projection: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     refuse_forward_mode()
     with full_precision(query.device):
         run = functools.partial(readout_gradient, projection)
         nodes = query, grad_out, grad_lse, out, lse
-        grad_query, grad_content, grad_level = in_chunks(run, nodes, (content, level), None, projection.shape[0])
-        return grad_query, grad_content, grad_level
+        grad_query, grad_content, grad_key_lse = in_chunks(run, nodes, (content, key_lse), None, projection.shape[0])
+        return grad_query, grad_content, grad_key_lse
 
 
 @chunked_readout_backward.register_fake
 def _(
-    grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, query: Tensor, content: Tensor, level: Tensor,
+    grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, query: Tensor, content: Tensor, key_lse: Tensor,
     projection: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    return torch.empty_like(query), torch.empty_like(content), torch.empty_like(level)
+    return torch.empty_like(query), torch.empty_like(content), torch.empty_like(key_lse)
 
 
 @flop_formula("feature_readout_backward")
-def _(grad_out, grad_lse, out, lse, query, content, level, projection, out_shape) -> int:
+def _(grad_out, grad_lse, out, lse, query, content, key_lse, projection, out_shape) -> int:
     return 4 * projection[0] * (query.numel() + out.numel())
 
 

@@ -30,9 +30,9 @@ def plain_summary(
     return weights.mT @ value / sums[..., None], torch.where(empty, lowest, sums.log() + top.squeeze(1))
 
 
-def plain_readout(query: Tensor, content: Tensor, level: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
+def plain_readout(query: Tensor, content: Tensor, key_lse: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`feature_readout` with all scores in memory."""
-    scores = query @ projection.T + level[:, None]
+    scores = query @ projection.T + key_lse[:, None]
     return scores.softmax(-1) @ content, scores.logsumexp(-1)
 
 
@@ -44,27 +44,27 @@ def key_scores(key: Tensor, projection: Tensor, mask: Tensor | None, norm: float
     return torch.baddbmm(bias, key, projection.T.expand(key.shape[0], -1, -1))
 
 
-def query_scores(query: Tensor, projection: Tensor, level: Tensor) -> Tensor:
-    """log features of queries (G, n, m), but for a part of each query alone, plus the level of each feature."""
-    return torch.baddbmm(level[:, None], query, projection.T.expand(query.shape[0], -1, -1))
+def query_scores(query: Tensor, projection: Tensor, key_lse: Tensor) -> Tensor:
+    """log features of queries (G, n, m), but for a part of each query alone, plus the log-sum-exp of each feature."""
+    return torch.baddbmm(key_lse[:, None], query, projection.T.expand(query.shape[0], -1, -1))
 
 
 def summary_gradient(
     projection: Tensor, norm: float, nodes: Tensors, groups: Tensors, mask: Tensor | None
 ) -> tuple[Tensors, Tensors]:
     """Gradients of keys and values."""
-    (key, value), (grad_content, grad_level, content, level) = nodes, groups
-    weights = key_scores(key, projection, mask, norm).sub_(level[:, None]).exp_()
-    shift = (grad_level - (content * grad_content).sum(-1))[:, None]
+    (key, value), (grad_content, grad_key_lse, content, key_lse) = nodes, groups
+    weights = key_scores(key, projection, mask, norm).sub_(key_lse[:, None]).exp_()
+    shift = (grad_key_lse - (content * grad_content).sum(-1))[:, None]
     grad = torch.baddbmm(shift, value, grad_content.mT).mul_(weights)
     grad_key = torch.addcmul(grad @ projection, key, grad.sum(-1, keepdim=True), value=-2 * norm)
     return (grad_key, weights @ grad_content), ()
 
 
 def readout_gradient(projection: Tensor, nodes: Tensors, groups: Tensors, _: Tensor | None) -> tuple[Tensors, Tensors]:
-    """Gradients of queries; of content and level."""
-    (query, grad_out, grad_lse, out, lse), (content, level) = nodes, groups
-    weights = query_scores(query, projection, level).sub_(lse[..., None]).exp_()
+    """Gradients of queries, and of content and key_lse."""
+    (query, grad_out, grad_lse, out, lse), (content, key_lse) = nodes, groups
+    weights = query_scores(query, projection, key_lse).sub_(lse[..., None]).exp_()
     shift = (grad_lse - (grad_out * out).sum(-1))[..., None]
     grad = torch.baddbmm(shift, grad_out, content.mT).mul_(weights)
     return (grad @ projection,), (weights.mT @ grad_out, grad.sum(1))

@@ -27,8 +27,8 @@ class GraphRows:
         self.pack, self.unpack = padded.pack, padded.unpack
 
     def merge(self, content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Softmax averages (rows, heads, m, e) over the keys of whole graphs on all ranks, and log-sum-exps (rows,
-        heads, m), from those over the keys of each row."""
+        """Softmax averages (heads, rows, m, e) over the keys of whole graphs on all ranks, and log-sum-exps (heads,
+        rows, m), from those over the keys of each row."""
         ranks: Ranks | None = self.node_batch.ranks
         if ranks is not None:
             return ranks.merge(content, lse)
@@ -37,13 +37,13 @@ class GraphRows:
         graphs, graph = self.node_batch.count, self.graph
 
         def largest(lse: Tensor) -> Tensor:
-            top = lse.new_full((graphs, *lse.shape[1:]), torch.finfo(lse.dtype).min)
-            return top.scatter_reduce(0, graph.view(-1, 1, 1, 1).expand_as(lse), lse, "amax")[graph]
+            top = lse.new_full((len(lse), graphs, *lse.shape[2:]), torch.finfo(lse.dtype).min)
+            return top.scatter_reduce(1, graph.view(-1, 1, 1).expand_as(lse), lse, "amax").index_select(1, graph)
 
         def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
             both = weight, weight * content
-            total, out = (x.new_zeros(graphs, *x.shape[1:]).index_add(0, graph, x) for x in both)
-            return total.index_select(0, graph), out.index_select(0, graph)
+            total, out = (x.new_zeros(len(x), graphs, *x.shape[2:]).index_add(1, graph, x) for x in both)
+            return total.index_select(1, graph), out.index_select(1, graph)
 
         content, lse = merge_attentions(content, lse.unsqueeze(-1), largest, sums)
         return content, lse.squeeze(-1)

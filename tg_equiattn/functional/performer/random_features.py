@@ -10,31 +10,31 @@ from torch import Tensor
 from ... import checks
 
 
-def orthogonal_projection(num_features: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
+def orthogonal_projection(num_random_features: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
     r"""Draw directions of random features: orthogonal within blocks of ``dim`` rows, each row N(0, I).
 
     Blocks are Haar-distributed orthogonal matrices (QR of a Gaussian with the signs of R's diagonal), and every row
     gets the length of an independent Gaussian vector, so the marginals are exact and the estimate stays unbiased.
 
     Args:
-        num_features: rows, m.
+        num_random_features: rows, m.
         dim: columns, d.
         generator: CPU generator; ``None`` means torch's default one.
 
     Returns:
-        ``(num_features, dim)`` float64 on the CPU: the same numbers whatever device they go to.
+        ``(num_random_features, dim)`` float64 on the CPU: the same numbers whatever device they go to.
 
     Source: Choromanski et al., Rethinking attention with Performers (2021), section 3.
     """
-    checks.positive(num_features=num_features, dim=dim)
+    checks.positive(num_random_features=num_random_features, dim=dim)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, device="cpu", generator=generator)
 
-    blocks = math.ceil(num_features / dim)
+    blocks = math.ceil(num_random_features / dim)
     haar, triangle = torch.linalg.qr(normal(blocks, dim, dim))
     haar = haar * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]
-    return haar.flatten(0, 1)[:num_features] * normal(num_features, dim).norm(dim=1, keepdim=True)
+    return haar.flatten(0, 1)[:num_random_features] * normal(num_random_features, dim).norm(dim=1, keepdim=True)
 
 
 def softmax_features(x: Tensor, projection: Tensor) -> Tensor:

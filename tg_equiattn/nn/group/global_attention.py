@@ -149,4 +149,4 @@ class GlobalGroupAttention(AttentionLayer):
         )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, num_random_features={self.features.num_features}"
+        return f"{super().extra_repr()}, num_random_features={self.features.num_random_features}"

@@ -1,16 +1,15 @@
-"""The input of a layer, dense or ragged or a grid, as nodes one after the other."""
+"""The input of a layer, dense, ragged or on a grid, as nodes one after the other."""
 
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ... import checks
 from ...edges import whole_offsets
-from ...functional.performer.graph_rows import graph_rows
 from ...grids import PixelGrid
 from ...neighbors import SortedPairs
 from ...node_batch import NodeBatch
@@ -18,14 +17,31 @@ from ...ranks import Ranks
 from .positions import Position
 
 
+def check_pos_dim(pos: object, pos_dim: int) -> None:
+    """Raise ValueError if positions have another number of coordinates than a layer was made for."""
+    if isinstance(pos, Tensor) and pos.ndim > 1 and pos.shape[-1] != pos_dim:
+        dim = pos.shape[-1]
+        raise ValueError(
+            f"pos has {dim} coordinates but pos_dim is {pos_dim}: pass pos_dim={dim}, with offset='distance' or 'mlp' "
+            f"and a cutoff for points off a grid (in RelativeGPSBlock: attn_kwargs={{'pos_dim': {dim}, 'offset': "
+            "'distance', 'cutoff': ...})"
+        )
+
+
 class Nodes:
-    """A layer's input, checked: ``x`` (nodes, C), positions ``pos`` (nodes, dim), zero where masked, near pairs, and
-    rows of nodes, of whole graphs for attention over all ``pairs``."""
+    """A layer's input after all checks.
+
+    ``x`` (nodes, C) are features, ``pos`` (nodes, dim) positions, zero where masked, or ``None`` where none are needed,
+    ``near`` the near pairs, and ``node_batch`` the graphs. Attention over all pairs needs ``whole`` graphs.
+    """
+
+    pos: Tensor | None
+    near: Any
 
     def __init__(
-        self, x: Tensor, position: Position, needs_positions: bool, pairs: bool, ranks: Ranks | None,
-        mask: Tensor | None, batch: Tensor | None, batch_size: int | None, max_num_nodes: int | None,
-        pos: Tensor | None, grid: PixelGrid | None, neighbors: SortedPairs | None,
+        self, x: Tensor, position: Position, ranks: Ranks | None, mask: Tensor | None, batch: Tensor | None,
+        batch_size: int | None, max_num_nodes: int | None, pos: Tensor | None, grid: PixelGrid | None,
+        neighbors: SortedPairs | None, *, far_offsets: bool, whole: bool,
     ) -> None:  # fmt: skip
         self.shape, count = x.shape[:-1], math.prod(x.shape[:-1])
         if x.ndim == 2 and mask is not None:
@@ -33,48 +49,54 @@ class Nodes:
         if x.ndim == 3 or grid is not None:
             self.node_batch = _even(x, mask, batch, grid, ranks)
         else:
-            self.node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes, ranks, whole=pairs)
+            self.node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes, ranks, whole=whole)
+        needs_positions = position.needs_positions or far_offsets
         if grid is not None:
-            if len(grid) * self.node_batch.count != count or len(grid.shape) != position.pos_dim:
-                raise ValueError(
-                    f"grid must have {position.pos_dim} axes and as many pixels as each graph has nodes, got {grid} "
-                    f"for an input of shape {tuple(x.shape)}"
-                )
-            if needs_positions and grid.periodic:
-                raise ValueError(
-                    f"grid must not be periodic with values='offset', as pixels of a torus have no offset, got {grid}"
-                )
-            if position.whole_offsets and not grid.is_whole:
-                raise ValueError(
-                    f"grid must have spacing 1 where offsets are counted, as by tables, got {grid}: take offset='mlp'"
-                )
-            if pos is None and (position.needs_positions or needs_positions):
+            self._check_grid(grid, position, count, far_offsets)
+            if pos is None and needs_positions:
                 pos = grid.pos(x.device, torch.promote_types(x.dtype, torch.float32))
                 pos = pos.repeat(self.node_batch.count, 1).view(*self.shape, -1)
         near = position.needs_neighbors and count > 0
         found = near and neighbors is None and grid is None
-        if position.needs_positions or needs_positions or found:
-            why = "values='offset' needs it" if needs_positions and not found else position.why
+        if needs_positions or found:
+            why = "values='offset' needs it" if far_offsets and not found else position.why
+            check_pos_dim(pos, position.pos_dim)
             pos = checks.positions(pos, (*self.shape, position.pos_dim), x, why).reshape(-1, position.pos_dim)
             pos = pos if mask is None else torch.where(mask.flatten()[:, None], pos, torch.zeros_like(pos))
         else:
             pos = None
-        self.x, self.pos = self.node_batch.zero_padding(x.reshape(-1, x.shape[-1])), pos
-        self.near = self._near(position, neighbors, batch, grid) if near else None
-        if self.near is not None and needs_positions and not self.near.between_positions:
-            _refuse_periodic(cast(Tensor, pos), self.near.offsets, self.near)
-        self.rows = self.node_batch.padded() if pairs else graph_rows(self.node_batch)
+        self.x, self.pos, self.near = self.node_batch.zero_padding(x.reshape(-1, x.shape[-1])), pos, None
+        if near:
+            self.near = self._near(position, neighbors, batch, grid)
+            if far_offsets and not self.near.between_positions:
+                _refuse_periodic(cast(Tensor, pos), self.near.offsets, self.near)
+
+    def _check_grid(self, grid: PixelGrid, position: Position, count: int, far_offsets: bool) -> None:
+        """Raise ValueError where a grid does not fit the input or the kind of positions."""
+        if len(grid) * self.node_batch.count != count or len(grid.shape) != position.pos_dim:
+            raise ValueError(
+                f"grid must have {position.pos_dim} axes and as many pixels as each graph has nodes, got {grid} "
+                f"for {count} nodes in {self.node_batch.count} graphs"
+            )
+        if far_offsets and grid.periodic:
+            raise ValueError(
+                f"grid must not be periodic with values='offset', as pixels of a torus have no offset, got {grid}"
+            )
+        if position.whole_offsets and not grid.is_whole:
+            raise ValueError(
+                f"grid must have spacing 1 where offsets are counted, as by tables, got {grid}: take offset='mlp'"
+            )
 
     def _near(
         self, position: Position, neighbors: SortedPairs | None, batch: Tensor | None, grid: PixelGrid | None
     ) -> SortedPairs:
-        """Near pairs among all nodes: those that are given, or a grid's, or found."""
+        """Near pairs among all nodes: those given, those of the grid, or those found from positions."""
         mask = self.node_batch.mask
         if neighbors is None and grid is not None:
             neighbors = grid.neighbors(self.node_batch.count, self.x.device)
         elif neighbors is None:
             graph = batch if self.node_batch.count <= 1 else self.node_batch.batch
-            if mask is not None:  # a node that does not exist is a graph by itself, and near none
+            if mask is not None:  # each masked node is a graph of its own, so it is near no other
                 alone = self.node_batch.count + torch.arange(len(mask), device=mask.device)
                 graph = torch.where(mask, self.node_batch.batch, alone)
             neighbors = position.find_neighbors(cast(Tensor, self.pos), graph)
@@ -116,6 +138,6 @@ def _refuse_periodic(pos: Tensor, given: Tensor, neighbors: SortedPairs) -> None
     rounding = 16 * max((torch.finfo(t.dtype).eps for t in (pos, given) if t.is_floating_point()), default=0.0)
     if len(apart) and float(apart.max()) > 1e-3 * float(given.abs().max()) + rounding * float(pos.abs().max()):
         raise ValueError(
-            "edge_offset must be differences of pos with values='offset', which reaches all nodes, got others: in a "
-            "periodic box far nodes have no offset; take values='content'"
+            "edge_offset must be differences of pos with values='offset', which uses the offsets of all nodes, got "
+            "others: in a periodic box distant nodes have no unique offset; take values='content'"
         )

@@ -1,50 +1,56 @@
-"""What attention by random features knows of positions: nothing, or what the Relative Performer's paper compares."""
+"""Kinds of positions in attention by random features: none, exact near pairs, and the strategies of the Relative
+Performer's paper."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ... import checks
 from ...edges import offsets_between
-from ...encodings.positions import SinusoidEncoding
-from ...functional.performer.attention import linear_attention_of_nodes
-from ...functional.performer.clipped import clipped_attention_of_nodes
-from ...functional.performer.pairs import pair_attention_of_nodes
+from ...encodings.positions import OffsetDistance, OffsetMLP, OffsetTable, OffsetValues, SinusoidEncoding
+from ...functional.performer.attention import drop_keys, linear_attention_impl
+from ...functional.performer.clipped import clipped_attention_impl
+from ...functional.performer.pairs import Near, pair_attention_impl
+from ...functional.performer.window import window_attention_impl
+from ...modes import full_precision
 from ...neighbors import NeighborList, neighbor_list
+from ..modules import reset_children
 
+if TYPE_CHECKING:
+    from .nodes import Nodes
 
-class Graphs(Protocol):
-    """Graphs to attend to: rows of their nodes, and where a kind of positions needs them, positions (nodes, dim) and
-    near pairs."""
-
-    rows: Any
-    pos: Any
-    near: Any
+OFFSETS: dict[str, Callable[[int, int, Any], OffsetTable | OffsetMLP | OffsetDistance]] = {
+    "table": OffsetTable,
+    "mlp": OffsetMLP,
+    "distance": OffsetDistance,
+}
 
 
 class Position(nn.Module):
-    """No positions, and what all kinds of positions have in common: how the weighted means of values are made."""
+    """Attention without positions, and what all kinds of positions have in common.
 
-    needs_positions = False  # whether forward reads the positions of nodes
-    needs_neighbors = whole_offsets = False  # whether forward reads near pairs, and their offsets are whole numbers
-    weighs_pairs = False  # whether each near pair has a weight of its own
-    extra_channels = 0  # of queries and keys at the random features, beside those of a head
+    ``forward`` returns the weighted means (heads, N, e) of values (heads, N, e), from queries (heads, N, d), keys
+    (key_heads, N, d) and the directions of random features (m, d + extra_channels). Without directions it attends to
+    all pairs exactly.
+    """
+
+    needs_positions = False  # forward reads positions of nodes
+    needs_neighbors = False  # forward reads near pairs
+    whole_offsets = False  # offsets of near pairs must be whole numbers
+    weighs_pairs = False  # each near pair has a weight of its own
+    extra_channels = 0  # added to queries and keys before the random features
     edge_dim: int | None = None  # features of near pairs
-    why = ""  # an error says that positions are needed
+    why = ""  # reason that an error gives where positions are missing
 
     def __init__(self, heads: int, pos_dim: int, unit: float = 1.0) -> None:
         super().__init__()
         self.heads, self.key_heads, self.pos_dim, self.unit = heads, heads, pos_dim, unit
 
-    def in_units(self, lengths: Tensor) -> Tensor:
-        """Vectors (..., pos_dim) in the unit of offsets."""
-        return lengths / self.unit
-
     def find_neighbors(self, pos: Tensor, batch: Tensor | None) -> NeighborList:
-        """Nodes (N, pos_dim) nearer than the unit: by Manhattan distances where offsets are whole, or Euclidean."""
+        """Near pairs of nodes (N, pos_dim): closer than the unit, by Manhattan distance where offsets are whole."""
         if self.whole_offsets:
             edges, _ = neighbor_list(pos, self.unit + self.pos_dim / 2, batch=batch, metric="manhattan")
             offsets = offsets_between(pos, edges[1], edges[0], True)
@@ -54,17 +60,15 @@ class Position(nn.Module):
         return NeighborList(edges, pos.shape[0], offsets, between_positions=True, checked=True)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, graphs: Graphs, dropout: float = 0.0
+        self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes, dropout: float = 0.0
     ) -> Tensor:
-        """The weighted means (N, heads, e) of values (N, heads, e), from queries (N, heads, d), keys (N, key_heads, d)
-        and the directions of random features (m, d + extra_channels); over all pairs where there are no directions."""
         if projection is None:
-            return pair_attention_of_nodes(query, key, value, graphs.rows, dropout)
-        return linear_attention_of_nodes(query, key, value, projection, graphs.rows, dropout)[0]
+            return pair_attention_impl(query, key, value, nodes.node_batch, dropout)
+        return linear_attention_impl(query, key, drop_keys(value, dropout), projection, nodes.node_batch)[0]
 
 
 class SinusoidPosition(Position):
-    """Strategy 1: queries and keys get parts whose products depend on relative positions alone."""
+    """Strategy 1: channels are added to queries and keys whose products depend on relative positions only."""
 
     needs_positions = True
     why = "position='sinusoid' needs it"
@@ -74,35 +78,91 @@ class SinusoidPosition(Position):
         self.sinusoid = SinusoidEncoding(pos_dim, heads)
         self.extra_channels = self.sinusoid.channels
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Any, graphs: Graphs, *rest: Any) -> Tensor:
-        position_query, position_key = self.sinusoid(graphs.pos)
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes, dropout: float = 0.0
+    ) -> Tensor:
+        position_query, position_key = self.sinusoid(nodes.pos)
         query, key = torch.cat([query, position_query], -1), torch.cat([key, position_key], -1)
-        return super().forward(query, key, value, projection, graphs, *rest)
+        return super().forward(query, key, value, projection, nodes, dropout)
 
 
 class ClippedPosition(Position):
-    """Strategy 2: some heads weigh values by the clipped distance alone, the others have no positions."""
+    """Strategy 2: half of the heads weigh values by their clipped distance only, the others have no positions."""
 
     needs_neighbors = whole_offsets = True
     why = "position='clipped' needs offsets, from pos, edges or a grid"
 
     def __init__(self, heads: int, pos_dim: int, cutoff: int, head_channels: int) -> None:
-        checks.positive(cutoff=cutoff)
         super().__init__(heads, pos_dim, cutoff)
-        self.position_heads = max(1, heads // 2)
-        self.key_heads = heads - self.position_heads
-        self.distance_table = nn.Parameter(torch.empty(self.position_heads, cutoff + 1, head_channels))
+        position_heads = max(1, heads // 2)
+        self.key_heads = heads - position_heads
+        self.distance_table = nn.Parameter(torch.empty(position_heads, cutoff + 1, head_channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.distance_table)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Any, graphs: Graphs, *rest: Any) -> Tensor:
-        sizes = self.key_heads, self.position_heads
-        (query, position_query), (value, position_value) = query.split(sizes, 1), value.split(sizes, 1)
-        by_distance = clipped_attention_of_nodes(
-            position_query, position_value, projection, self.distance_table, graphs.near, graphs.rows.node_batch
-        )
-        if not self.key_heads:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, projection: Any, nodes: Nodes, dropout: float = 0.0
+    ) -> Tensor:
+        content, near = self.key_heads, nodes.near
+        by_distance = clipped_attention_impl(
+            query[content:], drop_keys(value[content:], dropout), projection, self.distance_table, near,
+            nodes.node_batch,
+        )  # fmt: skip
+        if not content:
             return by_distance
-        return torch.cat([super().forward(query, key, value, projection, graphs, *rest), by_distance], 1)
+        by_content = super().forward(query[:content], key, value[:content], projection, nodes, dropout)
+        return torch.cat([by_content, by_distance])
+
+
+class WindowPosition(Position):
+    """Near pairs have an exact softmax weight with a bias of their offset, besides the weight that all pairs have."""
+
+    needs_neighbors = weighs_pairs = True
+    why = "near pairs need offsets, from pos, edges or a grid"
+
+    def __init__(
+        self, heads: int, pos_dim: int, cutoff: float, offset: str, value_channels: int | None, edge_dim: int | None
+    ) -> None:
+        super().__init__(heads, pos_dim, cutoff)
+        self.whole_offsets, self.edge_dim = offset == "table", edge_dim
+        self.offset_bias = OFFSETS[offset](pos_dim, heads, cutoff)
+        self.offset_values = None if value_channels is None else OffsetValues(self.offset_bias, value_channels)
+        self.edge_bias = None if edge_dim is None else nn.Linear(edge_dim, heads, bias=False)
+        self.far_bias = nn.Parameter(torch.zeros(heads))
+
+    def reset_parameters(self) -> None:
+        reset_children(self)
+        nn.init.zeros_(self.far_bias)
+
+    def find_neighbors(self, pos: Tensor, batch: Tensor | None) -> NeighborList:
+        if self.edge_bias is not None:
+            raise ValueError("edge_index and edge_attr must be given with edge_dim, got neither")
+        return super().find_neighbors(pos, batch)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes, dropout: float = 0.0
+    ) -> Tensor:
+        pairs, values = nodes.near, None
+        offsets = pairs.offsets
+        if not offsets.is_floating_point():
+            offsets = offsets.to(torch.promote_types(query.dtype, torch.float32))
+        own = offsets.new_zeros(1, self.pos_dim)
+        shared: tuple[Tensor, ...] = ()
+        if self.offset_values is not None:
+            features, itself = (self.offset_values(x, self.offset_bias) for x in (offsets, own))
+            padding = value.shape[-1] - self.offset_values.map.shape[-1]  # channels of far offsets
+            values = features, itself[0], nn.functional.pad(self.offset_values.map, (0, padding))
+            shared = () if self.whole_offsets else (features,)  # the bias is a map of the same features
+        bias, self_bias = self.offset_bias(offsets, *shared), self.offset_bias(own)
+        if self.edge_bias is not None:
+            if pairs.features is None:
+                raise ValueError("edge_attr must be given with edge_dim, got None")
+            with full_precision(offsets.device):
+                dtype = self.edge_bias.weight.dtype
+                bias = bias + self.edge_bias(pairs.features.to(dtype)).T
+                if pairs.self_features is not None:
+                    self_bias = self_bias + self.edge_bias(pairs.self_features.to(dtype)).T
+        near = Near(pairs, bias, self_bias, self.far_bias, values)
+        return window_attention_impl(query, key, value, projection, near, nodes.node_batch, dropout)

@@ -24,10 +24,10 @@ _BYTES = 5  # seeds are below 2^40
 _READS = 3
 
 
-def draw_directions(seed: int, number: int, num_features: int, dim: int) -> Tensor:
-    """Draw ``number`` of a seed, ``(num_features, dim)`` float64 on the CPU: the same on every machine and rank."""
+def draw_directions(seed: int, number: int, num_random_features: int, dim: int) -> Tensor:
+    """Draw ``number`` of a seed, ``(num_random_features, dim)`` float64 on the CPU: equal on every machine and rank."""
     generator = torch.Generator("cpu").manual_seed((seed * 1_000_003 + number) % 2**63)
-    return orthogonal_projection(num_features, dim, generator)
+    return orthogonal_projection(num_random_features, dim, generator)
 
 
 def digits_of(seed: int) -> Tensor:
@@ -50,22 +50,22 @@ def _new_seed(generator: torch.Generator | None = None) -> int:
 
 
 @torch.library.custom_op("tg_equiattn::random_directions", mutates_args=())
-def _directions_of(digits: Tensor, number: int, num_features: int, dim: int) -> Tensor:
+def _directions_of(digits: Tensor, number: int, num_random_features: int, dim: int) -> Tensor:
     """Directions of the digits of a seed, which ``torch.vmap`` may go over, as in an ensemble of stacked modules."""
     seed = seed_of(digits)
     if seed is None:
         raise RuntimeError("seed_digits must be stacked from those of modules, got other numbers")
-    return draw_directions(seed, number, num_features, dim).to(digits.device)
+    return draw_directions(seed, number, num_random_features, dim).to(digits.device)
 
 
 @_directions_of.register_fake
-def _(digits, number, num_features, dim):
-    return digits.new_empty(num_features, dim, dtype=torch.float64)
+def _(digits, number, num_random_features, dim):
+    return digits.new_empty(num_random_features, dim, dtype=torch.float64)
 
 
 @_directions_of.register_vmap
-def _(info, in_dims, digits, number, num_features, dim):
-    return torch.stack([_directions_of(x, number, num_features, dim) for x in digits.unbind(in_dims[0])]), 0
+def _(info, in_dims, digits, number, num_random_features, dim):
+    return torch.stack([_directions_of(x, number, num_random_features, dim) for x in digits.unbind(in_dims[0])]), 0
 
 
 @torch.library.custom_op("tg_equiattn::redraw_when_due", mutates_args=("directions", "clock"))
@@ -79,26 +79,26 @@ def _redraw_when_due(directions: Tensor, clock: Tensor, seed: int, interval: int
 
 
 class RandomFeatures(nn.Module):
-    r"""Directions :math:`W`, ``(num_features, dim)``, orthogonal in blocks.
+    r"""Directions :math:`W`, ``(num_random_features, dim)``, orthogonal in blocks.
 
     Directions follow from a seed and the number of the draw, and are no buffer: averages of weights and buffers leave
     them as they are. The seed is a buffer of small whole numbers, ``seed_digits``, which ``DistributedDataParallel``
     makes equal on all ranks. The extra state has the training steps since the last draw and the number of the draw.
 
     Args:
-        num_features: number of directions, m.
+        num_random_features: number of directions, m.
         dim: width of queries and keys, d.
         redraw_interval: training steps between draws; ``None`` means that only :meth:`redraw_features` draws.
     """
 
     seed_digits: Tensor
 
-    def __init__(self, num_features: int, dim: int, redraw_interval: int | None = None) -> None:
+    def __init__(self, num_random_features: int, dim: int, redraw_interval: int | None = None) -> None:
         super().__init__()
-        checks.positive(num_features=num_features)
+        checks.positive(num_random_features=num_random_features)
         if redraw_interval is not None:
             checks.positive(redraw_interval=redraw_interval)
-        self.num_features, self.dim, self.redraw_interval = num_features, dim, redraw_interval
+        self.num_random_features, self.dim, self.redraw_interval = num_random_features, dim, redraw_interval
         with ordinary_tensors():
             self._seed = _new_seed()
             self._clock = torch.zeros(2, dtype=torch.int64, device="cpu")  # steps since the last draw, number of it
@@ -144,7 +144,7 @@ class RandomFeatures(nn.Module):
         if in_functorch_transform() and (
             torch.compiler.is_compiling() or is_functorch_wrapped_tensor(self.seed_digits)
         ):
-            found = _directions_of(self.seed_digits, self._number(), self.num_features, self.dim)
+            found = _directions_of(self.seed_digits, self._number(), self.num_random_features, self.dim)
             return found.to(device, dtype)
         self._prepare(device, dtype)
         return self.drawn(device, dtype)
@@ -168,7 +168,7 @@ class RandomFeatures(nn.Module):
         """Draw again, unless this draw of this seed is there."""
         draw = self._seed, self._number()
         if draw != self._draw_of_drawn:
-            self.drawn = Tables(functools.partial(draw_directions, *draw, self.num_features, self.dim))
+            self.drawn = Tables(functools.partial(draw_directions, *draw, self.num_random_features, self.dim))
             self._draw_of_drawn = draw
 
     def _begin(self, seed: int) -> None:
@@ -237,9 +237,9 @@ class RandomFeatures(nn.Module):
         return self.__dict__.copy()
 
     def extra_repr(self) -> str:
-        return f"{self.num_features}, {self.dim}, redraw_interval={self.redraw_interval}"
+        return f"{self.num_random_features}, {self.dim}, redraw_interval={self.redraw_interval}"
 
 
 def _write_of(x: Tensor) -> tuple[int, int]:
-    """What changes where a tensor is another one, or has been written to."""
+    """A mark that changes if the tensor is replaced or written to."""
     return id(x), 0 if x.is_inference() else x._version
