@@ -91,7 +91,7 @@ def test_near_pairs_beyond_a_tile_are_sparse_products_unless_their_order_matters
         lambda query, key, **tables: edge_sum(edge_dot(query, key, CSR(*tables.values())), key, CSR(*tables.values()))
     )
     inputs = {"query": torch.empty(8, nodes, 16), "key": torch.empty(8, nodes, 16)}
-    inputs |= {f"table{n}": x for n, x in enumerate(relation.tensors)}
+    inputs |= {f"table{n}": x for n, x in enumerate(relation)}
     sparse, _ = count(function, inputs)
     torch.use_deterministic_algorithms(True)
     try:

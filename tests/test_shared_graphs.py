@@ -150,7 +150,7 @@ def check_refusals(number, device, group):
     """What is said where ranks disagree, and where they did not say."""
     performer, waves = made("performer", group).to(device), made("clouds", group).to(device)
     x, pos, batch = (data()[key].to(device) for key in ("x", "pos", "batch"))
-    padded = r"process_group must be None where the input is \(B, N, "
+    padded = r"process_group must be None (where the|for) input (is )?\(B, N, "
     for message, refuse in (
         (f"batch_size must be the same on all ranks of process_group, got {4 + number} here, and 4 to 5",
          lambda: performer(x, batch=batch, batch_size=GRAPHS + number)),

@@ -75,9 +75,9 @@ class Window:
             raise ValueError(f"dim must be 2 or 3, got {self.dim!r}")
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1 or size % 2 == 0):
             raise ValueError(f"kernel_size must be a positive odd integer or None (global), got {size!r}")
-        checks.choice("window", self.shape, WINDOW_SHAPES)
+        checks.choice("window_shape", self.shape, WINDOW_SHAPES)
         if size is None and self.shape != "square":
-            raise ValueError(f"window must be 'square' where kernel_size is None (global), got {self.shape!r}")
+            raise ValueError(f"window_shape must be 'square' where kernel_size is None (global), got {self.shape!r}")
         checks.choice("padding_mode", self.padding_mode, PADDING_MODES)
         if size is None and self.circular:
             raise ValueError(

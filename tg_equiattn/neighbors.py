@@ -142,7 +142,7 @@ class NeighborList(SortedPairs):
             all pairs.
         features: ``(E, F)`` of the pairs, for example of bonds. ``None`` means no features.
         weights: ``(E,)`` of the pairs, not negative, which a window's weights are multiplied by. ``None`` means 1.
-        loops: whether pairs of a node with itself are pairs as others. The default is ``False``.
+        loops: whether a pair of a node with itself is a pair like any other. The default is ``False``.
         between_positions: whether offsets are known to be differences of positions. The default is ``False``.
         checked: whether ``edge_index`` has been checked already. The default is ``False``.
 
@@ -199,9 +199,9 @@ class NeighborList(SortedPairs):
             whole: whether offsets have to be whole numbers, up to rounding.
             edge_dim: width of the features that the layer needs. ``None`` means none.
             features: ``(E, edge_dim)``, or ``(E,)`` for one.
-            weights: as in the constructor.
-            loops: as in the constructor.
-            checked: as in the constructor.
+            weights: ``(E,)`` of the pairs, not negative, which a window's weights are multiplied by. ``None`` means 1.
+            loops: whether a pair of a node with itself is a pair like any other. The default is ``False``.
+            checked: whether ``edge_index`` has been checked already. The default is ``False``.
 
         Raises:
             ValueError: for arguments that do not fit (``edge_offset`` for offsets, ``edge_attr`` for features); values

@@ -18,7 +18,7 @@ def test_lemma_1(pos_dim, randomise):
     torch.testing.assert_close(shifted, product, rtol=1e-12, atol=1e-11)
     alpha, beta = encoding.rotation
     angle = ((x - y)[..., None] * encoding.frequency)[:, None]
-    torch.testing.assert_close(product, (alpha * angle.cos() + beta * angle.sin()).sum((-1, -2)))
+    torch.testing.assert_close(product, (alpha * angle.cos() + beta * angle.sin()).sum((-1, -2)).mT)
     assert (product - (encoding(x + tau)[0] * key).sum(-1)).abs().max() > 0.1  # one of the two shifted: they see it
 
 

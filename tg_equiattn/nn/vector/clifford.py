@@ -113,7 +113,7 @@ class CliffordBlock(nn.Module):
         shares, *biases = rows_for_tokens(x, *wanted)
         for (bias,) in biases:
             mapped[0] = mapped[0] + bias
-        left, right = list(parts), list(parts)  # absent grades have no channels
+        left, right = ([part[:, :0] for part in parts] for _ in range(2))  # absent grades have no channels
         for g, factor, part, share in zip(present, x.split(sizes), mapped, shares, strict=True):
             norm = (_square_norm(part) + _EPS).sqrt()
             left[g], right[g] = factor, part * (1 / (share * (norm - 1) + 1))
