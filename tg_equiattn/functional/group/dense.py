@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...modes import full_precision, runs_eagerly
+from ...modes import full_precision
 from ..backend import tile_numbers
 from ..chunks import checkpointed, is_whole
 from .definition import chunks, runs
@@ -86,7 +86,7 @@ def _attend(
         if rho is not None:
             every = q.expand(-1, -1, elements.outputs, -1, -1)
             if rho.ndim == 4:
-                of_pixels.append(torch.einsum("behnc,hnmc->behnm", every, rho).unsqueeze(4))
+                of_pixels.append(torch.einsum("behnc,hnmc->behnm", every, rho).contiguous().unsqueeze(4))
             else:
                 position = torch.einsum("behnc,hnmuc->behunm", every, rho)
                 of_pixels.append(elements.by_key(position, t, 2).transpose(3, 4))
@@ -100,28 +100,31 @@ def _attend(
             of_elements.append(elements.by_key(argument, t, 2).transpose(3, 4).unsqueeze(-1))
         if group_bias is not None:
             of_elements.append(elements.by_key(group_bias[:, None], t, 1)[:, :, None, :, None])
-        scores = _product(q, keys).unflatten(-1, pixels)
-        for terms in (of_pixels, of_elements):
-            if terms:
-                scores = _plus(scores, functools.reduce(_plus, terms))
-        weight = scores.flatten(4).softmax(-1)
+        scores = _with_terms(q, keys, pixels, [functools.reduce(torch.add, x) for x in (of_pixels, of_elements) if x])
+        weight = scores.softmax(-1)
         total = weight if total is None else total + weight
     weight = weight if total is None else total
     weight = weight.expand(-1, -1, elements.outputs, -1, -1)
     return _product(F.dropout(weight, dropout) if dropout else weight, values.mT).movedim(-1, 2)
 
 
-def _plus(x: Tensor, y: Tensor) -> Tensor:
-    """x + y, in place if x has the size of the sum and torch runs eagerly. On a CPU, allocating memory for a large
-    tensor takes longer than the sum. No other code may hold x."""
-    if not runs_eagerly() or torch.broadcast_shapes(x.shape, y.shape) != x.shape:
-        return x + y
-    return x.add_(y)
+def _with_terms(q: Tensor, keys: Tensor, pixels: tuple[int, int], terms: list[Tensor]) -> Tensor:
+    """Products of queries and keys plus terms that broadcast to (b, e, H, n, S, N): scores (b, e, H, n, S N).
+
+    New memory for large tensors takes a CPU longer than sums, so the matrix product is added to the sum of the terms.
+    """
+    if not terms:
+        return _product(q, keys)
+    added = functools.reduce(torch.add, terms)
+    if added.shape[2] > q.shape[2]:
+        return (_product(q, keys).unflatten(-1, pixels) + added).flatten(4)
+    return _product(q, keys, added.expand(*q.shape[:4], *pixels))
 
 
-def _product(x: Tensor, y: Tensor) -> Tensor:
-    """Matrix product of (b, e, H, n, a) and (b, e, H or 1, a, c). If all outputs share the second factor, it is one
-    large product."""
-    if y.shape[2] > 1:
-        return torch.matmul(x, y)
-    return torch.matmul(x.flatten(2, 3), y.squeeze(2)).unflatten(2, x.shape[2:4])
+def _product(x: Tensor, y: Tensor, added: Tensor | None = None) -> Tensor:
+    """Products (b, e, H, n, c) of x (b, e, H, n, a) and y (b, e, H or 1, a, c), as one large product if all outputs
+    share y; they are added to a tensor of as many numbers, if there is one."""
+    left = x.flatten(2, 3).flatten(0, 1) if y.shape[2] == 1 else x.flatten(0, 2)
+    right = y.flatten(0, 2)
+    out = torch.bmm(left, right) if added is None else torch.baddbmm(added.reshape(*left.shape[:2], -1), left, right)
+    return out.view(*x.shape[:4], -1)
