@@ -3,10 +3,14 @@
 import ast
 import importlib
 import re
+import subprocess
+import sys
 
 import pytest
 from hosts import HOSTS
 from public_names import LIBRARY, PUBLIC, ROOT, nodes
+
+import tg_equiattn
 
 FAMILIES = ("group", "performer", "hyena", "waves", "vector")
 BUILDS_ON = {"hyena": {"vector"}, "group": {"performer"}}  # of other families, in nn and functional alike
@@ -74,6 +78,17 @@ def test_public_names_can_be_imported(place):
         pytest.importorskip(HOSTS[place.rsplit(".", 1)[1]])
     module = importlib.import_module(f"tg_equiattn.{place}")
     assert [name for name in PUBLIC[place] if not hasattr(module, name)] == []
+
+
+def test_modules_of_the_core_need_no_import_of_their_own():
+    script = "import tg_equiattn, sys; before = 'torch' in sys.modules; tg_equiattn.nn.GroupAttention; print(before)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout == "False\n"
+    core = [place for place in PUBLIC if not place.startswith("integrations")]
+    assert set(core) <= set(dir(tg_equiattn))
+    assert all(getattr(tg_equiattn, place) is importlib.import_module(f"tg_equiattn.{place}") for place in core)
+    with pytest.raises(AttributeError, match="module 'tg_equiattn' has no attribute 'layers'"):
+        tg_equiattn.layers  # noqa: B018
 
 
 def test_families_build_on_no_others():

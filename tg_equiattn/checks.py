@@ -1,4 +1,4 @@
-"""Argument checks shared by modules: each error names the argument, what came and what is allowed."""
+"""Checks of arguments, which all modules share. Errors name the argument, the value, and what is allowed."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class PixelGrid:
             ``shape``. Offsets are whole where it is 1.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument is not allowed, or does not fit another one.
 
     Example:
         >>> grid = PixelGrid((4, 5), cutoff=2)

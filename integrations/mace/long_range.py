@@ -79,7 +79,7 @@ def add_long_range(
         The same model, with a class that says that it has long range.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument is not allowed, or does not fit another one.
         TypeError: for models that are not exactly ``MACE`` or ``ScaleShiftMACE``.
 
     Example::

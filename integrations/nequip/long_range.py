@@ -60,7 +60,7 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             default.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument is not allowed, or does not fit another one.
 
     Example::
 

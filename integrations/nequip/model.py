@@ -25,7 +25,7 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
         model: Arguments of :func:`nequip.model.NequIPGNNModel`.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument is not allowed, or does not fit another one.
 
     Example::
 

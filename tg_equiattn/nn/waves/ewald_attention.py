@@ -63,7 +63,7 @@ class EwaldAttention(EwaldLayer):
         with ``batch``, to scalars and vectors again. Positions, cells and widths have one unit of length.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument is not allowed, or does not fit another one.
 
     Source: as :func:`tg_equiattn.functional.ewald_attention`.
 
