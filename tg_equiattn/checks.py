@@ -45,7 +45,7 @@ def _python_number(x: Any) -> Any:
 
 
 def _whole(x: object) -> bool:
-    """Whether x is an integer: of Python, numpy or a compiler, and no bool."""
+    """True if x is an integer of Python, numpy or a compiler, and no bool."""
     return isinstance(x, (int, torch.SymInt, Integral)) and not isinstance(x, bool)
 
 
@@ -143,7 +143,7 @@ def full_parameters(reference: Tensor) -> None:
 
 
 def described(x: object) -> str:
-    """What came, for an error."""
+    """A short description of a value, for an error."""
     return f"{x.dtype} of shape {tuple(x.shape)} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
 
 

@@ -180,7 +180,7 @@ class PixelGrid:
 
     @property
     def is_whole(self) -> bool:
-        """Whether offsets are counted in pixels."""
+        """True if offsets are counted in pixels."""
         return all(number == 1 for number in self._spacings)
 
     @property

@@ -23,7 +23,7 @@ class Ranks:
         self.process_group = process_group
 
     def sum(self, x: Tensor) -> Tensor:
-        """Of x, of one shape on all ranks."""
+        """The sum over all ranks of x, which has one shape on all of them."""
         import torch.distributed.nn.functional as collectives
 
         return collectives.all_reduce(x.contiguous(), group=self.process_group)
@@ -67,12 +67,12 @@ class Shared:
     ranks: Ranks | None = None
 
     def why_not_shared(self) -> str | None:
-        """What about the module does not allow that, if anything."""
+        """The setting of the module that rules out shared graphs; ``None`` if there is none."""
         return None
 
     @property
     def process_group(self) -> Any:
-        """Of :mod:`torch.distributed`, whose processes share the nodes of every graph; ``None`` where all are here."""
+        """The :mod:`torch.distributed` group whose processes share the nodes of every graph; ``None`` without one."""
         return None if self.ranks is None else self.ranks.process_group
 
     @process_group.setter

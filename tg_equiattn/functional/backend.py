@@ -39,7 +39,7 @@ def use_plain(plain: bool = False) -> bool:
 
 
 def tile_numbers(device: torch.device, on_cpu: int, tensors: int) -> int:
-    """How many numbers each of the large tensors of a chunk may have.
+    """The number of elements that each large tensor of a chunk may have.
 
     A CPU wants chunks that stay in its cache, an accelerator few launches.
 
