@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tg_equiattn
 
 FAMILIES = ("group", "performer", "hyena", "waves", "vector")
 BUILDS_ON = {"hyena": {"vector"}, "group": {"performer"}}  # of other families, in nn and functional alike
+PYG = {"attn_kwargs", "act_kwargs", "norm_kwargs"}  # settings of a layer inside, as GPSConv takes them
 DIALECT = re.compile(r"(^|_)(kept|fitting|shell|ways|reach)(_|$)")
 
 
@@ -78,6 +80,20 @@ def test_public_names_can_be_imported(place):
         pytest.importorskip(HOSTS[place.rsplit(".", 1)[1]])
     module = importlib.import_module(f"tg_equiattn.{place}")
     assert [name for name in PUBLIC[place] if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("place", PUBLIC)
+def test_no_dictionary_of_settings_but_attn_kwargs(place):
+    if place.startswith("integrations"):
+        pytest.importorskip(HOSTS[place.rsplit(".", 1)[1]])
+    module, found = importlib.import_module(f"tg_equiattn.{place}"), []
+    for name in PUBLIC[place]:
+        made = getattr(module, name)
+        parameters = inspect.signature(made.__init__ if inspect.isclass(made) else made).parameters.values()
+        settings = [p.name for p in parameters if re.search(r"\b(Mapping|[dD]ict)\b", str(p.annotation))]
+        settings += [p.name for p in parameters if p.name in ("options", "attention_options")]
+        found += [f"{name}: {argument}" for argument in settings if argument not in PYG]
+    assert found == []
 
 
 def test_modules_of_the_core_need_no_import_of_their_own():
