@@ -15,15 +15,17 @@ from .._host import require
 require("escnn", "escnn")
 
 from .attention import (  # noqa: E402
-    R2AttentionBlock,
     R2GlobalAttention,
     R2GroupAttention,
     R2LiftingAttention,
-    R2RegularLayerNorm,
-    R3AttentionBlock,
     R3GlobalAttention,
     R3GroupAttention,
     R3LiftingAttention,
+)
+from .block import (  # noqa: E402
+    R2AttentionBlock,
+    R2RegularLayerNorm,
+    R3AttentionBlock,
     R3RegularLayerNorm,
 )
 from .module import export  # noqa: E402

@@ -1,4 +1,4 @@
-"""Attention, its residual block and layer normalisation between field types, of images (R2) and of volumes (R3)."""
+"""Attention between field types, of images (R2) and of volumes (R3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention, RegularLayerNorm
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 
 from .module import RdModule
 from .types import count_fields
@@ -277,91 +277,5 @@ class R3GlobalAttention(R2GlobalAttention):
     Shapes:
         ``(B, in_type.size, D, H, W)`` -> ``(B, out_type.size, D, H, W)``.
     """
-
-    dim = 3
-
-
-class R2AttentionBlock(RdAttentionModule):
-    """The residual block of group attention of images.
-
-    The formula and its source are at :class:`tg_equiattn.nn.GroupAttentionBlock`.
-
-    Args:
-        attention (R2GroupAttention or R2GlobalAttention): The attention layer, whose types are those of the block.
-        norm (str): ``"batch"``, one mean and variance for each field; ``"layer"`` (:class:`R2RegularLayerNorm`); or
-            ``"global"``, as published, which mixes all pixels of an image.
-        dropout (float): Probability of dropping an output of the attention in training.
-        crop (int): Pixels to remove at each side before the bottleneck.
-        drop_path (float): Probability, in training, of leaving out each of the two branches of an image (stochastic
-            depth).
-        layer_scale (float): Initial value of the learned factors of both branches (LayerScale); ``None`` means none.
-
-    Shapes:
-        ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H - 2 crop, W - 2 crop)``.
-
-    Example:
-        >>> from escnn import gspaces, nn
-        >>> from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GroupAttention
-        >>> gspace = gspaces.rot2dOnR2(4)
-        >>> hidden = nn.FieldType(gspace, 8 * [gspace.regular_repr])
-        >>> block = R2AttentionBlock(R2GroupAttention(hidden, hidden, heads=2, kernel_size=3), norm="layer")
-        >>> len(block.check_equivariance())
-        4
-    """
-
-    dim = 2
-
-    def __init__(
-        self, attention: R2GroupAttention | R2GlobalAttention, *, norm: str = "batch", dropout: float = 0.0,
-        crop: int = 0, drop_path: float = 0.0, layer_scale: float | None = None,
-    ) -> None:  # fmt: skip
-        if not isinstance(attention, (R2GroupAttention, R2GlobalAttention)):
-            name = f"R{self.dim}"
-            raise ValueError(
-                f"attention must be an {name}GroupAttention or an {name}GlobalAttention, got {type(attention).__name__}"
-            )
-        self.check_dimension(attention.in_type, "attention")
-        core = GroupAttentionBlock(
-            attention.core,  # type: ignore[arg-type]
-            norm=norm,
-            dropout=dropout,
-            crop=crop,
-            drop_path=drop_path,
-            layer_scale=layer_scale,
-        )
-        super().__init__(core, attention.group, attention.in_type, attention.out_type, False, attention.context_type)
-        self.crop = crop
-        self.check_size = tuple(side + 2 * crop for side in self.check_size)
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """As :meth:`tg_equiattn.nn.GroupAttentionBlock.redraw_features`."""
-        self.core.redraw_features(generator)  # type: ignore[operator]
-
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        batch, size, *sides = super().evaluate_output_shape(input_shape)
-        return (batch, size, *(side - 2 * self.crop for side in sides))
-
-
-class R3AttentionBlock(R2AttentionBlock):
-    """The residual block of group attention of volumes, around an :class:`R3GroupAttention` or an
-    :class:`R3GlobalAttention`; arguments are those of :class:`R2AttentionBlock`."""
-
-    dim = 3
-
-
-class R2RegularLayerNorm(RdModule):
-    """Layer normalisation over the fields of a regular type, which the output has, too, at every pixel and group
-    element: :class:`tg_equiattn.nn.RegularLayerNorm`."""
-
-    dim = 2
-
-    def __init__(self, in_type: FieldType, eps: float = 1e-5) -> None:
-        group = self.group_of(in_type, in_type)
-        core = RegularLayerNorm(count_fields("in_type", in_type, True), eps)
-        super().__init__(core, group, in_type, in_type)
-
-
-class R3RegularLayerNorm(R2RegularLayerNorm):
-    """:class:`R2RegularLayerNorm` of volumes."""
 
     dim = 3
