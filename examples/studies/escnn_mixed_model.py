@@ -66,7 +66,7 @@ class EscnnMixedModel(Settings):
     relation: Literal["ge_vit", "gsa", "lifted", "relative"] = "ge_vit"
     """of the group encoding"""
     locality: tuple[float | None, ...] = (4.0,)
-    """locality_strength by which heads start at places of their own; None is without"""
+    """strength by which heads start at places of their own; None is without"""
     encoding: Literal["axial", "joint", "full"] = "joint"
     """of positions: a table for rows and one for columns, one for both, or one for positions and group elements"""
     epochs: int = 8

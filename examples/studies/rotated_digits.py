@@ -73,7 +73,7 @@ class RotatedDigits(Settings):
     kernel_size: tuple[int, ...] = (3,)
     """odd windows of attention; 0 is global"""
     locality: tuple[float | None, ...] = (4.0,)
-    """locality_strength by which heads start at places of their own; None is without, as the published gsa always is"""
+    """strength by which heads start at places of their own; None is without, as the published gsa always is"""
     without: tuple[Omission, ...] = ("nothing",)
     """parts of locality to leave out: heads start in the middle, prefer no group element, do not learn where they look,
     have queries as large at the start as without locality"""
@@ -291,7 +291,7 @@ def kind(row: Row) -> str:
 
 
 def whole(row: Row) -> bool:
-    """Whether locality, if there is one, has all its parts and the study's locality_strength."""
+    """True if the locality, where there is one, has all its parts and the strength of the study."""
     return row.setting("without") in (None, "nothing") and row.setting("locality") in (None, 4.0)
 
 
@@ -377,11 +377,11 @@ def windows(rows: list[Row]) -> str:
 
 
 def ablations(rows: list[Row]) -> str:
-    """What each part of locality is worth, and its locality_strength."""
+    """Accuracy without each part of the locality, and by its strength."""
     names = [name for name in Model.__args__ if any(row.setting("models") == name for row in rows)]
     lines = []
     for (left_out, locality, heads), group in grouped(rows, "without", "locality", "heads").items():
-        what = "no locality" if locality is None else f"locality_strength {locality:g}"
+        what = "no locality" if locality is None else f"locality strength {locality:g}"
         what += "" if left_out in (None, "nothing") else f", without {left_out}"
         what += "" if heads == RotatedDigits.heads else f", {heads} heads"
         lines.append([what, *(values([row for row in group if row.setting("models") == name]) for name in names)])

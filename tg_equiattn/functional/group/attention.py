@@ -93,19 +93,9 @@ def group_attention(
     scores by the square root of the layer's input width; we divide by that of the head width.
     """
     check_group_attention(
-        query,
-        key,
-        value,
-        offset_encoding,
-        element_encoding,
-        index,
-        window,
-        space_bias,
-        group_bias,
-        dropout,
-        mask,
+        query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask,
         key_mask,
-    )
+    )  # fmt: skip
     query, key, value, key_mask = _without_masked(query, key, value, mask, key_mask)
     out, _ = group_attention_impl(
         query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, key_mask

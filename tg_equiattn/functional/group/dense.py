@@ -52,11 +52,8 @@ def dense_attention(
         budget = tile_numbers(query.device, _CHUNK, 6) if chunk < 0 else chunk
         parts = []  # one entry a chunk: whole images, or some heads of one image
         for images, some, rows in chunks(batch, heads, pixels, each, budget):
-            tables = (
-                offset_encoding,
-                element_encoding,
-                *(None if x is None else x[some] for x in (space_bias, group_bias)),
-            )
+            biases = (None if x is None else x[some] for x in (space_bias, group_bias))
+            tables = offset_encoding, element_encoding, *biases
             mask = key_mask if key_mask is None or len(key_mask) == 1 else key_mask[images]
             found = []
             for start, count in runs(pixels, rows):
@@ -79,6 +76,10 @@ def _attend(
     keys, pixels = elements.of_keys(key).transpose(2, 3).flatten(4), (elements.keys, key.shape[4])
     values = elements.of_keys(value).transpose(2, 3).flatten(4)  # (b, e, H or 1, Cv, S N)
     rho = None if offset_encoding is None else offset_encoding[:, pairs]  # (H, n, N, C) or (H, n, N, U, C)
+    fixed = [] if space_bias is None else [space_bias[..., pairs].unsqueeze(3)]  # terms that are the same for every t
+    if key_mask is not None:
+        penalty = torch.zeros_like(key_mask, dtype=query.dtype).masked_fill(~key_mask, MASKED_SCORE)
+        fixed.append(penalty[:, None, None, None, None])
     total: Tensor | None = None
     for t in range(elements.queries):
         q = elements.of_query(query, t).permute(0, 1, 3, 4, 2)  # (b, e, H or 1, n, C)
@@ -90,11 +91,7 @@ def _attend(
             else:
                 position = torch.einsum("behnc,hnmuc->behunm", every, rho)
                 of_pixels.append(elements.by_key(position, t, 2).transpose(3, 4))
-        if space_bias is not None:
-            of_pixels.append(space_bias[..., pairs].unsqueeze(3))
-        if key_mask is not None:
-            penalty = torch.zeros_like(key_mask, dtype=query.dtype).masked_fill(~key_mask, MASKED_SCORE)
-            of_pixels.append(penalty[:, None, None, None, None])
+        of_pixels += fixed
         if element_encoding is not None:
             argument = torch.matmul(element_encoding, q.mT)  # (b, e, H or 1, U, n)
             of_elements.append(elements.by_key(argument, t, 2).transpose(3, 4).unsqueeze(-1))

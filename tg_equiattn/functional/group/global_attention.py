@@ -116,19 +116,9 @@ def global_group_attention_impl(
 ) -> Tensor:  # fmt: skip
     """:func:`global_group_attention` without checks. Operands must be finite at masked pixels."""
     near, lse = group_attention_impl(
-        query,
-        key,
-        value,
-        offset_encoding,
-        element_encoding,
-        index,
-        window,
-        space_bias,
-        group_bias,
-        dropout,
-        mask,
+        query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask,
         plain,
-    )
+    )  # fmt: skip
     far = _far(query, key, value, projection, far_bias[:, index], mask, use_plain(plain))
     return _merged(near, lse, *far, dropout, mask)
 

@@ -91,19 +91,9 @@ def check_grid(
 
 
 def check_group_attention(
-    query,
-    key,
-    value,
-    offset_encoding,
-    element_encoding,
-    index,
-    window,
-    space_bias,
-    group_bias,
-    dropout,
-    mask,
+    query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask,
     key_mask=None,
-) -> None:
+) -> None:  # fmt: skip
     """Raise ValueError unless the operands of :func:`group_attention` fit each other."""
     check_features(query, key, value, _other_pixels(window, offset_encoding, space_bias))
     elements, channels = query.shape[3], query.shape[2]
