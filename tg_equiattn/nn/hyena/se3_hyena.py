@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from ... import checks
 from ...functional.hyena.fft_convolution import fft_convolution, number_or_cross_product
 from ...functional.vector.clifford import cross_product
-from ...node_batch import NodeBatch, PaddedBatch
+from ...node_batch import PaddedBatch
 from ..vector.clifford import MultivectorMLP
 from ..vector.grades import Grades, grades_of_channels
 from ..vector.operator import TokenModel, TokenOperator
+from ..vector.placement import TokenBatch
 from ..vector.scalars_and_vectors import ScalarVectorModule
 from .implicit_filter import ImplicitFilter
 
@@ -25,6 +26,15 @@ GATE_CHANNELS = 8  # multivectors within the gate
 def norm_of(order: str) -> str:
     """Normalisation of ``"data"``: the length, as published, for tokens sorted by radius; else the root of it."""
     return "forward" if order == "radial" else "ortho"
+
+
+def check_causal(causal: bool, order: str) -> None:
+    """Raise ValueError for a causal convolution over tokens that are sorted by radius."""
+    if causal and order == "radial":
+        raise ValueError(
+            "causal must be False with order='radial', got True: sorted by radius, no token is later than another; use "
+            "order='input'"
+        )
 
 
 class HyenaOperator(TokenOperator):
@@ -46,6 +56,7 @@ class HyenaOperator(TokenOperator):
         **settings: Any,
     ) -> None:
         checks.choice("filter", filter, FILTERS)
+        check_causal(causal, order)
         implicit = filter == "implicit"
         super().__init__(  # with an implicit filter, tokens of zeros must change nothing: no bias
             in_grades, out_grades, hidden_grades, causal=causal, order=order, num_blocks=num_blocks, bias=not implicit,
@@ -64,14 +75,16 @@ class HyenaOperator(TokenOperator):
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"filter": "data" if self.filters is None else "implicit"}
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
+        sequences = tokens.sequences
+
         def kernel(q: Tensor, k: Tensor, rows: PaddedBatch) -> Tensor:
-            return fft_convolution(q, k, rows.lengths, self.mode, self.norm)
+            return fft_convolution(q, k, rows.lengths, self.mode, self.norm, sequences.counts(rows))
 
         if self.filters is None:
-            return node_batch.mix(kernel, query, key)
+            return sequences.mix(kernel, query, key)
         vectors = query.ndim == 3
-        filtered = self.filters["vectors" if vectors else "scalars"](key, node_batch)
+        filtered = self.filters["vectors" if vectors else "scalars"](key, sequences)
         return number_or_cross_product(query, filtered, vectors)
 
     def combine(
