@@ -158,8 +158,9 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
         lag; use ``'implicit'`` for chains whose beginning has no meaning
 
     causal : bool
-        let nodes see earlier nodes only, by default all; with ``filter='data'`` outputs still depend on the size of the
-        graph
+        let nodes see earlier nodes of their chain only, by default all; it needs ``order='input'`` and rules out
+        ``pos`` and edges from later nodes; with ``filter='data'`` outputs still depend on the size of the graph; use it
+        to predict the next node
 
     short_conv : int, optional
         taps, an odd number, of a short convolution of query, key and value before the long one, with one weight a

@@ -60,8 +60,8 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         lag; use ``'implicit'`` for chains whose beginning has no meaning
 
     causal : bool
-        let nodes see earlier nodes only, by default all; with ``filter='data'`` outputs still depend on the size of the
-        graph
+        let nodes see earlier nodes of their chain only, by default all; it needs ``order='input'`` and rules out
+        ``pos``; with ``filter='data'`` outputs still depend on the size of the graph; use it to predict the next node
 
     short_conv : int, optional
         taps, an odd number, of a short convolution of query, key and value before the long one, with one weight a

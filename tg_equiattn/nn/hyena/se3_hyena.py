@@ -122,7 +122,8 @@ class SE3HyenaOperator(ScalarVectorModule):
     with :math:`\otimes` the product of scalars or the cross product of vectors, and h a learned function: an MLP of the
     lag, times a learned power of it. It is not divided by the length, and projections have no biases. So without
     ``pos`` and ``local_context``, a chain among zeros has the same outputs wherever it stands (:doc:`/chains`), and
-    with ``causal=True`` appended tokens change no earlier output.
+    with ``causal=True`` appended tokens change no earlier output. With ``index`` and ``chain`` in ``forward``, lags are
+    differences of the index within a chain.
 
     ``order="radial"`` makes the operator equivariant to permutations of clouds without ties. Outputs then jump where
     two tokens exchange their distances (:doc:`/guarantees`): do not use it for dynamics, relaxation or phonons.
@@ -136,8 +137,9 @@ class SE3HyenaOperator(ScalarVectorModule):
             differ, a linear map takes the input to the residual.
         hidden_vectors: vectors of query, key and value; ``None`` means those of the input.
         filter: ``"data"``, the keys, as published, or ``"implicit"``, a learned function of the lag.
-        causal: let tokens see earlier tokens only. With ``filter="data"`` outputs still depend on the sequence's
-            length.
+        causal: let tokens see earlier tokens of their chain only. It needs ``order="input"``, and rules out ``pos`` and
+            edges from later tokens. With ``filter="data"`` outputs still depend on the sequence's length. The default
+            is ``False``; use ``True`` to predict the next token.
         short_conv: taps, an odd number, of a short convolution of query, key and value before the long one, with one
             weight a channel and tap; ``None`` for none. With ``causal=True`` it reaches back only. Recall needs it
             (:doc:`/chains`).
