@@ -3,7 +3,10 @@ sqrt(x^2 + eps), whose derivative is finite at zero."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import checks
@@ -13,14 +16,20 @@ from ...functional.vector.clifford import (
     COMPONENTS,
     GRADE_SIZES,
     PATHS,
+    by_component,
     channelwise_product,
+    channelwise_product_of_components,
     rows_for_tokens,
 )
-from ...modes import full_precision
+from ...modes import full_precision, is_traced
 from ..modules import reset_children
 from .grades import Grades, Parts
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 _EPS = 1e-12
+FEW_NUMBERS = 1 << 17, 1 << 11  # channels times tokens up to which operations take the time, on a CPU last
 BLOCK_NUMBERS = 120_000  # channels times tokens of a block on a CPU
 
 
@@ -45,11 +54,11 @@ class CliffordLinear(nn.Module):
     def forward(self, parts: Parts) -> Parts:
         weights, out = iter(self.weights), []
         for part, i, o in zip(parts, self.in_grades, self.out_grades, strict=True):
-            mixed = part.new_zeros(len(part), o, part.shape[2])
-            if i and o:
-                weight = next(weights)
-                mixed = weight @ part if part.shape[1] else mixed
-            out.append(mixed)
+            weight = next(weights) if i and o else None
+            if weight is None or not part.shape[1]:
+                out.append(part.new_zeros(len(part), o, part.shape[2]))
+            else:
+                out.append(weight @ part)
         if self.bias is not None:
             out[0] = out[0] + self.bias[:, None]
         return out
@@ -61,6 +70,12 @@ class CliffordLinear(nn.Module):
 def _square_norm(part: Tensor) -> Tensor:
     """Squared norms (C, T) of a grade (components, C, T)."""
     return part[0] * part[0] if len(part) == 1 else (part * part).sum(0)
+
+
+def _square_norms(x: Float[Tensor, "8 channels tokens"]) -> list[Float[Tensor, "grades channels tokens"]]:
+    """Squared norms of grade 0, of grades 1 and 2, and of grade 3."""
+    scalar, vectors, pseudoscalar = (x * x).split((1, 6, 1))
+    return [scalar, vectors.unflatten(0, (2, 3)).sum(1), pseudoscalar]
 
 
 class CliffordBlock(nn.Module):
@@ -125,6 +140,22 @@ class CliffordBlock(nn.Module):
         scale = 0.5**0.5 * self.scale[:, None] / (size + 1e-6)
         return [part * scale if part.shape[1] else part for part in z]
 
+    def of_components(self, x: Float[Tensor, "8 channels tokens"]) -> Float[Tensor, "8 channels tokens"]:
+        """The block on few tokens, with all grades in one tensor: a quarter of the operations of :meth:`forward`."""
+        invariants = torch.cat([x[:1], *_square_norms(x)[1:]])
+        gates = torch.sigmoid(torch.addcmul(self.gate_bias[..., None], self.gate[..., None], invariants))
+        x = x * by_component(gates)
+        weight = by_component(self.weight)
+        if self.bias is None:
+            y = weight @ x
+        else:
+            y = torch.baddbmm(F.pad(self.bias[None, :, None], (0, 0, 0, 0, 0, COMPONENTS - 1)), weight, x)
+        norms = (torch.cat(_square_norms(y)) + _EPS).sqrt()
+        divisors = torch.lerp(norms.new_ones(()), norms, torch.sigmoid(self.grade_norm)[..., None])
+        z = y + channelwise_product_of_components(self.paths, x, y / by_component(divisors))
+        size = (0.5 * _square_norm(z) + _EPS).sqrt().mean(0)
+        return z * (0.5**0.5 * self.scale[:, None] / (size + 1e-6))
+
     def extra_repr(self) -> str:
         return f"{self.channels}"
 
@@ -143,6 +174,13 @@ class MultivectorMLP(nn.Module):
         self.out = CliffordLinear(full, out_grades, bias)
 
     def forward(self, parts: Parts) -> Parts:
+        tokens, device = parts[0].shape[2], parts[0].device
+        if not is_traced(parts[0]) and self.hidden * tokens <= FEW_NUMBERS[device.type == "cpu"]:
+            embedded = self.embed(parts)
+            x = torch.cat([x if x.shape[1] else x.new_zeros(len(x), self.hidden, tokens) for x in embedded])
+            for block in self.blocks:
+                x = cast(CliffordBlock, block).of_components(x)
+            return self.out(list(x.split(GRADE_SIZES)))
         return self.out(self.blocks(self.embed(parts)))
 
     def tokens_per_block(self, device: torch.device) -> int:
