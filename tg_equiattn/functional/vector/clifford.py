@@ -5,18 +5,18 @@ and k has parts in some of the grades j: twenty grade paths (i, k -> j)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ... import checks
-from ...modes import cached, full_precision
+from ...modes import full_precision
 from ..backend import use_plain
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 Components = tuple[Tensor, ...]
 GRADE_SIZES = (1, 3, 3, 1)
@@ -189,29 +189,34 @@ def channelwise_product(weight: Tensor, x: Sequence[Tensor], y: Sequence[Tensor]
     return _products(weight, x, y) if use_plain() else _ChannelwiseProduct.apply(weight, *x, *y)
 
 
-@cached(8)
-def _tables(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The grade of each component; right components, grade paths and signs of all pairs (output, left component)."""
+class ProductTables(NamedTuple):
+    """Tables for multivectors as one tensor (8, channels, tokens): the grade of each component, and right components,
+    grade paths and signs of all pairs of an output and a left component."""
+
+    grades: Int[Tensor, 8]
+    right: Int[Tensor, 64]
+    paths: Int[Tensor, 64]
+    signs: Float[Tensor, "64 1"]
+
+
+def product_tables() -> ProductTables:
     pairs = [(j, i, k) for j, row in enumerate(RIGHT) for i, k in enumerate(row)]
     paths = [PATHS.index((GRADE_OF[i], GRADE_OF[k], GRADE_OF[j])) for j, i, k in pairs]
-    grades, right, path = (torch.tensor(x, device=device) for x in (GRADE_OF, [k for *_, k in pairs], paths))
-    return grades, right, path, torch.tensor(SIGNS, device=device, dtype=dtype).view(-1, 1)
-
-
-def by_component(x: Float[Tensor, 4 * rest]) -> Float[Tensor, 8 * rest]:
-    """Values of grades for each component."""
-    return x.index_select(0, _tables(x.device, x.dtype)[0])
+    grades, right, path = (torch.tensor(x) for x in (GRADE_OF, [k for *_, k in pairs], paths))
+    return ProductTables(grades, right, path, torch.tensor(SIGNS, dtype=torch.float64).view(-1, 1))
 
 
 def channelwise_product_of_components(
-    weight: Float[Tensor, "20 channels"], x: Float[Tensor, "8 channels tokens"], y: Float[Tensor, "8 channels tokens"]
+    weight: Float[Tensor, "20 channels"],
+    x: Float[Tensor, "8 channels tokens"],
+    y: Float[Tensor, "8 channels tokens"],
+    tables: ProductTables,
 ) -> Float[Tensor, "8 channels tokens"]:
     """:func:`channelwise_product` in six operations, which make 64 numbers for each channel and token: for so few of
     them that operations, and not numbers, take the time."""
-    _, right, path, signs = _tables(x.device, x.dtype)
     square = COMPONENTS, COMPONENTS
-    weights = (weight.index_select(0, path) * signs).view(*square, -1, 1)
-    return (weights * y.index_select(0, right).unflatten(0, square) * x).sum(1)
+    weights = (weight.index_select(0, tables.paths) * tables.signs).view(*square, -1, 1)
+    return (weights * y.index_select(0, tables.right).unflatten(0, square) * x).sum(1)
 
 
 def geometric_product(x: Tensor, y: Tensor) -> Tensor:

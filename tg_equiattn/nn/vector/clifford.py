@@ -16,12 +16,14 @@ from ...functional.vector.clifford import (
     COMPONENTS,
     GRADE_SIZES,
     PATHS,
-    by_component,
+    ProductTables,
     channelwise_product,
     channelwise_product_of_components,
+    product_tables,
     rows_for_tokens,
 )
 from ...modes import full_precision, is_traced
+from ...tables import Tables
 from ..modules import reset_children
 from .grades import Grades, Parts
 
@@ -140,19 +142,22 @@ class CliffordBlock(nn.Module):
         scale = 0.5**0.5 * self.scale[:, None] / (size + 1e-6)
         return [part * scale if part.shape[1] else part for part in z]
 
-    def of_components(self, x: Float[Tensor, "8 channels tokens"]) -> Float[Tensor, "8 channels tokens"]:
+    def of_components(
+        self, x: Float[Tensor, "8 channels tokens"], tables: ProductTables
+    ) -> Float[Tensor, "8 channels tokens"]:
         """The block on few tokens, with all grades in one tensor: a quarter of the operations of :meth:`forward`."""
         invariants = torch.cat([x[:1], *_square_norms(x)[1:]])
         gates = torch.sigmoid(torch.addcmul(self.gate_bias[..., None], self.gate[..., None], invariants))
-        x = x * by_component(gates)
-        weight = by_component(self.weight)
+        x = x * gates.index_select(0, tables.grades)
+        weight = self.weight.index_select(0, tables.grades)
         if self.bias is None:
             y = weight @ x
         else:
             y = torch.baddbmm(F.pad(self.bias[None, :, None], (0, 0, 0, 0, 0, COMPONENTS - 1)), weight, x)
         norms = (torch.cat(_square_norms(y)) + _EPS).sqrt()
         divisors = torch.lerp(norms.new_ones(()), norms, torch.sigmoid(self.grade_norm)[..., None])
-        z = y + channelwise_product_of_components(self.paths, x, y / by_component(divisors))
+        factor = y / divisors.index_select(0, tables.grades)
+        z = y + channelwise_product_of_components(self.paths, x, factor, tables)
         size = (0.5 * _square_norm(z) + _EPS).sqrt().mean(0)
         return z * (0.5**0.5 * self.scale[:, None] / (size + 1e-6))
 
@@ -172,14 +177,15 @@ class MultivectorMLP(nn.Module):
         self.embed = CliffordLinear(in_grades, full.only(in_grades.reachable(0)), bias)
         self.blocks = nn.Sequential(*(CliffordBlock(hidden, bias) for _ in range(num_blocks)))
         self.out = CliffordLinear(full, out_grades, bias)
+        self.tables = Tables(product_tables)
 
     def forward(self, parts: Parts) -> Parts:
         tokens, device = parts[0].shape[2], parts[0].device
         if not is_traced(parts[0]) and self.hidden * tokens <= FEW_NUMBERS[device.type == "cpu"]:
-            embedded = self.embed(parts)
+            embedded, tables = self.embed(parts), self.tables(device, parts[0].dtype)
             x = torch.cat([x if x.shape[1] else x.new_zeros(len(x), self.hidden, tokens) for x in embedded])
             for block in self.blocks:
-                x = cast(CliffordBlock, block).of_components(x)
+                x = cast(CliffordBlock, block).of_components(x, tables)
             return self.out(list(x.split(GRADE_SIZES)))
         return self.out(self.blocks(self.embed(parts)))
 
