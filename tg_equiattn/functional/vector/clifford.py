@@ -78,9 +78,11 @@ def cross_product(a: Tensor, b: Tensor, dim: int) -> Tensor:
     return torch.stack([torch.addcmul(u[x] * v[y], u[y], v[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))], dim)
 
 
-def _product(i: int, k: int, j: int, a: Tensor, b: Tensor) -> Tensor:
-    """The part of grade j of a product of grades i and k, (components, C, T), but for its sign: a product with a
-    number, a dot product, or a cross product."""
+def _product(
+    i: int, k: int, j: int, a: Float[Tensor, "left channels tokens"], b: Float[Tensor, "right channels tokens"]
+) -> Float[Tensor, "components channels tokens"]:
+    """The part of grade j of a product of grades i and k, but for its sign: a product with a number, a dot product, or
+    a cross product."""
     if not GRADE_SIZES[i] == GRADE_SIZES[k] == 3:
         return a * b
     return cross_product(a, b, 0) if GRADE_SIZES[j] == 3 else (a * b).sum(0, keepdim=True)
@@ -93,8 +95,10 @@ def _add(sums: dict[int, Tensor], grade: int, sign: int, product: Tensor, weight
         sums[grade] = product * (weight if sign > 0 else -weight)
 
 
-def _paths(parts: Sequence[Tensor], weight: Tensor) -> Iterator[tuple[int, tuple[int, int, int], Tensor]]:
-    """Number, grades and weight (C, 1) of the paths between grades that have channels."""
+def _paths(
+    parts: Sequence[Tensor], weight: Float[Tensor, "20 channels"]
+) -> Iterator[tuple[int, tuple[int, int, int], Float[Tensor, "channels 1"]]]:
+    """Number, grades and weight of the paths between grades that have channels."""
     weights = weight[..., None].unbind()
     for n, (i, k, j) in enumerate(PATHS):
         if parts[i].shape[1] and parts[k].shape[1]:
@@ -116,8 +120,10 @@ def _summed(terms: list[Tensor] | Components) -> Tensor:
     return torch.cat([torch.stack(terms[n : n + 8]).sum(-1) for n in range(0, len(terms), 8)])
 
 
-def _placed(rows: Tensor, indices: Sequence[int], count: int) -> Tensor:
-    """Rows (rows, C) among zeros, (count, C)."""
+def _placed(
+    rows: Float[Tensor, "rows channels"], indices: Sequence[int], count: int
+) -> Float[Tensor, "{count} channels"]:
+    """Rows among zeros."""
     if len(indices) == count:
         return rows
     first, *others = (F.pad(row[None], (0, 0, n, count - 1 - n)) for n, row in zip(indices, rows, strict=True))
@@ -143,8 +149,10 @@ class _RowsForTokens(torch.autograd.Function):
         return None, None, *(_placed(*which) for which in zip(sums, ctx.rows, ctx.counts, strict=True))
 
 
-def rows_for_tokens(tokens: Tensor, *wanted: tuple[Tensor, Sequence[int]]) -> list[Components]:
-    """Some rows of parameters (rows, C), as (C, T) for tokens (..., T); gradients of all are one sum."""
+def rows_for_tokens(
+    tokens: Float[Tensor, "*rest tokens"], *wanted: tuple[Float[Tensor, "rows channels"], Sequence[int]]
+) -> list[Components]:
+    """Some rows of parameters, each (channels, tokens); gradients of all are one sum."""
     parameters, rows = zip(*wanted, strict=True)
     if use_plain():
         return [tuple(parameter[n][:, None] for n in some) for parameter, some in wanted]
@@ -183,9 +191,9 @@ class _ChannelwiseProduct(torch.autograd.Function):
         return rows, *(sums.get(g, x[g]) for sums in (of_x, of_y) for g in range(4))
 
 
-def channelwise_product(weight: Tensor, x: Sequence[Tensor], y: Sequence[Tensor]) -> Components:
-    """Products of multivectors as parts by grade (components, C or 0, T), with weights (20, C) by grade path. Grades
-    that no path reaches have no channels in the product."""
+def channelwise_product(weight: Float[Tensor, "20 channels"], x: Sequence[Tensor], y: Sequence[Tensor]) -> Components:
+    """Products of multivectors as parts by grade (components, C or 0, T), with weights by grade path. Grades that no
+    path reaches have no channels in the product."""
     return _products(weight, x, y) if use_plain() else _ChannelwiseProduct.apply(weight, *x, *y)
 
 

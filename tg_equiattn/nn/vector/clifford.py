@@ -69,8 +69,8 @@ class CliffordLinear(nn.Module):
         return f"{tuple(self.in_grades)}, {tuple(self.out_grades)}"
 
 
-def _square_norm(part: Tensor) -> Tensor:
-    """Squared norms (C, T) of a grade (components, C, T)."""
+def _square_norm(part: Float[Tensor, "components channels tokens"]) -> Float[Tensor, "channels tokens"]:
+    """Squared norms of a grade."""
     return part[0] * part[0] if len(part) == 1 else (part * part).sum(0)
 
 
