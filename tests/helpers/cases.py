@@ -244,7 +244,7 @@ CORE = {
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
     "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
     "scalar_long_conv": function(F.scalar_long_conv, **SCALARS),
-    "scalar_long_conv linear": function(lambda **t: F.scalar_long_conv(**t, mode="linear"), **SCALARS, lengths=lengths),
+    "scalar_long_conv causal": function(lambda **t: F.scalar_long_conv(**t, mode="causal"), **SCALARS, lengths=lengths),
     "vector_long_conv": function(F.vector_long_conv, **VECTORS),
     "vector_long_conv causal": function(lambda **t: F.vector_long_conv(**t, mode="causal"), **VECTORS, lengths=lengths),
     "vector_attention": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3)),
