@@ -57,7 +57,8 @@ import matplotlib.pyplot as plt
 SCALARS, VECTORS, BATCH = 8, 16, 16
 LAYERS = {
     "hyena": "SE(3)-Hyena", "hyena-short": "SE(3)-Hyena, short convolution",
-    "hyena-lag": "SE(3)-Hyena, filter of the lag", "attention": "attention, streamed", "pairs": "attention, all pairs",
+    "hyena-implicit": "SE(3)-Hyena, implicit filter", "attention": "attention, streamed",
+    "pairs": "attention, all pairs",
 }  # fmt: skip
 WANTED = {20_000: 3.5, 30_000: 20.0}  # times faster than streamed attention, on a GPU
 
@@ -112,7 +113,7 @@ def build(name: str) -> nn.Module:
         grades = Grades(SCALARS, VECTORS)
         return ScalarVectorModule(AllPairs(grades, grades))
     kind = SE3HyenaOperator if name.startswith("hyena") else VectorSelfAttention
-    options = {"hyena-short": {"short_conv": 3}, "hyena-lag": {"filter": "implicit"}}.get(name, {})
+    options = {"hyena-short": {"short_conv": 3}, "hyena-implicit": {"filter": "implicit"}}.get(name, {})
     return kind(SCALARS, VECTORS, **options)
 
 

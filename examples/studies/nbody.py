@@ -95,7 +95,7 @@ class NBody(Settings):
     """invariant width"""
     vectors: int = 16
     """equivariant width"""
-    depth: int = 2
+    num_layers: int = 2
     """operators"""
     blocks: int = 1
     """of every Clifford MLP"""
@@ -110,12 +110,14 @@ class NBody(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("train", "validation", "test", "particles", "scalars", "vectors", "depth", "blocks"):
+        for name in ("train", "validation", "test", "particles", "scalars", "vectors", "num_layers", "blocks"):
             self.positive(name)
 
 
 PRESETS = {
-    "quick": NBody(train=60, validation=20, test=20, epochs=1, batch=20, vectors=4, scalars=3, depth=1, task="initial"),
+    "quick": NBody(
+        train=60, validation=20, test=20, epochs=1, batch=20, vectors=4, scalars=3, num_layers=1, task="initial"
+    ),
     "study": NBody(
         models=(
             "SE(3)-Hyena + local", "local only", "SE(3)-Transformer + local", "SE(3)-Hyena", "SE(3)-Transformer",
@@ -206,17 +208,17 @@ def build(name: str, settings: NBody) -> nn.Module:
     if name in PLAIN:
         wanted = parameters(build("SE(3)-Hyena", settings))
         return match_parameters(
-            lambda channels: PLAIN[name](2, 1, 0, 1, channels=channels, num_layers=settings.depth), wanted
+            lambda channels: PLAIN[name](2, 1, 0, 1, channels=channels, num_layers=settings.num_layers), wanted
         )
     kind, extra = EQUIVARIANT[name]
     model = kind(
-        2, 1, 0, 1, hidden_scalars=settings.scalars, hidden_vectors=settings.vectors, num_layers=settings.depth,
+        2, 1, 0, 1, hidden_scalars=settings.scalars, hidden_vectors=settings.vectors, num_layers=settings.num_layers,
         num_blocks=settings.blocks, **extra,
     )  # fmt: skip
     if name in OPERATORS:
         grades = model.module.hidden_grades
         own = {"num_blocks": settings.blocks, **extra.get("attn_kwargs", {})}
-        operators = (OPERATORS[name](grades, grades, **own) for _ in range(settings.depth))
+        operators = (OPERATORS[name](grades, grades, **own) for _ in range(settings.num_layers))
         model.module.operators = nn.ModuleList(operators)
     if name in PUBLISHED:
         divided_by_length(model)

@@ -1,4 +1,4 @@
-"""Long convolution with a learned filter of the lag."""
+"""Long convolution with a learned implicit filter."""
 
 from __future__ import annotations
 
