@@ -338,7 +338,7 @@ def in_order(rows: list[Row]) -> list[Row]:
 
 
 NAMES = "sets", "models", "after", "epochs", "irreps"  # by which runs are told apart in tables
-KINDS = "energy", "energy of an atom", "force"
+MEASURED = "energy", "energy of an atom", "force"
 
 
 def table(rows: list[Row]) -> str:
@@ -349,12 +349,12 @@ def table(rows: list[Row]) -> str:
         beside = best.get((name, "without", *how), [])
         for test in (t for t in group[0].more["errors"] if t != VALIDATION):
             cells, shares = [], []
-            for kind in (k for k in KINDS if k in group[0].more["errors"][test]):
+            for kind in (k for k in MEASURED if k in group[0].more["errors"][test]):
                 found, other = ([row.more["errors"][test][kind] for row in some] for some in (group, beside))
                 cells.append(mean_and_spread(found, 1 if kind == "force" else 2))
                 if which == "with" and other and kind != "energy of an atom":
                     shares.append(f"{np.mean(found) / np.mean(other):.2f}")
-            cells += ["-"] * (len(KINDS) - len(cells))
+            cells += ["-"] * (len(MEASURED) - len(cells))
             lines.append([label(name, *how), test, which, *cells, " / ".join(shares) or "-"])
     header = ["set", "test", "attention", "energy, meV", "energy of an atom, meV", "force, meV/A", "with over without"]
     return markdown(header, lines)
