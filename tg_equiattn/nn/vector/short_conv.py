@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...functional.hyena.fft_convolution import zero_beyond
 from ...node_batch import PaddedBatch
 from ...tables import Tables
 from .sequences import Sequences
@@ -50,7 +49,8 @@ class ShortConv(nn.Module):
 
         def convolve(x: Tensor, rows: PaddedBatch) -> Tensor:
             length = x.shape[1]
-            padded = F.pad(zero_beyond(x, rows.lengths), (0, 0, before, self.taps - 1 - before))
+            x = x if rows.mask is None else x.masked_fill(~rows.mask[..., None], 0)
+            padded = F.pad(x, (0, 0, before, self.taps - 1 - before))
             out = padded[:, :length] * weight[0]
             for tap in range(1, self.taps):
                 out = torch.addcmul(out, padded[:, tap : tap + length], weight[tap])
