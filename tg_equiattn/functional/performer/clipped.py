@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...edges import CSR, whole_offsets
 from ...modes import full_precision
-from ...neighbors import NeighborList
+from ...neighbors import NeighborList, SortedPairs
 from ...node_batch import NodeBatch
 from .edge_products import edge_sum
 from .feature_attention import feature_readout
@@ -32,7 +33,7 @@ def clipped_attention_impl(
     """
     weights = _distance_weights(query, distance_table, projection)
     count, out_dtype, value = distance_table.shape[1] - 1, value.dtype, value.to(weights.dtype)
-    (heads, nodes, width), bins = value.shape, pairs.bins(count)
+    (heads, nodes, width), bins = value.shape, pairs.cached(distance_bins, count)
     with full_precision(value.device):
         by_node = value.transpose(0, 1)
         sums = edge_sum(value.new_ones(1, bins.col.shape[0]), by_node.flatten(1)[None], bins)[0, :-1]
@@ -48,6 +49,24 @@ def clipped_attention_impl(
             numerator = numerator + near[..., distance, None] * sums[distance]
         total = far * far_count[:, None] + near[..., :1] + (near * counts).sum(-1, keepdim=True)
         return (numerator / total).to(out_dtype)
+
+
+def distance_bins(pairs: SortedPairs, distances: int) -> CSR:
+    """The matrix of (target, Manhattan distance) bins, row i * distances + d, and sources; a last row takes every other
+    pair."""
+    if pairs.repeats:
+        raise ValueError(
+            "edge_index must not join a pair twice where position='clipped': its nodes have one distance; see "
+            "torch_geometric.utils.coalesce"
+        )
+    distance = whole_offsets(pairs.offsets, name="offsets (edge_offset)").abs().sum(-1).long()
+    last = pairs.nodes * distances
+    near = (distance >= 0) & (distance < distances)  # sums of huge integers wrap around
+    near = near if pairs.mask is None else near & pairs.mask
+    key = torch.where(near, pairs.target * distances + distance, last)
+    order = torch.argsort(key, stable=True)
+    source = pairs.source[order]
+    return CSR.from_sorted(key[order], source, last + 1, pairs.nodes, torch.argsort(source, stable=True))
 
 
 def _distance_weights(query: Tensor, table: Tensor, projection: Tensor) -> Tensor:

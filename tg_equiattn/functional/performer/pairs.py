@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from ...edges import CSR
 from ...modes import full_precision
-from ...neighbors import NeighborList
+from ...neighbors import NeighborList, SortedPairs
 from ...node_batch import NodeBatch, PaddedBatch
 from ..chunks import checkpointed, is_whole
 from ..softmax_attention import softmax_attention
 from .attention import pack_heads, unpack_heads
 from .edge_products import edge_sum
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
 
 MAX_SCORES = 1 << 32  # of all heads of one graph: 16 GiB in float32 if they were kept
 _CHUNK = 1 << 24  # scores in memory at once
@@ -38,9 +42,25 @@ class Near(NamedTuple):
     def added_values(self, weights: Tensor, own: Tensor) -> Tensor:
         """Weighted sums (heads, N, e) of ``values``, by weights of pairs (heads, E) and of loops (heads, N, 1)."""
         features, itself, mapped = (t.to(weights.dtype) for t in cast("tuple[Tensor, ...]", self.values))
-        relation, entries = self.pairs.incidence(len(weights))
+        relation, entries = self.pairs.cached(_incidence, len(weights))
         sums = edge_sum(weights.flatten()[None].index_select(1, entries), features[None], relation)
         return (sums[0].unflatten(0, (-1, len(weights))).transpose(0, 1) + own * itself) @ mapped
+
+
+def _incidence(pairs: SortedPairs, heads: int) -> tuple[CSR, Int[Tensor, " entries"]]:
+    """The matrix of the heads of nodes (rows) and the pairs whose target they are (columns), and the index of each of
+    its entries among the weights of all pairs, (heads, E) flattened."""
+    row, row_starts, count = pairs.target, pairs.csr.row_starts, pairs.offsets.shape[0]
+    node = row.repeat_interleave(heads, output_size=heads * count)
+    first, degree = row_starts[:-1][node], row_starts.diff()[node]
+    within = torch.arange(heads * count, device=row.device) - heads * first  # entries go by node, head, pair
+    head, pair = within // degree, first + within % degree
+    each = torch.arange(count, device=row.device)
+    first, degree = row_starts[:-1][row], row_starts.diff()[row]
+    along = torch.arange(heads, device=row.device)
+    order = (heads * first + each - first)[:, None] + along * degree[:, None]  # by pair, then head
+    pattern = CSR.from_sorted(node * heads + head, pair, heads * pairs.nodes, count, order.flatten())
+    return pattern, head * count + pair
 
 
 def pair_attention_impl(
