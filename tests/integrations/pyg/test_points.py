@@ -37,6 +37,7 @@ def make(make_conv):
     return lambda name, **options: make_conv(pos_dim=3, **{"cutoff": REACH, **OFFSETS[name], **options})
 
 
+@pytest.mark.filterwarnings("ignore:offset='distance' leaves out")
 @pytest.mark.parametrize("name", OFFSETS)
 def test_the_unit_of_positions_is_cutoff(name, make, cloud, equal, error):
     conv, data = make(name), cloud()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,9 @@ from ...node_batch import NodeBatch
 from .attention import check_operands, drop_keys, feature_norm, linear_attention_impl
 from .edge_products import edge_dot, edge_sum
 from .pairs import Near, pair_attention_impl
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def window_attention(
@@ -79,11 +84,16 @@ def window_attention(
 
 
 def window_attention_impl(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, near: Near, node_batch: NodeBatch,
+    query: Float[Tensor, "heads nodes d"],
+    key: Float[Tensor, "heads nodes d"],
+    value: Float[Tensor, "heads nodes e"],
+    projection: Float[Tensor, "features d"] | None,
+    near: Near,
+    node_batch: NodeBatch,
     dropout: float = 0.0,
-) -> Tensor:  # fmt: skip
-    """:func:`window_attention` of nodes (heads, N, d), unchecked. Dropout is of single weights of near pairs,
-    and of whole keys among all pairs."""
+) -> Float[Tensor, "heads nodes e"]:
+    """:func:`window_attention` without checks. Dropout is of single weights of near pairs, and of whole keys among all
+    pairs."""
     if projection is None:
         return pair_attention_impl(query, key, value, node_batch, dropout, near)
     dtype, pairs, csr = torch.promote_types(query.dtype, torch.float32), near.pairs, near.pairs.csr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,13 @@ from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
 from ...ranks import Shared
 from ...tables import Tables
-from ..modules import NotScriptable, StoresSettings, reset_children
+from ..modules import NotScriptable, StoresSettings, reset_children, with_zero_gradients
 from .nodes import Nodes
 from .positions import OFFSETS, ClippedPosition, Position, SinusoidPosition, WindowPosition
 from .random_features import RandomFeatures
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 POSITIONS = ("window", "clipped", "sinusoid")
 METHODS = ("features", "pairs")
@@ -79,8 +82,9 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
             real number otherwise, where they are Euclidean. Twice :func:`tg_equiattn.neighbors.mean_edge_length` suits
             most graphs. Default ``None``: 6, but ``offset="mlp"`` and ``"distance"`` need a value.
         offset: Bias of near pairs: a ``"table"`` over whole offsets, for grids (default); an ``"mlp"`` of the offset,
-            for points off a grid; or a smooth function of the ``"distance"``, which is invariant to rotations and
-            vanishes at ``cutoff``. Only for ``position="window"``.
+            for points off a grid; a smooth function of the ``"distance"``, which is invariant to rotations and
+            vanishes at ``cutoff``; or ``None``, one number for each head, for edges between nodes without positions.
+            Only for ``position="window"``.
         values: ``"content"`` (default), or ``"offset"`` to attend to offsets, too: use it where outputs depend on where
             other nodes are. Only for ``position="window"`` and ``None``.
         edge_dim: Number of features of a near pair. A linear map of them is added to its score. Default ``None``: near
@@ -124,7 +128,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         position: str | None = "window",
         pos_dim: int = 2,
         cutoff: float | None = None,
-        offset: str = "table",
+        offset: str | None = "table",
         values: str = "content",
         edge_dim: int | None = None,
         num_random_features: int | None = None,
@@ -138,7 +142,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         if out_channels % heads:
             raise ValueError(f"heads must divide out_channels={out_channels}, got {heads}")
         checks.choice("position", str(position), (*POSITIONS, "None"))
-        checks.choice("offset", offset, OFFSETS)
+        checks.choice("offset", str(offset), [str(name) for name in OFFSETS])
         checks.choice("values", values, VALUES)
         if method is not None:
             checks.choice("method", method, METHODS)
@@ -183,7 +187,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
 
     def settings(self) -> dict[str, Any]:
         values = "content" if self.far_offsets is None else "offset"
-        used = self.needs_neighbors or self.far_offsets is not None
+        used = (self.needs_neighbors and self.offset is not None) or self.far_offsets is not None
         return {
             "heads": self.heads, "pos_dim": self.pos_dim, "method": self.method, "values": values,
             "position": self.position, "offset": self.offset, "cutoff": self.cutoff if used else None,
@@ -240,6 +244,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         if return_vectors and self.far_offsets is None:
             raise ValueError("return_vectors must be False with values='content': only values='offset' has vectors")
         checks.same_kind(x, self.query.weight)
+        checks.half_precision(input=x)
         nodes = Nodes(
             x, self.positions, self.ranks, mask, batch, batch_size, max_num_nodes, pos, grid, neighbors,
             far_offsets=self.far_offsets is not None, whole=self.features is None,
@@ -250,7 +255,8 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         if self.features is not None:
             projection = self.features(x.device, torch.promote_types(x.dtype, torch.float32))
         if not x.numel() and self.ranks is None:  # the step above counts, as on ranks that have nodes
-            out = self.out(self.value(x))
+            self.query(x), self.key and self.key(x)  # which lazy ones need
+            out = with_zero_gradients(self, self.out(self.value(x)))
             return (out, out.new_zeros(*x.shape[:-1], self.heads, self.pos_dim)) if return_vectors else out
         query, value = self._project(self.query, nodes.x), self._project(self.value, nodes.x)
         key = query[:0] if self.key is None else self._project(self.key, nodes.x)
@@ -269,8 +275,8 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         out = nodes.restore(out + self.far_offsets(vectors / self.positions.unit).to(out.dtype))
         return (out, nodes.restore(vectors.to(self.out.weight.dtype))) if return_vectors else out
 
-    def _project(self, linear: nn.Linear, x: Tensor) -> Tensor:
-        """A projection of nodes (N, channels) with heads in front, (heads, N, head_channels)."""
+    def _project(self, linear: nn.Linear, x: Float[Tensor, "nodes channels"]) -> Float[Tensor, "heads nodes d"]:
+        """A projection of nodes with heads in front."""
         return linear(x).unflatten(-1, (-1, self.head_channels)).transpose(0, 1)
 
     def _suggest_pairs(self, node_batch: NodeBatch) -> None:
@@ -292,8 +298,11 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
 
 
 class FarOffsets(nn.Module):
-    r"""Outputs from each head's weighted mean :math:`o_e` of offsets, (N, heads, dim): a linear map of them, or where
-    ``invariant`` of :math:`g / (1 + g^2)^{1/4}`, g their inner products between heads, smooth. It starts at zero."""
+    r"""Outputs from each head's weighted mean :math:`o_e` of offsets, smooth. The map starts at zero.
+
+    It is a linear map of them, or where ``invariant`` of :math:`g / (1 + g^2)^{1/4}`, g their inner products between
+    heads.
+    """
 
     def __init__(self, heads: int, pos_dim: int, out_channels: int, invariant: bool) -> None:
         super().__init__()
@@ -306,7 +315,7 @@ class FarOffsets(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.map.weight)
 
-    def forward(self, means: Tensor) -> Tensor:
+    def forward(self, means: Float[Tensor, "nodes heads dim"]) -> Float[Tensor, "nodes channels"]:
         with full_precision(means.device):
             means = means.to(self.map.weight.dtype)
             if not self.invariant:
@@ -316,20 +325,31 @@ class FarOffsets(nn.Module):
             return self.map(products * (1 + products.square()) ** -0.25)
 
 
-def _check_position(position: str | None, offset: str, values: str, edge_dim: int | None, method: str | None) -> None:
+def _check_position(
+    position: str | None, offset: str | None, values: str, edge_dim: int | None, method: str | None
+) -> None:
     """Raise ValueError for settings that a kind of positions does not use."""
     if position != "window":
         for name, value, default in (("offset", offset, "table"), ("edge_dim", edge_dim, None)):
             if value != default:
-                raise ValueError(f"{name} must be {default!r} with position={position!r}, got {value!r}")
+                raise ValueError(
+                    f"{name} must be {default!r} with position={position!r}, got {value!r}; for edges between nodes "
+                    "without positions pass position='window', offset=None"
+                )
+    elif offset is None and values != "content":
+        raise ValueError(f"values must be 'content' with offset=None, got {values!r}")
     if position in ("clipped", "sinusoid") and values != "content":
         raise ValueError(f"values must be 'content' with position={position!r}, got {values!r}")
     if position == "clipped" and method == "pairs":
         raise ValueError("method must be 'features' with position='clipped', got 'pairs'")
 
 
-def _cutoff(position: str | None, cutoff: float | None, offset: str) -> float:
+def _cutoff(position: str | None, cutoff: float | None, offset: str | None) -> float:
     """The cutoff of a layer, or its default; ValueError where it does not fit the kind of positions."""
+    if offset is None:
+        if cutoff is not None:
+            raise ValueError(f"cutoff must be None with offset=None, got {cutoff}: edges are the near pairs")
+        return 1.0
     if cutoff is None and offset != "table":
         raise ValueError(
             f"cutoff must be given with offset={offset!r}: a length in the unit of pos, for example "

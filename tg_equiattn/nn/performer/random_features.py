@@ -6,7 +6,7 @@ import functools
 import warnings
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,25 +18,28 @@ from ...modes import in_functorch_transform, is_ordinary, ordinary_tensors
 from ...tables import Tables
 from ..modules import whole_numbers
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 _BYTES = 5  # seeds are below 2^40
 # Reading a number waits for an accelerator, and DistributedDataParallel writes buffers before every pass: there, only
 # the first writes are looked at.
 _READS = 3
 
 
-def draw_directions(seed: int, number: int, num_random_features: int, dim: int) -> Tensor:
-    """Draw ``number`` of a seed, ``(num_random_features, dim)`` float64 on the CPU: equal on every machine and rank."""
+def draw_directions(seed: int, number: int, num_random_features: int, dim: int) -> Float[Tensor, "features dim"]:
+    """Draw ``number`` of a seed, in float64 on the CPU: equal on every machine and rank."""
     generator = torch.Generator("cpu").manual_seed((seed * 1_000_003 + number) % 2**63)
     return orthogonal_projection(num_random_features, dim, generator)
 
 
-def digits_of(seed: int) -> Tensor:
+def digits_of(seed: int) -> Float[Tensor, " digits"]:
     """A seed as small whole numbers: its bytes and a checksum. Averages of equal ones, in floating point, are equal."""
     text = seed.to_bytes(_BYTES, "big")
     return torch.tensor([*text, *zlib.crc32(text).to_bytes(4, "big")], dtype=torch.float32, device="cpu")
 
 
-def seed_of(digits: Tensor) -> int | None:
+def seed_of(digits: Float[Tensor, " digits"]) -> int | None:
     """The seed of these digits; ``None`` for an average of several seeds, and for uninitialised memory."""
     numbers = whole_numbers(digits.nan_to_num(-1.0))
     if not all(0 <= n < 256 for n in numbers):
