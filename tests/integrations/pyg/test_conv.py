@@ -6,9 +6,9 @@ from oracles import performer_double_sum
 from torch_geometric.utils import to_dense_batch
 
 SIZES = (7, 2, 9)
+pytestmark = pytest.mark.filterwarnings("ignore:offset='distance' leaves out")  # of edges of any length
 
 
-@pytest.mark.filterwarnings("ignore:offset='distance' leaves out")
 def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, device):
     """With self-loops, which count once, a graph of one node, and nodes without edges."""
     conv, data = near_conv.to(device), arbitrary_graphs((7, 1, 9, 2)).to(device)

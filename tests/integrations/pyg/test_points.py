@@ -9,6 +9,7 @@ from space import motion
 from states import take_weights
 
 REACH = 1.7
+pytestmark = pytest.mark.filterwarnings("ignore:offset='distance' leaves out")  # where units are wrong on purpose
 
 
 @pytest.fixture
@@ -37,7 +38,6 @@ def make(make_conv):
     return lambda name, **options: make_conv(pos_dim=3, **{"cutoff": REACH, **OFFSETS[name], **options})
 
 
-@pytest.mark.filterwarnings("ignore:offset='distance' leaves out")
 @pytest.mark.parametrize("name", OFFSETS)
 def test_the_unit_of_positions_is_cutoff(name, make, cloud, equal, error):
     conv, data = make(name), cloud()

@@ -14,6 +14,7 @@ from ...modes import full_precision
 from ...node_batch import NodeBatch, PaddedBatch
 from .feature_attention import feature_readout, feature_summary
 from .graph_rows import GraphRows, graph_rows
+from .random_features import log_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -115,6 +116,7 @@ def linear_attention_impl(
     value: Float[Tensor, "heads nodes e"],
     projection: Float[Tensor, "features d"],
     node_batch: NodeBatch,
+    variance: Float[Tensor, " heads"] | None = None,
 ) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:
     """:func:`linear_attention` without checks. Also returns the log-sum-exp of the estimated scores, without the term
     :func:`feature_norm`."""
@@ -127,7 +129,9 @@ def linear_attention_impl(
     mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
     query, key, value = (pack_heads(x, rows) for x in (query, key, value))
     flat_query, flat_key, flat_value = (x.flatten(0, 1) for x in (query, key, value))
-    out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merge)
+    if variance is not None:
+        variance = variance.repeat_interleave(query.shape[1], output_size=flat_query.shape[0])
+    out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merge, variance=variance)
     out, lse = (x.unflatten(0, query.shape[:2]) for x in (out, lse))
     return unpack_heads(out, rows), unpack_heads(lse, rows)
 
@@ -164,18 +168,27 @@ def feature_attention(
     mask: Bool[Tensor, "groups nodes"] | None,
     merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     plain: bool = False,
+    variance: Float[Tensor, " groups"] | None = None,
 ) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:
     """Outputs and log-sum-exps of groups of queries, over the valid keys of each group.
 
     ``merge`` takes the softmax averages (groups, features, e) and log-sum-exps (groups, features) over the keys of each
     group and returns those that the queries of each group read, where these attend to the keys of several groups.
-    ``plain`` uses torch's operations only, with all scores in memory.
+    ``plain`` uses torch's operations only, with all scores in memory. ``variance`` is that of :func:`softmax_features`.
     """
-    scale = query.shape[-1] ** -0.5
+    scale, out_dtype = query.shape[-1] ** -0.5, value.dtype
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
         w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
-        content, lse = feature_summary(key.to(dtype), value.to(dtype), w, mask, scale / 2, plain)
+        query, key, value, w_key, norm = query.to(dtype), key.to(dtype), value.to(dtype), w, scale / 2
+        if variance is not None:  # the norm of keys, which are scaled, is one more channel
+            variance = variance.to(dtype)
+            root, squares = variance.sqrt()[:, None, None], key.square().sum(-1, keepdim=True)
+            query, key = root * query, torch.cat([root * key, -norm * squares], -1)
+            w_key, norm = torch.nn.functional.pad(w, (0, 1), value=1.0), 0.0
+        content, lse = feature_summary(key, value, w_key, mask, norm, plain)
         content, lse = (content, lse) if merge is None else merge(content, lse)
-        out, query_lse = feature_readout(query.to(dtype), w, content, lse, plain)
-    return out.to(value.dtype), query_lse[..., None]
+        if variance is not None:
+            lse = lse + log_weights(projection.to(dtype), variance)
+        out, query_lse = feature_readout(query, w, content, lse, plain)
+    return out.to(out_dtype), query_lse[..., None]

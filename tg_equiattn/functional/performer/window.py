@@ -91,6 +91,7 @@ def window_attention_impl(
     near: Near,
     node_batch: NodeBatch,
     dropout: float = 0.0,
+    variance: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "heads nodes e"]:
     """:func:`window_attention` without checks. Dropout is of single weights of near pairs, and of whole keys among all
     pairs."""
@@ -99,7 +100,7 @@ def window_attention_impl(
     dtype, pairs, csr = torch.promote_types(query.dtype, torch.float32), near.pairs, near.pairs.csr
     with full_precision(query.device):
         q, k, v = (x.to(dtype).contiguous() for x in (query, key, value))
-        far, far_lse = linear_attention_impl(q, k, drop_keys(v, dropout), projection, node_batch)
+        far, far_lse = linear_attention_impl(q, k, drop_keys(v, dropout), projection, node_batch, variance)
         far_lse = far_lse + feature_norm(q, projection) + near.far_bias[:, None, None]
         q = q * q.shape[-1] ** -0.5
         self_score = ((q * k).sum(-1) + near.self_bias).unsqueeze(-1)

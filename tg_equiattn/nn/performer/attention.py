@@ -19,7 +19,7 @@ from ...ranks import Shared
 from ...tables import Tables
 from ..modules import NotScriptable, StoresSettings, reset_children, with_zero_gradients
 from .nodes import Nodes
-from .positions import OFFSETS, ClippedPosition, Position, SinusoidPosition, WindowPosition
+from .positions import OFFSETS, ClippedPosition, FeatureVariance, Position, SinusoidPosition, WindowPosition
 from .random_features import RandomFeatures
 
 if TYPE_CHECKING:
@@ -172,7 +172,9 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         self._suggests_pairs = method is None and position != "clipped"
         if self.method == "features":
             count = max(FEATURES, int(d * math.log(d))) if num_random_features is None else num_random_features
-            self.features = RandomFeatures(count, d + self.positions.extra_channels, redraw_interval)
+            dim = d + self.positions.extra_channels
+            self.features = RandomFeatures(count, dim, redraw_interval, paired=True)
+            self.positions.variance = FeatureVariance(self.positions.key_heads, dim)
 
     def why_not_shared(self) -> str | None:
         if self.needs_neighbors:

@@ -3,6 +3,7 @@ Performer's paper."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,30 @@ OFFSETS: dict[str | None, Callable[[int, int, Any], Any]] = {
 }
 
 
+class FeatureVariance(nn.Module):
+    """The variance of the directions of random features, a learned number for each head, greater than 1/2.
+
+    The estimate is unbiased at every value (see :func:`softmax_features`). The first value has the smallest error for
+    queries and keys of a new layer whose input has unit variance: |q|^2 + |k|^2 is 2 sqrt(dim) / 3 there.
+
+    Source: Likhosherstov et al., Chefs' random tables (2022), theorem 3.4.
+    """
+
+    def __init__(self, heads: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.log = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        size = 2 * self.dim**0.5 / 3
+        rho = (math.sqrt((2 * size + self.dim) ** 2 + 8 * self.dim * size) - 2 * size - self.dim) / (4 * size)
+        nn.init.constant_(self.log, math.log((1 + 1 / rho) / 2 - 0.5))
+
+    def forward(self) -> Float[Tensor, " heads"]:
+        return 0.5 + self.log.exp()
+
+
 class Position(nn.Module):
     """Attention without positions, and what all kinds of positions have in common.
 
@@ -58,6 +83,7 @@ class Position(nn.Module):
     def __init__(self, heads: int, pos_dim: int, unit: float = 1.0) -> None:
         super().__init__()
         self.heads, self.key_heads, self.pos_dim, self.unit = heads, heads, pos_dim, unit
+        self.variance: FeatureVariance | None = None
 
     def find_neighbors(self, pos: Float[Tensor, "nodes dim"], batch: Tensor | None) -> NeighborList:
         """Near pairs of nodes: closer than the unit, by Manhattan distance where offsets are whole."""
@@ -80,7 +106,9 @@ class Position(nn.Module):
     ) -> Float[Tensor, "heads nodes e"]:
         if projection is None:
             return pair_attention_impl(query, key, value, nodes.node_batch, dropout)
-        return linear_attention_impl(query, key, drop_keys(value, dropout), projection, nodes.node_batch)[0]
+        variance = None if self.variance is None else self.variance()
+        value = drop_keys(value, dropout)
+        return linear_attention_impl(query, key, value, projection, nodes.node_batch, variance)[0]
 
 
 class SinusoidPosition(Position):
@@ -122,6 +150,7 @@ class ClippedPosition(Position):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        reset_children(self)
         nn.init.normal_(self.distance_table)
 
     def forward(
@@ -203,7 +232,8 @@ class WindowPosition(Position):
                 if pairs.self_features is not None:
                     self_bias = self_bias + self.edge_bias(pairs.self_features.to(dtype)).T
         near = Near(pairs, bias, self_bias, self.far_bias, values)
-        return window_attention_impl(query, key, value, projection, near, nodes.node_batch, dropout)
+        variance = None if self.variance is None else self.variance()
+        return window_attention_impl(query, key, value, projection, near, nodes.node_batch, dropout, variance)
 
     def _warn_of_cutoff(self, bias: Float[Tensor, " pairs"], mask: Bool[Tensor, " pairs"] | None) -> None:
         """Warn, once, where values are read and most near pairs are longer than the cutoff: their weight is zero."""
