@@ -201,7 +201,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 0 --learning-rate 0.003
 	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 0 --learning-rate 0.012
 	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 1 2 --learning-rate 0.012 --models "far offsets" "far offsets, pairs" "far offsets, near only" GATv2 PointTransformer "Performer, shifts"
-	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 1 2 --models Performer "dense, shifts"
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 1 2 --models Performer "dense, shifts" "dense, centred"
 	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 1 2 --learning-rate 0.003 --models content "Performer, centred"
 	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 0 1 2 --epochs 16 --learning-rate 0.012 --models "far offsets"
 	$(RUN) -W ignore examples/studies/depots.py --study --tasks distance --seeds 0 --learning-rate 0.012
@@ -209,6 +209,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/depots.py --study --tasks distance --seeds 0 --models "dense, shifts"
 	$(RUN) -W ignore examples/studies/depots.py --study --tasks distance --seeds 1 2 --learning-rate 0.012 --models "far offsets" "far offsets, pairs" content GATv2 PointTransformer "Performer, centred"
 	$(RUN) -W ignore examples/studies/depots.py --study --tasks distance --seeds 1 2 --models "dense, shifts"
+	$(RUN) -W ignore examples/studies/beacons.py --study
 	$(RUN) -W ignore examples/studies/report.py
 
 report: setup

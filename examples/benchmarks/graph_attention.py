@@ -5,7 +5,8 @@ in space, joined where nearer than a distance that makes about eight neighbors. 
 
 TransformerConv     attention along edges only, no global context
 dense               torch's MultiheadAttention on a padded batch, as GPSConv(attn_type="multihead"); small graphs
-PyG Performer       as in GPSConv(attn_type="performer"), on a padded batch
+PyG Performer       of as many heads and channels as ours, on a padded batch
+PyG Performer, defaults     as GPSConv(attn_type="performer") makes it: 4 heads of 64
 None                RelativePerformerConv without positions, method="features" here and in the next ones
 far offsets         the same with values="offset": offsets of all nodes, without near pairs
 mlp, distance       near pairs besides, shared among layers, as RelativeGPSBlock has them
@@ -70,7 +71,8 @@ OURS = {
     "distance + values": {"offset": "distance", "values": "offset"},
 }
 PAIRS = {f"pairs, {name}": {**OURS[name], "method": "pairs"} for name in ("None", "mlp", "distance + values")}
-VARIANTS = ("TransformerConv", "dense", "PyG Performer", *OURS, *PAIRS)
+PEERS = {"PyG Performer": {"head_channels": CHANNELS // HEADS}, "PyG Performer, defaults": {}}
+VARIANTS = ("TransformerConv", "dense", *PEERS, *OURS, *PAIRS)
 SMALL = ("dense", *PAIRS)
 
 
@@ -111,10 +113,9 @@ def prepare(variant: str, load: str, device: str):
     if variant == "TransformerConv":
         layer = TransformerConv(CHANNELS, CHANNELS // HEADS, HEADS).to(device)
         return layer, lambda: layer(x, edges)
-    if variant in ("dense", "PyG Performer"):
+    if variant == "dense" or variant in PEERS:
         dense = nn.MultiheadAttention(CHANNELS, HEADS, batch_first=True)
-        peer = PerformerAttention(CHANNELS, HEADS, head_channels=CHANNELS // HEADS)
-        layer = Dense(dense if variant == "dense" else peer).to(device)
+        layer = Dense(dense if variant == "dense" else PerformerAttention(CHANNELS, HEADS, **PEERS[variant])).to(device)
         return layer, lambda: layer(x, batch)
     options = {"pos_dim": 3, "cutoff": cutoff(), "num_random_features": FEATURES, "method": "features"}
     layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options | (OURS | PAIRS)[variant]).to(device)
