@@ -111,13 +111,9 @@ def check_operands(
 
 
 def linear_attention_impl(
-    query: Float[Tensor, "heads nodes d"],
-    key: Float[Tensor, "heads nodes d"],
-    value: Float[Tensor, "heads nodes e"],
-    projection: Float[Tensor, "features d"],
-    node_batch: NodeBatch,
-    variance: Float[Tensor, " heads"] | None = None,
-) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:
+    query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
+    projection: Float[Tensor, "features d"], node_batch: NodeBatch, variance: Float[Tensor, " heads"] | None = None,
+) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:  # fmt: skip
     """:func:`linear_attention` without checks. Also returns the log-sum-exp of the estimated scores, without the term
     :func:`feature_norm`."""
     heads, rows = query.shape[0], graph_rows(node_batch)
@@ -161,15 +157,11 @@ def feature_norm(query: Float[Tensor, "... d"], projection: Float[Tensor, "featu
 
 
 def feature_attention(
-    query: Float[Tensor, "groups nodes d"],
-    key: Float[Tensor, "groups nodes d"],
-    value: Float[Tensor, "groups nodes e"],
-    projection: Float[Tensor, "features d"],
-    mask: Bool[Tensor, "groups nodes"] | None,
-    merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
-    plain: bool = False,
-    variance: Float[Tensor, " groups"] | None = None,
-) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:
+    query: Float[Tensor, "groups nodes d"], key: Float[Tensor, "groups nodes d"],
+    value: Float[Tensor, "groups nodes e"], projection: Float[Tensor, "features d"],
+    mask: Bool[Tensor, "groups nodes"] | None, merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    plain: bool = False, variance: Float[Tensor, " groups"] | None = None,
+) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:  # fmt: skip
     """Outputs and log-sum-exps of groups of queries, over the valid keys of each group.
 
     ``merge`` takes the softmax averages (groups, features, e) and log-sum-exps (groups, features) over the keys of each

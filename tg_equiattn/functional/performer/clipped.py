@@ -21,13 +21,10 @@ _FLOOR = 1e-30  # smallest weight, relative to the largest one: float32 rounds s
 
 
 def clipped_attention_impl(
-    query: Float[Tensor, "heads nodes d"],
-    value: Float[Tensor, "heads nodes e"],
-    projection: Float[Tensor, "features d"],
-    distance_table: Float[Tensor, "heads distances d"],
-    pairs: NeighborList,
+    query: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
+    projection: Float[Tensor, "features d"], distance_table: Float[Tensor, "heads distances d"], pairs: NeighborList,
     node_batch: NodeBatch,
-) -> Float[Tensor, "heads nodes e"]:
+) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
     r"""Attention whose weights depend only on the query and on the clipped distance of a pair (strategy 2).
 
     The table w of each head has a row for each of the distances 0 to k. The weight of a pair at Manhattan distance d is

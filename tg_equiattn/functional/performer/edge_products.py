@@ -51,34 +51,26 @@ def edge_sum(
 
 
 def gathered_edge_dot(
-    query: Float[Tensor, "heads rows d"],
-    key: Float[Tensor, "heads cols d"],
-    row: Int[Tensor, " pairs"],
-    col: Int[Tensor, " pairs"],
-    chunk: int = 4096,
-) -> Float[Tensor, "heads pairs"]:
+    query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], row: Int[Tensor, " pairs"],
+    col: Int[Tensor, " pairs"], chunk: int = 4096,
+) -> Float[Tensor, "heads pairs"]:  # fmt: skip
     """:func:`edge_dot`, ``chunk`` pairs at a time."""
     pairs = zip(row.split(chunk), col.split(chunk), strict=True)
     return torch.cat([torch.linalg.vecdot(query[:, i], key[:, j]) for i, j in pairs], -1)
 
 
 def _whole_edge_dot(
-    query: Float[Tensor, "heads rows d"],
-    key: Float[Tensor, "heads cols d"],
-    row: Int[Tensor, " pairs"],
+    query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], row: Int[Tensor, " pairs"],
     col: Int[Tensor, " pairs"],
-) -> Float[Tensor, "heads pairs"]:
+) -> Float[Tensor, "heads pairs"]:  # fmt: skip
     """:func:`edge_dot`, all pairs at a time."""
     return (query.index_select(1, row) * key.index_select(1, col)).sum(-1)
 
 
 def gathered_edge_sum(
-    weight: Float[Tensor, "heads pairs"],
-    value: Float[Tensor, "heads cols d"],
-    row: Int[Tensor, " pairs"],
-    col: Int[Tensor, " pairs"],
-    rows: int,
-) -> Float[Tensor, "heads rows d"]:
+    weight: Float[Tensor, "heads pairs"], value: Float[Tensor, "heads cols d"], row: Int[Tensor, " pairs"],
+    col: Int[Tensor, " pairs"], rows: int,
+) -> Float[Tensor, "heads rows d"]:  # fmt: skip
     """:func:`edge_sum`, with the values of all pairs in memory."""
     sums = value.new_zeros(value.shape[0], rows, value.shape[-1])
     return sums.index_add(1, row, weight[..., None] * value.index_select(1, col))

@@ -40,13 +40,10 @@ if TYPE_CHECKING:
 
 
 def feature_summary(
-    key: Float[Tensor, "groups nodes d"],
-    value: Float[Tensor, "groups nodes e"],
-    projection: Float[Tensor, "features d"],
-    mask: Bool[Tensor, "groups nodes"] | None,
-    norm: float,
+    key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
+    projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None, norm: float,
     plain: bool = False,
-) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:
+) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
     """The content and the log-sum-exp of each feature over the valid keys of a group.
 
     Log features are W k - norm |k|^2. A group without keys has content 0 and the smallest finite key_lse.
@@ -57,12 +54,9 @@ def feature_summary(
 
 
 def feature_readout(
-    query: Float[Tensor, "groups nodes d"],
-    projection: Float[Tensor, "features d"],
-    content: Float[Tensor, "groups features e"],
-    key_lse: Float[Tensor, "groups features"],
-    plain: bool = False,
-) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:
+    query: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"],
+    content: Float[Tensor, "groups features e"], key_lse: Float[Tensor, "groups features"], plain: bool = False,
+) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:  # fmt: skip
     """Outputs and log-sum-exps of queries over the features."""
     form = choose_form(query, query[..., 0].numel() * len(projection), plain)
     readout = chunked_readout if form == OPERATOR else plain_readout
@@ -100,13 +94,9 @@ def chunked_summary(
 
 
 def _sums(
-    key: Float[Tensor, "groups nodes d"],
-    value: Float[Tensor, "groups nodes e"],
-    projection: Float[Tensor, "features d"],
-    mask: Bool[Tensor, "groups nodes"] | None,
-    norm: float,
-    stabilise: bool,
-) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups 1 features"], Float[Tensor, "groups 1 features"]]:
+    key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
+    projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None, norm: float, stabilise: bool,
+) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups 1 m"], Float[Tensor, "groups 1 m"]]:  # fmt: skip
     """Sums over keys of exp(score - top), times the value and alone, and top, the largest score or 0."""
     content = value.new_zeros(key.shape[0], len(projection), value.shape[-1])
     sums = value.new_zeros(key.shape[0], 1, len(projection))

@@ -22,12 +22,9 @@ OfChunk = Callable[[Tensors, Tensors, Tensor | None], tuple[Tensors, Tensors]]  
 
 
 def plain_summary(
-    key: Float[Tensor, "groups nodes d"],
-    value: Float[Tensor, "groups nodes e"],
-    projection: Float[Tensor, "features d"],
-    mask: Bool[Tensor, "groups nodes"] | None,
-    norm: float,
-) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:
+    key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
+    projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None, norm: float,
+) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
     """:func:`feature_summary` with all scores in memory."""
     scores, lowest = key_scores(key, projection, mask, norm), torch.finfo(key.dtype).min
     top = scores.detach().amax(1, keepdim=True).clamp(min=lowest)
@@ -39,22 +36,18 @@ def plain_summary(
 
 
 def plain_readout(
-    query: Float[Tensor, "groups nodes d"],
-    content: Float[Tensor, "groups features e"],
-    key_lse: Float[Tensor, "groups features"],
-    projection: Float[Tensor, "features d"],
-) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:
+    query: Float[Tensor, "groups nodes d"], content: Float[Tensor, "groups features e"],
+    key_lse: Float[Tensor, "groups features"], projection: Float[Tensor, "features d"],
+) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:  # fmt: skip
     """:func:`feature_readout` with all scores in memory."""
     scores = query @ projection.T + key_lse[:, None]
     return scores.softmax(-1) @ content, scores.logsumexp(-1)
 
 
 def key_scores(
-    key: Float[Tensor, "groups nodes d"],
-    projection: Float[Tensor, "features d"],
-    mask: Bool[Tensor, "groups nodes"] | None,
-    norm: float,
-) -> Float[Tensor, "groups nodes features"]:
+    key: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"],
+    mask: Bool[Tensor, "groups nodes"] | None, norm: float,
+) -> Float[Tensor, "groups nodes features"]:  # fmt: skip
     """Log features of keys, minus infinity where masked."""
     bias = -norm * key.square().sum(-1, keepdim=True)
     if mask is not None:
@@ -63,10 +56,9 @@ def key_scores(
 
 
 def query_scores(
-    query: Float[Tensor, "groups nodes d"],
-    projection: Float[Tensor, "features d"],
+    query: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"],
     key_lse: Float[Tensor, "groups features"],
-) -> Float[Tensor, "groups nodes features"]:
+) -> Float[Tensor, "groups nodes features"]:  # fmt: skip
     """Log features of queries, without the term that is the same for all features of a query, plus the log-sum-exp of
     each feature."""
     return torch.baddbmm(key_lse[:, None], query, projection.T.expand(query.shape[0], -1, -1))

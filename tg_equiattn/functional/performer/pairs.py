@@ -66,14 +66,9 @@ def _incidence(pairs: SortedPairs, heads: int) -> tuple[CSR, Int[Tensor, " entri
 
 
 def pair_attention_impl(
-    query: Float[Tensor, "heads nodes d"],
-    key: Float[Tensor, "heads nodes d"],
-    value: Float[Tensor, "heads nodes e"],
-    node_batch: NodeBatch,
-    dropout: float = 0.0,
-    near: Near | None = None,
-    chunk: int = _CHUNK,
-) -> Float[Tensor, "heads nodes e"]:
+    query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
+    node_batch: NodeBatch, dropout: float = 0.0, near: Near | None = None, chunk: int = _CHUNK,
+) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
     r"""Softmax attention without checks, with dropout of weights.
 
     With near pairs of bias b, and f that of all pairs, a weight is :math:`e^f e^{\langle q_i, k_j \rangle / \sqrt d}
@@ -139,18 +134,11 @@ class _Entries(NamedTuple):
 
 
 def _attend(
-    q: Float[Tensor, "heads rows queries d"],
-    k: Float[Tensor, "heads rows keys d"],
-    v: Float[Tensor, "heads rows keys e"],
-    mask: Bool[Tensor, "rows keys"] | None,
-    row: Int[Tensor, " entries"] | None,
-    query: Int[Tensor, " entries"] | None,
-    key: Int[Tensor, " entries"] | None,
-    logs: Float[Tensor, "heads entries"] | None,
-    *,
-    dropout: float,
-    repeats: bool,
-) -> tuple[Float[Tensor, "heads rows queries e"], Float[Tensor, "heads entries"] | None]:
+    q: Float[Tensor, "heads rows queries d"], k: Float[Tensor, "heads rows keys d"],
+    v: Float[Tensor, "heads rows keys e"], mask: Bool[Tensor, "rows keys"] | None, row: Int[Tensor, " entries"] | None,
+    query: Int[Tensor, " entries"] | None, key: Int[Tensor, " entries"] | None,
+    logs: Float[Tensor, "heads entries"] | None, *, dropout: float, repeats: bool,
+) -> tuple[Float[Tensor, "heads rows queries e"], Float[Tensor, "heads entries"] | None]:  # fmt: skip
     """Outputs of some rows and queries over valid keys; and the share of each entry's weight that is its near term."""
     scores = torch.matmul(q * q.shape[-1] ** -0.5, k.mT)
     if mask is not None:
@@ -194,11 +182,9 @@ def _in_chunks(attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ent
 
 
 def _with_near(
-    scores: Float[Tensor, "heads rows queries keys"],
-    index: Int[Tensor, " entries"],
-    logs: Float[Tensor, "heads entries"],
-    repeats: bool,
-) -> tuple[Float[Tensor, "heads rows queries keys"], Float[Tensor, "heads entries"]]:
+    scores: Float[Tensor, "heads rows queries keys"], index: Int[Tensor, " entries"],
+    logs: Float[Tensor, "heads entries"], repeats: bool,
+) -> tuple[Float[Tensor, "heads rows queries keys"], Float[Tensor, "heads entries"]]:  # fmt: skip
     """Scores with log(1 + sum of exp(logs)) added at the flat index of each entry; and the addend of each entry. A pair
     given several times has a sum of several terms, if ``repeats``."""
     if not repeats:

@@ -84,15 +84,10 @@ def window_attention(
 
 
 def window_attention_impl(
-    query: Float[Tensor, "heads nodes d"],
-    key: Float[Tensor, "heads nodes d"],
-    value: Float[Tensor, "heads nodes e"],
-    projection: Float[Tensor, "features d"] | None,
-    near: Near,
-    node_batch: NodeBatch,
-    dropout: float = 0.0,
+    query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
+    projection: Float[Tensor, "features d"] | None, near: Near, node_batch: NodeBatch, dropout: float = 0.0,
     variance: Float[Tensor, " heads"] | None = None,
-) -> Float[Tensor, "heads nodes e"]:
+) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
     """:func:`window_attention` without checks. Dropout is of single weights of near pairs, and of whole keys among all
     pairs."""
     if projection is None:

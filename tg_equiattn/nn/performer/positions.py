@@ -96,14 +96,10 @@ class Position(nn.Module):
         return NeighborList(edges, pos.shape[0], offsets, between_positions=True, checked=True)
 
     def forward(
-        self,
-        query: Float[Tensor, "heads nodes d"],
-        key: Float[Tensor, "key_heads nodes d"],
-        value: Float[Tensor, "heads nodes e"],
-        projection: Float[Tensor, "features d"] | None,
-        nodes: Nodes,
+        self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
+        value: Float[Tensor, "heads nodes e"], projection: Float[Tensor, "features d"] | None, nodes: Nodes,
         dropout: float = 0.0,
-    ) -> Float[Tensor, "heads nodes e"]:
+    ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         if projection is None:
             return pair_attention_impl(query, key, value, nodes.node_batch, dropout)
         variance = None if self.variance is None else self.variance()
@@ -123,14 +119,10 @@ class SinusoidPosition(Position):
         self.extra_channels = self.sinusoid.channels
 
     def forward(
-        self,
-        query: Float[Tensor, "heads nodes d"],
-        key: Float[Tensor, "key_heads nodes d"],
-        value: Float[Tensor, "heads nodes e"],
-        projection: Float[Tensor, "features d"] | None,
-        nodes: Nodes,
+        self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
+        value: Float[Tensor, "heads nodes e"], projection: Float[Tensor, "features d"] | None, nodes: Nodes,
         dropout: float = 0.0,
-    ) -> Float[Tensor, "heads nodes e"]:
+    ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         position_query, position_key = self.sinusoid(nodes.pos)
         query, key = torch.cat([query, position_query], -1), torch.cat([key, position_key], -1)
         return super().forward(query, key, value, projection, nodes, dropout)
@@ -154,14 +146,9 @@ class ClippedPosition(Position):
         nn.init.normal_(self.distance_table)
 
     def forward(
-        self,
-        query: Float[Tensor, "heads nodes d"],
-        key: Float[Tensor, "key_heads nodes d"],
-        value: Float[Tensor, "heads nodes e"],
-        projection: Any,
-        nodes: Nodes,
-        dropout: float = 0.0,
-    ) -> Float[Tensor, "heads nodes e"]:
+        self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
+        value: Float[Tensor, "heads nodes e"], projection: Any, nodes: Nodes, dropout: float = 0.0,
+    ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         content, near = self.key_heads, nodes.near
         by_distance = clipped_attention_impl(
             query[content:], drop_keys(value[content:], dropout), projection, self.distance_table, near,
@@ -201,14 +188,10 @@ class WindowPosition(Position):
         return super().find_neighbors(pos, batch)
 
     def forward(
-        self,
-        query: Float[Tensor, "heads nodes d"],
-        key: Float[Tensor, "key_heads nodes d"],
-        value: Float[Tensor, "heads nodes e"],
-        projection: Float[Tensor, "features d"] | None,
-        nodes: Nodes,
+        self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
+        value: Float[Tensor, "heads nodes e"], projection: Float[Tensor, "features d"] | None, nodes: Nodes,
         dropout: float = 0.0,
-    ) -> Float[Tensor, "heads nodes e"]:
+    ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         pairs, values = nodes.near, None
         offsets = pairs.offsets
         if not offsets.is_floating_point():
