@@ -126,7 +126,7 @@ def linear_attention_impl(
     query, key, value = (pack_heads(x, rows) for x in (query, key, value))
     flat_query, flat_key, flat_value = (x.flatten(0, 1) for x in (query, key, value))
     if variance is not None:
-        variance = variance.repeat_interleave(query.shape[1], output_size=flat_query.shape[0])
+        variance = variance[:, None].expand(-1, query.shape[1]).flatten()
     out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merge, variance=variance)
     out, lse = (x.unflatten(0, query.shape[:2]) for x in (out, lse))
     return unpack_heads(out, rows), unpack_heads(lse, rows)
@@ -168,19 +168,28 @@ def feature_attention(
     group and returns those that the queries of each group read, where these attend to the keys of several groups.
     ``plain`` uses torch's operations only, with all scores in memory. ``variance`` is that of :func:`softmax_features`.
     """
-    scale, out_dtype = query.shape[-1] ** -0.5, value.dtype
+    scale = query.shape[-1] ** -0.5
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
         w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
-        query, key, value, w_key, norm = query.to(dtype), key.to(dtype), value.to(dtype), w, scale / 2
-        if variance is not None:  # the norm of keys, which are scaled, is one more channel
-            variance = variance.to(dtype)
-            root, squares = variance.sqrt()[:, None, None], key.square().sum(-1, keepdim=True)
-            query, key = root * query, torch.cat([root * key, -norm * squares], -1)
-            w_key, norm = torch.nn.functional.pad(w, (0, 1), value=1.0), 0.0
-        content, lse = feature_summary(key, value, w_key, mask, norm, plain)
+        if variance is None:
+            content, lse = feature_summary(key.to(dtype), value.to(dtype), w, mask, scale / 2, plain)
+        else:
+            content, lse = _summary_with_variance(key.to(dtype), value.to(dtype), w, mask, variance.to(dtype), plain)
         content, lse = (content, lse) if merge is None else merge(content, lse)
+        query = query.to(dtype)
         if variance is not None:
-            lse = lse + log_weights(projection.to(dtype), variance)
+            lse = lse + log_weights(projection.to(dtype), variance.to(dtype))
+            query = query * variance.to(dtype).sqrt()[:, None, None]
         out, query_lse = feature_readout(query, w, content, lse, plain)
-    return out.to(out_dtype), query_lse[..., None]
+    return out.to(value.dtype), query_lse[..., None]
+
+
+def _summary_with_variance(
+    key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"], w: Float[Tensor, "features d"],
+    mask: Bool[Tensor, "groups nodes"] | None, variance: Float[Tensor, " groups"], plain: bool,
+) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
+    """:func:`feature_summary` of keys that are scaled by the root of a variance; their own norm is one more channel."""
+    norm = key.square().sum(-1, keepdim=True) * (key.shape[-1] ** -0.5 / -2)
+    wide = torch.cat([key * variance.sqrt()[:, None, None], norm], -1)
+    return feature_summary(wide, value, torch.nn.functional.pad(w, (0, 1), value=1.0), mask, 0.0, plain)
