@@ -71,8 +71,9 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
             (default: :obj:`"content"`)
         edge_dim (int, optional): Number of features of an edge. A linear map of them is added to its score. Only for
             :obj:`position="window"`. (default: :obj:`None`)
-        num_random_features (int, optional): Number of random features. More are more exact and slower. :obj:`None`
-            means :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of width :math:`d`. (default: :obj:`None`)
+        num_random_features (int, optional): Number of random features. More are more exact and slower. Their directions
+            come in opposite pairs and have a variance that each head learns. :obj:`None` means
+            :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of width :math:`d`. (default: :obj:`None`)
         redraw_interval (int, optional): Number of training steps between draws of the random features. :obj:`None`
             means that only :meth:`redraw_features` draws. (default: :obj:`None`)
         method (str, optional): :obj:`"features"`, in linear time, or :obj:`"pairs"`, exact over all pairs of a graph,

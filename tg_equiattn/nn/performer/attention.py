@@ -89,7 +89,9 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
             other nodes are. Only for ``position="window"`` and ``None``.
         edge_dim: Number of features of a near pair. A linear map of them is added to its score. Default ``None``: near
             pairs have no features. Only for ``position="window"``.
-        num_random_features: Number m of random features. More are more exact and slower. Default ``None``:
+        num_random_features: Number m of random features. More are more exact and slower. Their directions come in
+            opposite pairs and have a variance that each head learns (:func:`tg_equiattn.functional.softmax_features`).
+            Default ``None``:
             :math:`\max(64, \lfloor d \ln d \rfloor)`.
         redraw_interval: Number of training steps (forward passes in training mode) between draws of the random
             features. Passes that activation checkpointing repeats do not count: call backward before the next draw.
@@ -107,9 +109,9 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
     Raises:
         ValueError: The message names the argument, the value given and what is allowed.
 
-    Source: Choromanski et al. (2021) for the features; relative-performer section 2.3 for ``"sinusoid"`` (strategy 1)
-    and ``"clipped"`` (strategy 2, here with a weight :math:`w_0` for a node with itself). Near pairs and the values of
-    offsets are ours.
+    Source: Choromanski et al. (2021) for the features, Likhosherstov et al. (2022) for their variance;
+    relative-performer section 2.3 for ``"sinusoid"`` (strategy 1) and ``"clipped"`` (strategy 2, here with a weight
+    :math:`w_0` for a node with itself). Near pairs and the values of offsets are ours.
 
     Example:
         >>> import torch
