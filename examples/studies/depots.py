@@ -70,7 +70,7 @@ Model = Literal[
     "far offsets", "far offsets, pairs", "far offsets, near only", "content", "GATv2", "PointTransformer", "Performer",
     "Performer, shifts", "Performer, centred", "dense, shifts", "dense, centred",
 ]  # fmt: skip
-OF_DISPLACEMENTS_ONLY = "far offsets, near only", "Performer", "Performer, shifts"
+OF_DISPLACEMENTS_ONLY = "far offsets, near only", "Performer", "Performer, shifts", "dense, centred"
 POSITIONS: dict[str, Positions] = {"Performer": "as they are", "shifts": "shifted", "centred": "centred"}
 
 
