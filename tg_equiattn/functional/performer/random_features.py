@@ -62,7 +62,7 @@ def softmax_features(x: Tensor, projection: Tensor, variance: float | Tensor = 1
     Returns:
         ``(..., M)``, positive.
 
-    Source: Choromanski et al. (2021), Eq. 5 and Lemma 1; Likhosherstov et al., Chefs' random tables (2022), section 3.2
+    Source: Choromanski et al. (2021), Eq. 5 and Lemma 1; Likhosherstov et al., Chefs' random tables (2022), FAVOR++,
     for the variance (A = (1 - s) / 4 there).
 
     Example:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from typing import TYPE_CHECKING, Any, cast
@@ -12,12 +11,11 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...grids import PixelGrid
-from ...modes import full_precision
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
 from ...ranks import Shared
-from ...tables import Tables
 from ..modules import NotScriptable, StoresSettings, reset_children, with_zero_gradients
+from .far_offsets import FarOffsets
 from .nodes import Nodes
 from .positions import OFFSETS, ClippedPosition, FeatureVariance, Position, SinusoidPosition, WindowPosition
 from .random_features import RandomFeatures
@@ -259,7 +257,9 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         if self.features is not None:
             projection = self.features(x.device, torch.promote_types(x.dtype, torch.float32))
         if not x.numel() and self.ranks is None:  # the step above counts, as on ranks that have nodes
-            self.query(x), self.key and self.key(x)  # which lazy ones need
+            for linear in (self.query, self.key):
+                if linear is not None:
+                    linear(x)  # a lazy one reads its width
             out = with_zero_gradients(self, self.out(self.value(x)))
             return (out, out.new_zeros(*x.shape[:-1], self.heads, self.pos_dim)) if return_vectors else out
         query, value = self._project(self.query, nodes.x), self._project(self.value, nodes.x)
@@ -299,34 +299,6 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         kind = f"offset={self.offset!r}" if self.position == "window" else f"position={self.position!r}"
         values = "" if self.far_offsets is None else ", values='offset'"
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, {kind}{values}"
-
-
-class FarOffsets(nn.Module):
-    r"""Outputs from each head's weighted mean :math:`o_e` of offsets, smooth. The map starts at zero.
-
-    It is a linear map of them, or where ``invariant`` of :math:`g / (1 + g^2)^{1/4}`, g their inner products between
-    heads.
-    """
-
-    def __init__(self, heads: int, pos_dim: int, out_channels: int, invariant: bool) -> None:
-        super().__init__()
-        self.invariant = invariant
-        if invariant:
-            self.pairs = Tables(functools.partial(torch.triu_indices, heads, heads))
-        self.map = nn.Linear(heads * (heads + 1) // 2 if invariant else heads * pos_dim, out_channels, bias=False)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.map.weight)
-
-    def forward(self, means: Float[Tensor, "nodes heads dim"]) -> Float[Tensor, "nodes channels"]:
-        with full_precision(means.device):
-            means = means.to(self.map.weight.dtype)
-            if not self.invariant:
-                return self.map(means.flatten(1))
-            first, second = self.pairs(means.device)
-            products = (means @ means.mT)[:, first, second]
-            return self.map(products * (1 + products.square()) ** -0.25)
 
 
 def _check_position(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-_FINEST = 0.01  # largest rounding of positions, in units of cutoff
+_ROUNDING = 0.01  # largest rounding of positions, in units of cutoff
 
 
 def check_pos(pos: object, position: Position) -> None:
@@ -44,7 +44,7 @@ def _check_values(pos: Float[Tensor, "nodes dim"], position: Position) -> None:
     if not size < math.inf:
         raise ValueError("pos must be finite, got NaN or infinity; leave out nodes without a position, or mask them")
     rounding = torch.finfo(pos.dtype).eps * size
-    if not position.whole_offsets and rounding > _FINEST * position.unit:
+    if not position.whole_offsets and rounding > _ROUNDING * position.unit:
         raise ValueError(
             f"pos must be float64 so far from the origin: {pos.dtype} rounds {size:.3g} by up to {rounding:.2g}, and "
             f"offsets are measured in units of {position.unit:g}; convert before pos is rounded (x may stay as it is)"

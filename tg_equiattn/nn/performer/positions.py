@@ -47,7 +47,7 @@ class FeatureVariance(nn.Module):
     The estimate is unbiased at every value (see :func:`softmax_features`). The first value has the smallest error for
     queries and keys of a new layer whose input has unit variance: |q|^2 + |k|^2 is 2 sqrt(dim) / 3 there.
 
-    Source: Likhosherstov et al., Chefs' random tables (2022), theorem 3.4.
+    Source: Likhosherstov et al., Chefs' random tables (2022), FAVOR++, whose A is (1 - s) / 4 of the variance s.
     """
 
     def __init__(self, heads: int, dim: int) -> None:
