@@ -52,6 +52,8 @@ REFUSED = [
     ),
     ("depots", {"nodes": 8}, "--nodes must be at least --colours 6 and more than --k 8, got 8"),
     ("depots", {"heads": 5}, "--channels must divide among --heads 5, got 64"),
+    ("beacons", {"nodes": 6}, "--nodes must be more than 3 beacons and --k 6, got 6"),
+    ("beacons", {"heads": 5}, "--channels must divide among --heads 5, got 32"),
 ]
 
 
@@ -64,7 +66,7 @@ def test_settings_that_cannot_be(name, wrong, said):
 
 SIZES = {  # the largest model's parameters over the smallest's
     "superpixel_digits": 1.25, "far_digits": 1.1, "scaled_digits": 1.05, "matching": 1.15, "depots": 1.15,
-    "molecules": 1.2, "solid_shapes": 1.1,
+    "molecules": 1.2, "solid_shapes": 1.1, "beacons": 1.2,
 }  # fmt: skip
 
 
@@ -209,7 +211,7 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", [*STUDIES, "beacons"])  # which has no rows yet
 def test_a_quick_run(tmp_path, name, device):
     """A row for every run, tables that hold them, and figures."""
     module, folder = import_module(name), tmp_path / name
