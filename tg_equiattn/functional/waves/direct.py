@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,11 +13,18 @@ from ..backend import FUSABLE, choose_form, tile_numbers
 from ..chunks import checkpointed, is_whole
 from .kernel import Interaction
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 _PAIRS = 1 << 21  # pairs times kernels of a chunk on a CPU
 
 
-def direct_sums(pos: Tensor, query: Tensor, key: Tensor, value: Tensor, interaction: Interaction) -> Tensor:
-    """Exact sums (B, N, heads, E), in chunks of graphs or of queries, which backward computes a second time."""
+def direct_sums(
+    pos: Float[Tensor, "graphs nodes 3"], query: Float[Tensor, "graphs nodes heads kernels contracted"],
+    key: Float[Tensor, "graphs nodes heads kernels contracted"], value: Float[Tensor, "graphs nodes heads channels"],
+    interaction: Interaction,
+) -> Float[Tensor, "graphs nodes heads out"]:  # fmt: skip
+    """Exact sums, in chunks of graphs or of queries, which backward computes a second time."""
     pos, (graphs, count) = pos.to(value.dtype), pos.shape[:2]
     if is_whole(pos) and choose_form(pos, 0) != FUSABLE:
         return _chunk(interaction, pos, query, pos, key, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,14 +18,19 @@ from .kernel import Interaction, Kernel, Product
 from .lattices import Lattice, lattice_of
 from .nufft import sums_at_nodes, sums_over_nodes
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
 _VECTORS = 1 << 22  # numbers in the largest tensor of a chunk of reciprocal vectors on a CPU
 
 
 def reciprocal_sums(
-    pos: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, interaction: Interaction,
-    cells: Cells, splits: Sequence[float] = (), nufft: bool = False, ranks: Ranks | None = None,
-) -> Tensor:  # fmt: skip
-    r"""Sums over the nodes of each graph and all their images, (B, N, heads, E).
+    pos: Float[Tensor, "graphs nodes 3"], query: Float[Tensor, "graphs nodes heads kernels contracted"],
+    key: Float[Tensor, "graphs nodes heads kernels contracted"], value: Float[Tensor, "graphs nodes heads channels"],
+    mask: Bool[Tensor, "graphs nodes"] | None, interaction: Interaction, cells: Cells, splits: Sequence[float] = (),
+    nufft: bool = False, ranks: Ranks | None = None,
+) -> Float[Tensor, "graphs nodes heads out"]:  # fmt: skip
+    r"""Sums over the nodes of each graph and all their images.
 
     .. math:: \mathrm{out}_i = \sum_{c, l} q_i^c \cdot \frac{1}{V} \sum_k g_{c l}\, u_c^l\, \hat K_c(k)\,
         e^{i k \cdot x_i} \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
@@ -69,8 +75,8 @@ def _groups(
         yield from ((slice(c, c + 1), (own,)) for own in terms)
 
 
-def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Tensor:
-    """Fourier transforms of kernels at their reciprocal vectors, (B, D, heads, lmax + 1)."""
+def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Float[Tensor, "graphs vectors heads degrees"]:
+    """Fourier transforms of kernels at their reciprocal vectors."""
     square, out, first, start = lattice.wavevectors.square().sum(2), [], 0, 0
     for kernel in kernels:
         last = first + kernel.count
@@ -81,9 +87,12 @@ def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Tensor:
     return _joined(out, 1)
 
 
-def _mixed(sums: Tensor, weights: Tensor, harmonics: Tensor, product: Product) -> Tensor:
-    """Products of sums over nodes (B, 2, D, A, H, V), the cosines first, with Y_l(i k): i^l times the harmonics (B, D,
-    ...) and weights (B, D, H, L)."""
+def _mixed(
+    sums: Float[Tensor, "graphs 2 vectors contracted heads channels"],
+    weights: Float[Tensor, "graphs vectors heads degrees"], harmonics: Float[Tensor, "graphs vectors harmonics"],
+    product: Product,
+) -> Float[Tensor, "graphs 2 vectors contracted heads out"]:  # fmt: skip
+    """Products of sums over nodes, the cosines first, with Y_l(i k): i^l times the harmonics and weights."""
     out = []
     for degree in range(weights.shape[3]):
         rotated = torch.stack([-sums[:, 1], sums[:, 0]], 1) if degree % 2 else sums
