@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
 
 _MOST = 2**23  # reciprocal vectors of one graph and kernel: a larger table would not fit into memory
+_STEP, _STEPS = 1.15, 16  # factors by which a bound may be too small, each with an error of its own
 TAPER = 1.1  # weights fade to zero between the cutoff and this times the cutoff
 
 
@@ -211,9 +213,26 @@ def _bounded(
     if is_batched(lengths):
         stands = torch.where(fits, stands, torch.nan)
     else:
-        checks.assert_on_device(fits, "max_hkl must be larger for these cells")
+        _assert_bounds(needed, bounds)
     count = lengths.shape[0]
     return indices.expand(count, -1, -1), stands.expand(count, -1), kernel, counts
+
+
+def _assert_bounds(needed: Float[Tensor, "graphs kernels 3"], bounds: Sequence[tuple[int, int, int]]) -> None:
+    """Assert on the device that Miller indices are within their bounds. Texts of such errors are fixed when a model is
+    compiled, so there is one for each factor by which a bound may be too small, the largest first."""
+    if not needed.shape[0]:
+        return
+    largest = max(range(len(bounds)), key=lambda p: sum(bounds[p]))
+    for axis, most in enumerate(bounds[largest]):
+        own, enough = needed[:, largest, axis].amax(), [math.ceil(most * _STEP**n) for n in range(_STEPS, -1, -1)]
+        for more, less in itertools.pairwise(enough):
+            text = f"max_hkl along lattice vector {'abc'[axis]} must be at least {more} for these cells, got {most}"
+            checks.assert_on_device((own < less + 1) | (own >= more + 1), text)
+    checks.assert_on_device(
+        (needed.amax(0) < _table(bounds, torch.int64, needed.device) + 1).all(),
+        f"max_hkl must be far larger than {bounds[largest]} for these cells",
+    )
 
 
 @checks.of_values

@@ -19,7 +19,6 @@ from .lattices import TAPER, count_of_vectors
 from .nufft import nufft_available
 
 METHODS = ("auto", "direct", "ewald", "nufft")
-Nodes = tuple[Tensor, Tensor, Tensor, Tensor]  # positions, queries, keys and values
 _WIDE = 1000  # reciprocal vectors per node that no crystal has: its cell is far wider than the graph
 _WARNED = 1e6  # nanoseconds from which on a wide cell is a warning
 _ALWAYS_DIRECT = 512  # nodes of an open graph up to which nothing else is counted
@@ -41,10 +40,11 @@ class Choice(NamedTuple):
 
 
 def choose(
-    method: str, nodes: Nodes, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None
-) -> dict[Choice, list[int]]:
-    """Graphs of each choice, for positions, queries, keys and values of flat nodes; empty graphs are left out."""
-    pos, query, _, value = nodes
+    method: str, pos: Tensor, query: Tensor, width: int, interaction: Interaction, node_batch: NodeBatch,
+    cells: Cells | None,
+) -> dict[Choice, list[int]]:  # fmt: skip
+    """Graphs of each choice, for positions and queries of flat nodes and values with ``width`` channels, without empty
+    graphs."""
     repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
     if method == "direct" and any(repeats):
         raise ValueError("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat, got 'direct'")
@@ -56,7 +56,8 @@ def choose(
         )
     local = node_batch.ranks is None  # otherwise all ranks choose alike, from the sizes on all of them
     sizes = node_batch.read_sizes() if local else node_batch.totals.tolist()
-    channels = value.shape[2] + interaction.product(value[:0], value.new_zeros(1, 1), 0).shape[2]
+    features = query.new_zeros(0, query.shape[1], width)
+    channels = width + interaction.product(features, query.new_zeros(1, 1), 0).shape[2]
     chosen: dict[Choice, list[int]] = {}
     for graph, size in enumerate(sizes):
         pairs = local and not repeats[graph]

@@ -14,7 +14,7 @@ from ..backend import tile_numbers
 from ..chunks import checkpointed, is_whole
 from .cells import Cells
 from .coulomb import Coulomb
-from .kernel import Interaction, Kernel, Product
+from .kernel import Interaction, Kernel, Product, Sources
 from .lattices import Lattice, lattice_of
 from .nufft import sums_at_nodes, sums_over_nodes
 
@@ -26,9 +26,8 @@ _VECTORS = 1 << 22  # numbers in the largest tensor of a chunk of reciprocal vec
 
 def reciprocal_sums(
     pos: Float[Tensor, "graphs nodes 3"], query: Float[Tensor, "graphs nodes heads kernels contracted"],
-    key: Float[Tensor, "graphs nodes heads kernels contracted"], value: Float[Tensor, "graphs nodes heads channels"],
-    mask: Bool[Tensor, "graphs nodes"] | None, interaction: Interaction, cells: Cells, splits: Sequence[float] = (),
-    nufft: bool = False, ranks: Ranks | None = None,
+    sources: Sources, mask: Bool[Tensor, "graphs nodes"] | None, interaction: Interaction, cells: Cells,
+    splits: Sequence[float] = (), nufft: bool = False, ranks: Ranks | None = None,
 ) -> Float[Tensor, "graphs nodes heads out"]:  # fmt: skip
     r"""Sums over the nodes of each graph and all their images.
 
@@ -46,17 +45,21 @@ def reciprocal_sums(
     def mix(sums: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
         return _mixed(sums if ranks is None else ranks.sum(sums), weights, harmonics, interaction.product)
 
-    query, key = (x.permute(0, 1, 3, 4, 2)[..., None] for x in (query, key))  # B, N, C, A, H, 1
+    dtype, query = query.dtype, query.permute(0, 1, 3, 4, 2)[..., None]  # B, N, C, A, H, 1
+    if len(sources) == 2:
+        sources = sources[0].permute(0, 1, 3, 4, 2)[..., None], sources[1][:, :, None, None]
+    else:
+        sources = (sources[0].transpose(2, 3)[:, :, :, None],)  # B, N, C, 1, H, V
     for these, kernels in _groups(interaction, splits, is_whole(pos)):
         ranges = [own for kernel in kernels for own in kernel.ranges(scaled)]
-        lattice = lattice_of(cells, pos, extent, ranges, value.dtype, interaction.hkl_bounds(ranges))
-        weights = (lattice.weights[..., None, None] * _transforms(kernels, lattice)).to(value.dtype)  # B, D, H, L
-        harmonics = solid_harmonics(lattice.wavevectors, interaction.lmax).to(value.dtype)
-        sources = key[:, :, these] * value[:, :, None, None]  # B, N, P, A, H, V
+        lattice = lattice_of(cells, pos, extent, ranges, dtype, interaction.hkl_bounds(ranges))
+        weights = (lattice.weights[..., None, None] * _transforms(kernels, lattice)).to(dtype)  # B, D, H, L
+        harmonics = solid_harmonics(lattice.wavevectors, interaction.lmax).to(dtype)
+        own = sources[0][:, :, these] * sources[1] if len(sources) == 2 else sources[0][:, :, these]
         if nufft:
-            found = checkpointed(_by_nufft, mix, lattice, sources, weights, harmonics, interaction.error)
+            found = checkpointed(_by_nufft, mix, lattice, own, weights, harmonics, interaction.error)
         else:
-            found = _by_products(mix, lattice, sources, weights, harmonics, most)
+            found = _by_products(mix, lattice, own, weights, harmonics, most)
         out.append((found * query[:, :, these]).sum((2, 3)))
     return sum(out[1:], out[0])
 
