@@ -41,8 +41,8 @@ def copy_long_range(source: MACE, target: MACE) -> MACE:
         ValueError: if an element of ``target`` is not one of ``source``.
     """
     known, wanted = source.atomic_numbers.tolist(), target.atomic_numbers.tolist()
-    if missing := [z for z in wanted if z not in known]:
-        raise ValueError(f"target must have elements of source, {known}, got {missing} beside them")
+    if unknown := [z for z in wanted if z not in known]:
+        raise ValueError(f"target must have elements of source, {known}, got {unknown} beside them")
     rows, like = [known.index(z) for z in wanted], next(target.parameters())
     own = dict(target.named_modules())
     for name, module in source.named_modules():

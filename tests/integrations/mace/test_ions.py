@@ -188,7 +188,7 @@ def test_tools_that_build_anew_say_why_they_cannot(far):
     """mace_select_head, cuequivariance and LAMMPS ML-IAP build a model from its configuration."""
     model = far(heads=("first", "second"))
     for build in (lambda: remove_pt_head(model, "first"), lambda: extract_model(model)):
-        with pytest.raises(NotImplementedError, match=r"LAMMPS' ML-IAP .* select_head\(model, head\)"):
+        with pytest.raises(NotImplementedError, match=r"ML-IAP.*select_head\(model, head\)"):
             build()
 
 

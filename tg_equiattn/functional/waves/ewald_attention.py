@@ -130,10 +130,10 @@ def ewald_attention_impl(
     unread = sized and node_batch.known_sizes is None
     if unread or not is_readable(pos) or not (cells is None or is_readable(cells.vectors)):
         return _without_reading(nodes, interaction, node_batch, cells, method)
-    width = sources[-1].shape[-1]
-    groups = choose(method, pos, query, width, interaction, node_batch, cells)
+    groups = choose(method, nodes[0], query, sources, interaction, node_batch, cells)
     if not groups:
-        return interaction.product(query.new_zeros(*query.shape[:2], width), query.new_zeros(1, 1), 0) * 0
+        features = query.new_zeros(*query.shape[:2], sources[-1].shape[-1])
+        return interaction.product(features, query.new_zeros(1, 1), 0) * 0
     single = next(iter(groups)) if len(groups) == 1 and node_batch.even else None  # rows that need no copy
 
     def kernel(*packed: Any) -> Tensor:

@@ -152,6 +152,7 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
         cells, heads = cells_of(cell, pbc, node_batch.count, x), self.heads
         with full_precision(pos.device):
             x = node_batch.zero_padding(x.to(self.octaves.dtype))
+            atoms = None if atoms is None else atoms._replace(elements=atoms.elements.to(x.dtype))
             scores, values = [], []
             irreps = zip(self.rows_in, split_rows(x, self.rows_in), self.query_key, self.value, strict=True)
             for irrep, features, score, value in irreps:
@@ -165,10 +166,11 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
             query, key = torch.cat(scores, 1).movedim(1, 4).unbind(1)  # T, H, C, A
             value = torch.cat(values, 2) / self.avg_num_nodes
             interaction = Interaction(self.kernels(), self.product, self.error, self.max_hkl)
-            out = query.new_zeros(())
+            terms = []
             for those, part, sources in self._parts(query, key, value, interaction, node_batch, neutral, atoms):
-                out = out + ewald_attention_impl(pos, those, sources, part, node_batch, cells, self.method)
-                out = out if neutral is None else out - own_terms(those, sources, part)
+                found = ewald_attention_impl(pos, those, sources, part, node_batch, cells, self.method)
+                terms.append(found if neutral is None else found - own_terms(those, sources, part))
+            out = sum(terms[1:], terms[0])
             if self.out is None:
                 return node_batch.zero_padding(out[:, 0])
             each = zip(split_rows(out, self.product.rows_out), self.out, strict=True)
