@@ -62,8 +62,8 @@ def add_long_range(
         after: Product blocks, counted from 0, that attention follows, or "energies". After the last block it changes
             scalars alone.
         batch: Sample of the training data, as MACE's loaders give it, on which the scales are measured. It should be
-            typical of the data. With "energies" the scale is the root mean square of its forces times ``width``, or, if
-            it has none, of the outputs of the last readout.
+            typical of the data. With "energies" the scale is how much its labels of the energy per atom, less single
+            atoms, differ among graphs, or, without labels, the outputs of the last readout.
         width: Width of the narrowest kernel, in the unit of positions. The default, ``None``, means half of the model's
             ``r_max``: messages already model shorter distances.
         gain: Initial value of the learned gain. The default, 0, leaves a trained model as it is.
@@ -125,7 +125,7 @@ def add_long_range(
             irreps, "0e" if energies else irreps, width=width, num_elements=len(model.atomic_numbers),
             cutoff=float(model.r_max), avg_num_neighbors=float(model.interactions[n].avg_num_neighbors), **attn_kwargs,
         )  # fmt: skip
-        size = _energy_scale(model, data, width) if energies else None
+        size = _energy_scale(model, data) if energies else None
         wanted = _sizes(near, attention.irreps_out) if size is None else near.new_full((1,), size)
         layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, x, wanted, data))
     for target, layer in zip(targets, layers, strict=True):
@@ -315,14 +315,18 @@ def _atoms(data: dict[str, Any], displacement: Tensor | None, attention: IrrepsE
     }
 
 
-def _energy_scale(model: MACE, data: dict[str, Tensor], width: float) -> float | None:
-    """Energy of an atom that forces of the data's size change over one width, in the unit of readouts. ``None``
-    without forces."""
-    forces = data.get("forces")
-    if forces is None or not bool(forces.any()):
+def _energy_scale(model: MACE, data: dict[str, Tensor]) -> float | None:
+    """Spread among graphs of their labels of the energy per atom, less single atoms, in the unit of readouts. ``None``
+    without labels that differ."""
+    if data.get("energy") is None or data["ptr"].numel() < 3:
         return None
+    single = model.atomic_energies_fn(data["node_attrs"])
+    head = data["head"][data["batch"]] if "head" in data else data["batch"] * 0
+    single = single.gather(1, head[:, None])[:, 0] if single.ndim == 2 else single
+    energy = data["energy"].index_add(0, data["batch"], single.to(data["energy"].dtype), alpha=-1)
+    spread = (energy / data["ptr"].diff()).std()
     scale = model.scale_shift.scale.abs().mean() if hasattr(model, "scale_shift") else 1.0
-    return float(forces.square().mean().sqrt() * width / scale)
+    return float(spread / scale) if spread > 0 and data["energy"].any() else None
 
 
 def _seen(model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module]) -> list[tuple[Tensor, Tensor]]:
