@@ -81,9 +81,7 @@ def test_mace_run_train(tmp_path):
     assert tuned[0] < 0.8 * plain[0]
     tuned = train("farther", 1, "--foundation_model", "far.model", "--multiheads_finetuning", "False")
     assert tuned[0] < 0.8 * first[0]
-    far, farther = (
-        torch.load(tmp_path / f"{name}.model", weights_only=False).state_dict() for name in ("far", "farther")
-    )
+    models = [torch.load(tmp_path / f"{name}.model", weights_only=False) for name in ("far", "farther")]
     kept = "readouts.1.long_range.scale_out"
     assert torch.equal(*(model.state_dict()[kept] for model in models))
     with pytest.raises(AssertionError, match="long range does not go with --lora"):
