@@ -96,7 +96,8 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         field = AtomicDataDict.NODE_FEATURES_KEY
         GraphModuleMixin._init_irreps(
             self,
-            irreps_in=dict(irreps_in) | {AtomicDataDict.CELL_KEY: "1o", AtomicDataDict.PBC_KEY: None},
+            irreps_in=dict(irreps_in)
+            | {AtomicDataDict.CELL_KEY: "1o", AtomicDataDict.PBC_KEY: None, AtomicDataDict.TOTAL_CHARGE_KEY: None},
             required_irreps_in=[field],
             irreps_out={field: irreps_in.get(field)},
         )

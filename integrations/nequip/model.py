@@ -53,5 +53,5 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
         module = LongRange(irreps_in=network.get_submodule(layer).irreps_out, **options)
         network.insert(f"layer{n}_long_range", module, after=layer)
     for outer in (network, built):
-        outer.irreps_in = dict(outer.irreps_in) | {AtomicDataDict.PBC_KEY: None}
+        outer.irreps_in = dict(outer.irreps_in) | {AtomicDataDict.PBC_KEY: None, AtomicDataDict.TOTAL_CHARGE_KEY: None}
     return built
