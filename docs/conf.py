@@ -39,7 +39,7 @@ html_css_files = ["style.css"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
-autodoc_mock_imports = ["mace", "nequip"]  # which want different releases of e3nn
+autodoc_mock_imports = ["ase", "mace", "nequip"]  # which want different releases of e3nn
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings say it in words
 autodoc_inherit_docstrings = False  # what a host's base class says of its own method is its own page's
