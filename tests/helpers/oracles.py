@@ -259,13 +259,13 @@ def long_convolution(q, k, lengths, mode, multiply=None, norm="forward"):
     """1/n sum_j q_j . k_{i-j}, one pair at a time; (B, N, C) of numbers, (B, N, C, 3) of vectors by cross products."""
     if multiply is None:
         multiply = torch.linalg.cross if q.ndim == 4 else torch.mul
-    out, size = [], 2 * q.shape[1] - 1 if mode == "linear" else q.shape[1]
+    out, size = [], q.shape[1]
     for q_b, k_b, n in zip(q, k, lengths, strict=True):
         factor = {"forward": n, "ortho": math.sqrt(n), "backward": 1}[norm]
         places = [torch.zeros_like(multiply(q_b[0], k_b[0])) for _ in range(size)]
         for j, m in itertools.product(range(n), repeat=2):
             i = (j + m) % n if mode == "circular" else j + m
-            if i < n or mode == "linear":
+            if i < n:
                 places[i] = places[i] + multiply(q_b[j], k_b[m]) / factor
         out.append(torch.stack(places))
     return torch.stack(out)
