@@ -1,25 +1,71 @@
 """mace_run_train with long range: MACE's own command and all its flags, with Ewald attention in the model it builds.
 
-    python mace_run_train.py --name far --train_file train.xyz --valid_fraction 0.1 --E0s average ...
+    python mace_run_train.py --name far --train_file train.xyz --valid_fraction 0.1 --E0s average --after energies ...
 
-The model may come from flags or be a foundation model; far.model is run by MACECalculator and mace_eval_configs.
+The model may come from flags, be a foundation model, or be a far.model that is fine-tuned with the long range it has
+(--foundation_model far.model). far.model is run by MACECalculator and mace_eval_configs. Total charges of ions are read
+from ``info["total_charge"]`` of each frame, or from the key that --total_charge_key names.
 """
 
+import argparse
+import sys
+
+import ase.io
 from mace.cli import run_train
-from tg_equiattn.integrations.mace import add_long_range
+from tg_equiattn.integrations.mace import add_long_range, copy_long_range, select_head, without_long_range
 
-build = run_train.configure_model
+build, remove_head = run_train.configure_model, run_train.remove_pt_head
 
 
-def configure_model(args, train_loader, *more, **options):
-    if args.lora or args.enable_cueq or args.enable_oeq or (args.freeze or 0) >= 6:
-        raise SystemExit(
-            "long range does not go with --lora and --freeze 6 or 7, which freeze it, nor --enable_cueq, --enable_oeq"
-        )
-    model, outputs = build(args, train_loader, *more, **options)
-    return add_long_range(model, after=(0,), batch=next(iter(train_loader))), outputs
+def long_range_flags(words):
+    """The arguments of add_long_range among the words of a command line, and the other words."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--after", nargs="+", default=["energies"], help='"energies", or product blocks from 0 on')
+    parser.add_argument("--num_gaussians", type=int, default=4)
+    parser.add_argument("--num_coulomb", type=int, default=4)
+    parser.add_argument("--num_oscillating", type=int, default=0)
+    parser.add_argument("--width", type=float, help="width of the narrowest kernel, by default half of r_max")
+    parser.add_argument("--max_width", type=float)
+    parser.add_argument("--gain", type=float, default=0.0)
+    found, others = parser.parse_known_args(words)
+    after = "energies" if found.after == ["energies"] else tuple(map(int, found.after))
+    return vars(found) | {"after": after}, others
+
+
+def is_far(model):
+    return model is not None and any(".long_range." in name for name, _ in model.named_parameters())
+
+
+def refuse_unread_charges(args):
+    """Charges that the file has and MACE would not read would be lost without a word."""
+    for frame in ase.io.iread(args.train_file):
+        unread = [name for name in frame.info if "charge" in name.lower() and name != args.total_charge_key]
+        if unread and args.total_charge_key not in frame.info:
+            raise SystemExit(f"{args.train_file} has {unread[0]} of frames: pass --total_charge_key {unread[0]}")
+
+
+def main(words):
+    settings, others = long_range_flags(words)
+
+    def configure_model(args, train_loader, atomic_energies, model_foundation=None, *more, **options):
+        if args.lora or args.enable_cueq or args.enable_oeq or (args.freeze or 0) >= 6:
+            raise SystemExit(
+                "long range does not go with --lora and --freeze 6 or 7, which freeze it, nor --enable_cueq, "
+                "--enable_oeq"
+            )
+        refuse_unread_charges(args)
+        tuned = is_far(model_foundation)
+        base = without_long_range(model_foundation) if tuned else model_foundation
+        model, outputs = build(args, train_loader, atomic_energies, base, *more, **options)
+        if tuned:
+            return copy_long_range(model_foundation, model), outputs
+        return add_long_range(model, batch=next(iter(train_loader)), **settings), outputs
+
+    run_train.configure_model = configure_model
+    run_train.remove_pt_head = lambda model, head: (select_head if is_far(model) else remove_head)(model, head)
+    sys.argv[1:] = others
+    run_train.main()
 
 
 if __name__ == "__main__":
-    run_train.configure_model = configure_model
-    run_train.main()
+    main(sys.argv[1:])

@@ -6,39 +6,15 @@ import pytest
 import torch
 from cases import agree, moved, run
 from devices import DEVICES
-from torch import nn
+from whole_models import MODELS, Fixed
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GEViT, GroupAttention, RelativePerformer, SE3Hyena, VectorTransformer
+from tg_equiattn.nn import GroupAttention
 
 if len(DEVICES) == 1:
     pytest.skip("no CUDA device", allow_module_level=True)
 
 pytestmark = pytest.mark.device
-SMALL = {"hidden_scalars": 8, "hidden_vectors": 8, "depth": 2}
-MODELS = {
-    "GEViT": lambda: GEViT.rotmnist(cyclic(4), channels=(8, 8), heads=2, pools=(), crops=0),
-    "RelativePerformer": lambda: RelativePerformer(1, 10, channels=16, num_layers=2, heads=2, cutoff=3, dropout=0.0),
-    "SE3Hyena": lambda: SE3Hyena(3, 2, 0, 1, order="radial", **SMALL),
-    "VectorTransformer": lambda: VectorTransformer(3, 2, 0, 1, **SMALL),
-}
-
-
-class Fixed(nn.Module):
-    """A model as a function of one tensor, for inputs of a fixed shape."""
-
-    def __init__(self, name):
-        super().__init__()
-        self.model = MODELS[name]()
-        self.images = name.startswith(("GEViT", "RelativePerformer"))
-
-    def sample(self, device):
-        return torch.rand(4, 1, 12, 12, device=device) if self.images else torch.randn(4, 17, 12, device=device)
-
-    def forward(self, x):
-        if self.images:
-            return self.model(x)
-        return self.model(x[..., :3], x[..., 3:9].unflatten(-1, (2, 3)), pos=x[..., 9:])[1]
 
 
 def close(got, wanted, tolerance=1e-4):

@@ -111,6 +111,17 @@ ONES = torch.ones(2, 3)  # which stays on the CPU
         ("_to_copy.default copies from the CPU", lambda x: x * torch.tensor([1.0, 2.0, 3.0], device=x.device)),
         ("_to_copy.default copies from the CPU", lambda x: x[:, [2, 0, 1]]),
         ("copy_.default copies from the CPU", lambda x: torch.zeros_like(x).copy_(ONES) * x),
+        ("mm.default has no CUDA kernel for torch.int64", lambda x: x * (x.long().mT @ x.long()).sum()),
+        ("_linalg_check_errors.default waits", lambda x: torch.linalg.inv(x @ x.mT + torch.eye(2, device=x.device))),
+        (
+            "_linalg_check_errors.default waits",
+            lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(2, device=x.device)),
+        ),
+        ("_linalg_eigh.default waits", lambda x: torch.linalg.eigh(x @ x.mT).eigenvalues),
+        ("_to_sparse.default waits", lambda x: x.to_sparse().to_dense()),
+        ("multinomial.default waits", lambda x: x[:, :2] * x.abs().multinomial(2)),
+        ("cat.default met a tensor", lambda x: torch.cat([x, torch.ones(2, 1)], 1)),
+        ("stack.default met a tensor", lambda x: torch.stack([x.sum(), torch.ones(())])),
     ],
 )
 def test_what_a_gpu_waits_for_is_refused(message, function):

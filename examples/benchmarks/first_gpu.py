@@ -1,20 +1,19 @@
-"""All that a first hour on a GPU should say: the device's tests, every benchmark at three sizes, and what else could
-have been chosen where this library chooses by itself.
+"""The first ten minutes on a GPU: is everything right there, how fast is it, and what would be faster.
 
-A choice is right if nothing beside it takes less than nine tenths of its time; the table says which are not:
+One process with a budget. Every result is a line of OUT/results.jsonl at once. Items that have a line are skipped, so a
+second start goes on where the first ended. Each item has an alarm, and an item that fails or hangs is one line that
+says so. The report, OUT/report.md, is written from the lines at the end, or at any time by `--report`.
 
-graphs              random features or all pairs, as graph attention suggests
-crystals, clouds    Ewald sums, direct sums or NUFFTs, by ``method="auto"`` of Ewald attention, eager
-frames              what a compiler gets for windows in frames, the form that it fuses or the operator; beside them
-                    the operator in eager mode, and torch's FlexAttention with positions by ``score_mod``
-vectors             the same of vector attention
-escnn               R2Conv beside attention in frames, eager and compiled: the host's layer, where nothing is chosen
+The order: the environment and one compiled exponential; every case of tests/helpers/cases.py of the hosts that are
+installed, forward and backward against the CPU in float32, under float16 autocast, and without waiting for the device;
+large inputs; the layers of the launch table in eager mode and compiled; CUDA graphs of whole models. `--second`
+compares our layers with what a user has instead.
 
-Each measurement has a process of its own; what fails is said in the table, and the rest goes on. The table, with the
-tables of the benchmarks behind it, is out/first_gpu/<name of the device>.md.
+    python examples/benchmarks/first_gpu.py                      # on a GPU
+    python examples/benchmarks/first_gpu.py --second
+    python examples/benchmarks/first_gpu.py --device cpu --tiny  # a dry run
 
-    python -W ignore examples/benchmarks/first_gpu.py --device cuda
-    python -W ignore examples/benchmarks/first_gpu.py --tiny         # a dry run: small sizes, on the CPU
+It needs torch alone. escnn, PyG, e3nn, finufft and the packages of the studies may be missing.
 """
 
 from __future__ import annotations
@@ -22,281 +21,490 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import io
+import importlib.util
 import json
-import re
-import subprocess
+import platform
+import signal
+import statistics
 import sys
-from collections.abc import Callable
+import time
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest import mock
+from typing import Any
 
 import torch
-from floor import machine_rates
-from measure import DIRECTIONS, add_arguments, in_own_process, in_turn, is_cuda, machine, report, short, step, table
-from torch import Tensor, nn
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.nn.functional import pad
-
-from tg_equiattn import functional
-from tg_equiattn.functional.backend import OPERATOR
-from tg_equiattn.functional.group import attention
-from tg_equiattn.functional.vector import attention as vectors
-from tg_equiattn.grids import Window
-from tg_equiattn.nn.performer.attention import PAIRS
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = {  # flags of a run, and of a tiny one
-    "linear_attention": ("--sizes 32 64 128", "--sizes 6 8 --variants SDPA window"),
-    "graph_attention": ("--loads molecules 100,000 1,000,000", "--loads molecules --variants dense None"),
-    "global_attention": ("--sizes 32 64 128", "--sizes 6 --variants window global"),
-    "long_context": (
-        "--tokens 1024 20000 131072 --lengths 1024 20000 131072 --patience 10",
-        "--tokens 20 --lengths 17 --layers hyena --directions forward",
-    ),
-    "clifford_product": ("--tokens 16384 131072 1048576", "--tokens 50 --variants eager"),
-    "group_attention, 14 x 14": ("--cases C8 --size 14", "--cases C4 --size 4 --batch 1 --variants eager"),
-    "group_attention, 28 x 28": ("--cases C8 --size 28", "--cases C4 --size 5 --batch 1 --variants eager"),
-    "group_attention, 56 x 56": ("--cases C8 --size 56", "--cases C4 --size 6 --batch 1 --variants eager"),
-}
-SIZES = {  # of choices: nodes of a graph, points, pixels a side, tokens, pixels a side
-    "graphs": ((32, 128, 512), (8,)),
-    "crystals": ((100, 1_000, 10_000), (10,)),
-    "clouds": ((100, 1_000, 10_000), (10,)),
-    "frames": ((16, 64, 128), (6,)),
-    "vectors": ((256, 1_024, 4_096), (16,)),
-    "escnn": ((16, 64, 128), (6,)),
-}
-ENOUGH = 0.9  # of the time of what is chosen: whatever takes less is told
-LEAST = 1_000  # points of a NUFFT
-PATIENCE = 900  # seconds of a benchmark
-FEATURES, HEADS, WIDTH, ELEMENTS, SIDE = 64, 8, 4, 8, 5
+sys.path[:0] = [str(ROOT / "tests" / "helpers")]
+
+Item = Callable[["Machine"], dict[str, Any]]
+HOSTS = ("torch", "escnn", "torch_geometric", "e3nn", "finufft", "cufinufft", "triton")
 
 
-def graphs(nodes: int, backward: bool, device: str) -> tuple[str, dict[str, Callable[[], None]]]:
-    """What is chosen of several calls."""
-    import graph_attention as graph
+class Machine:
+    """The device, how large inputs are, and whether compilation works there."""
 
-    calls = graph.crossover_calls("distance + values", nodes, FEATURES, backward, device)
-    return "pairs" if nodes <= PAIRS * FEATURES else "features", calls
+    def __init__(self, device: str, tiny: bool) -> None:
+        self.device, self.tiny, self.compiles = device, tiny, True
+        self.is_cuda = device.startswith("cuda")
+
+    def size(self, full: int, tiny: int) -> int:
+        return tiny if self.tiny else full
+
+    def wait(self) -> None:
+        if self.is_cuda:
+            torch.cuda.synchronize()
+
+    def seconds(self, call: Callable[[], Any], repeats: int = 5) -> float:
+        """The median time of a call, after two that are not counted."""
+        times = []
+        for _ in range(2 + (2 if self.tiny else repeats)):
+            self.wait()
+            start = time.perf_counter()
+            call()
+            self.wait()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times[2:])
+
+    def move(self, x: Any) -> Any:
+        return tree_map(lambda t: t.to(self.device) if isinstance(t, torch.Tensor) else t, x)
 
 
-def ewald(
-    points: int, backward: bool, device: str, *, crystal: bool = True
-) -> tuple[str, dict[str, Callable[[], None]]]:
-    from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
+def has(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
+
+def environment(machine: Machine) -> dict[str, Any]:
+    """Names and versions, and whether an exponential can be compiled."""
+    found: dict[str, Any] = {"python": platform.python_version(), "device": machine.device}
+    for name in HOSTS:
+        if has(name):
+            found[name] = getattr(__import__(name), "__version__", "installed")
+    if machine.is_cuda:
+        found["name"] = torch.cuda.get_device_name()
+    try:
+        x = torch.randn(1000, device=machine.device)
+        error = (torch.compile(torch.exp)(x) - x.exp()).abs().max()
+        found["compiled exponential"] = float(error)
+    except Exception as error:  # whatever a compiler raises, eager mode goes on
+        machine.compiles, found["compiled exponential"] = False, f"{type(error).__name__}: {error}"[:300]
+    return found
+
+
+# correctness
+
+
+def difference(got: Any, wanted: Any) -> float:
+    """The largest difference of outputs and gradients, relative to the largest value of each."""
+    worst = 0.0
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
+        if isinstance(b, torch.Tensor) and b.numel():
+            a, b = a.detach().double().cpu(), b.detach().double()
+            worst = max(worst, float((a - b).abs().max() / b.abs().max().clamp(min=1.0)))
+    return worst
+
+
+@contextlib.contextmanager
+def waiting_is_an_error(machine: Machine) -> Iterator[None]:
+    if not machine.is_cuda:
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def case(name: str, machine: Machine) -> dict[str, Any]:
+    """One module or function, forward and backward, against the CPU."""
+    from cases import CASES, run
+
+    module, inputs = CASES[name].build(torch.float32)
+    wanted = run(module, inputs)
+    module, inputs = module.to(machine.device), machine.move(inputs)
+    found: dict[str, Any] = {"float32": difference(run(module, inputs), wanted)}
+    try:
+        with torch.autocast(machine.device.split(":")[0], torch.float16 if machine.is_cuda else torch.bfloat16):
+            found["autocast"] = difference(run(module, inputs)[0], wanted[0])
+    except Exception as error:  # recorded beside what is right
+        found["autocast"] = f"{type(error).__name__}: {error}"[:300]
+    try:
+        with waiting_is_an_error(machine):
+            run(module, inputs)
+        found["waits"] = False
+    except RuntimeError as error:
+        found["waits"] = str(error)[:300]
+    return found
+
+
+def large_points(machine: Machine) -> dict[str, Any]:
+    """Non-uniform FFTs against direct sums."""
     from tg_equiattn.functional.waves.nufft import nufft_available
+    from tg_equiattn.nn import EwaldAttention
 
-    irreps, side = "32x0e+16x1o", points ** (1 / 3)
-    x, pos = torch.randn(points, 80, device=device), side * torch.rand(points, 3, device=device)
-    more = {"cell": side * torch.eye(3, device=device)} if crystal else {}
-    methods = ["auto", "ewald" if crystal else "direct"]
-    if points >= LEAST and nufft_available(torch.device(device).type):
-        methods.append("nufft")
-    calls = {}
-    for method in methods:
+    if not nufft_available(machine.device.split(":")[0]):
+        return {"left out": "no finufft for this device"}
+    points = machine.size(2_000, 60)
+    inputs = torch.randn(1, points, 4), torch.randn(1, points, 2, 3)
+    pos, outs = points ** (1 / 3) * torch.rand(1, points, 3), {}
+    for method in ("direct", "nufft"):
         torch.manual_seed(0)
-        layer = IrrepsEwaldAttention(irreps, irreps, width=1.0, method=method).to(device)
-        calls[method] = step(layer, functools.partial(layer, x, pos, **more), backward)
-    return "auto", calls
+        layer = EwaldAttention(4, 2, width=1.0, method=method).to(machine.device)
+        outs[method] = layer(*machine.move(inputs), pos=pos.to(machine.device))
+    return {"nufft against direct": difference(outs["nufft"], [x.cpu() for x in outs["direct"]])}
 
 
-def operator(*_: object) -> str:
-    """Choose the operator: a function that a compiler can trace, as a mock it cannot."""
-    return OPERATOR
+def sparse_products(machine: Machine) -> dict[str, Any]:
+    """Sums over many edges against a gather."""
+    from tg_equiattn.edges import CSR
+    from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum
+
+    nodes, degree = machine.size(200_000, 50), 10
+    row = torch.arange(nodes).repeat_interleave(degree)
+    col = torch.randint(nodes, (nodes * degree,))
+    query, key = torch.randn(8, nodes, 16), torch.randn(8, nodes, 16)
+    wanted = (query[:, row] * key[:, col]).sum(-1)
+    csr = CSR(*machine.move(tuple(CSR.from_sorted(row, col, nodes, nodes))))
+    query, key = machine.move((query, key))
+    dots = edge_dot(query, key, csr)
+    seconds = machine.seconds(lambda: edge_sum(edge_dot(query, key, csr), key, csr))
+    return {"error": difference(dots, wanted), "seconds": seconds}
 
 
-def compiled(function: Callable[..., Tensor], module: object | None = None) -> Callable[..., Tensor]:
-    """A compiled function; given a module of ours, with the operator that it would not take on an accelerator."""
-    made = torch.compile(function, fullgraph=True, dynamic=False)
+def near_pairs(machine: Machine) -> dict[str, Any]:
+    """The pairs that a device finds are those of the CPU, and so is the radial order."""
+    from tg_equiattn.neighbors import neighbor_list
+    from tg_equiattn.node_batch import NodeBatch
+    from tg_equiattn.orders import radial_order
 
-    def call() -> Tensor:
-        chosen = mock.patch.object(module, "choose_form", operator) if module else contextlib.nullcontext()
-        with chosen:
-            return made()
-
-    return call
-
-
-def attention_in_frames(side: int, backward: bool, device: str) -> tuple[str, dict[str, Callable[[], None]]]:
-    """8 heads of 4 channels of 8 elements, windows of 5 x 5, 16 images."""
-    window, sizes = Window(2, SIDE), (16 if is_cuda(device) else 1, HEADS, WIDTH, ELEMENTS, side, side)
-    shapes = sizes, sizes, sizes, (ELEMENTS, window.count(), WIDTH), (HEADS, ELEMENTS, window.count())
-    operands = nn.ParameterList(torch.randn(shape, device=device) for shape in shapes)
-
-    def ours() -> Tensor:
-        *tensors, bias = operands
-        return functional.frame_attention(*tensors, window=window, space_bias=bias)
-
-    calls = {"compiled": compiled(ours), "compiled operator": compiled(ours, attention), "operator": ours}
-    if is_cuda(device) or not backward:  # FlexAttention has no backward on the CPU
-        calls["FlexAttention"] = functools.partial(by_flex_attention(side, device), *operands)
-    return "compiled", {name: step(operands, call, backward) for name, call in calls.items()}
-
-
-def by_flex_attention(side: int, device: str) -> Callable[..., Tensor]:
-    """The same by torch's FlexAttention, which skips blocks of pairs without a window's."""
-    reach = SIDE // 2
-
-    def steps(i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        return j // side - i // side + reach, j % side - i % side + reach
-
-    def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        down, right = steps(i, j)
-        return (down >= 0) & (down < SIDE) & (right >= 0) & (right < SIDE)
-
-    blocks = create_block_mask(near, None, None, side**2, side**2, device=device)
-    attend = torch.compile(flex_attention, dynamic=False)
-
-    def run(query: Tensor, key: Tensor, value: Tensor, rho: Tensor, bias: Tensor) -> Tensor:
-        q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(1, 2) for x in (query, key, value))  # (B, e H, N, C)
-        q = q * WIDTH**-0.5
-        at = torch.matmul(q, rho.mT.repeat(HEADS, 1, 1)) + bias.flatten(0, 1)[:, None]  # of every place of a window
-
-        def score(value: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            down, right = (x.clamp(0, SIDE - 1) for x in steps(i, j))
-            return value + at[b, h, i, down * SIDE + right]
-
-        wide = (pad(x, (0, 16 - WIDTH)) for x in (q, k, v))  # the narrowest heads that it takes
-        out = attend(*wide, score_mod=score, block_mask=blocks, scale=1.0)[..., :WIDTH]
-        return out.unflatten(1, (HEADS, ELEMENTS)).permute(0, 1, 4, 2, 3).unflatten(-1, (side, side))
-
-    return run
-
-
-def vector_attention(tokens: int, backward: bool, device: str) -> tuple[str, dict[str, Callable[[], None]]]:
-    """16 vectors of every token, one sequence."""
-    operands = nn.ParameterList(torch.randn(1, tokens, 16, 3, device=device) for _ in "qkv")
-
-    def ours() -> Tensor:
-        return functional.vector_attention(*operands)
-
-    calls = {"compiled": compiled(ours), "compiled operator": compiled(ours, vectors), "operator": ours}
-    return "compiled", {name: step(operands, call, backward) for name, call in calls.items()}
-
-
-def beside_escnn(side: int, backward: bool, device: str) -> tuple[str, dict[str, Callable[[], None]]]:
-    """8 regular fields of C8, windows of 5 x 5."""
-    with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
-        from escnn import gspaces
-        from escnn import nn as enn
-    from tg_equiattn.integrations.escnn import R2GroupAttention
-
-    space = gspaces.rot2dOnR2(8)
-    fields = enn.FieldType(space, 8 * [space.regular_repr])
-    x = torch.randn(16 if is_cuda(device) else 1, fields.size, side, side, device=device)
-    convolution = enn.R2Conv(fields, fields, SIDE, padding=SIDE // 2)
-    layers = {"R2Conv": convolution, "frames": R2GroupAttention(fields, fields, heads=2, kernel_size=SIDE)}
-    layers = {name: layer.export().to(device) for name, layer in layers.items()}
-    calls = {name: functools.partial(layer, x) for name, layer in layers.items()}
-    calls["frames, compiled"] = compiled(calls["frames"])
-    return "", {name: step(layers[name.split(",")[0]], call, backward) for name, call in calls.items()}
-
-
-CHOICES = {
-    "graphs": graphs,
-    "crystals": ewald,
-    "clouds": functools.partial(ewald, crystal=False),
-    "frames": attention_in_frames,
-    "vectors": vector_attention,
-    "escnn": beside_escnn,
-}
-
-
-def seconds(choice: str, size: int, direction: str, repeats: int, device: str) -> dict:
-    """Of everything there is to choose from, in turn; and what is chosen."""
-    torch.manual_seed(0)
-    chosen, calls = CHOICES[choice](size, direction == DIRECTIONS[1], device)
+    pos = torch.rand(machine.size(50_000, 200), 3, dtype=torch.float64)
+    cutoff = (10 / len(pos)) ** (1 / 3)
+    wanted, there = neighbor_list(pos, cutoff)[0], pos.to(machine.device)
+    order = radial_order(there, NodeBatch.flat(there, None))
     return {
-        "chosen": chosen,
-        "seconds": dict(zip(calls, in_turn(list(calls.values()), repeats, 2, device), strict=True)),
+        "pairs agree": torch.equal(neighbor_list(there, cutoff)[0].cpu(), wanted),
+        "orders agree": torch.equal(order.cpu(), radial_order(pos, NodeBatch.flat(pos, None))),
+        "seconds": machine.seconds(lambda: neighbor_list(there, cutoff)),
     }
 
 
-def verdict(choice: str, size: int, direction: str, found: dict) -> str:
-    """What a choice would better be; empty where it is right, or nothing is chosen."""
-    times, chosen = found["seconds"], found["chosen"]
-    if not chosen:
-        return ""
-    best = min(times, key=times.get)
-    if times[best] >= ENOUGH * times[chosen]:
-        return ""
-    return (
-        f"- {choice}, {size:,}, {direction}: {chosen!r} is chosen, {short(1e3 * times[chosen])} ms; {best!r} takes "
-        f"{times[best] / times[chosen]:.2f} times that"
+def long_sequence(tokens: int, machine: Machine) -> dict[str, Any]:
+    """One training step of a SE(3)-Hyena operator."""
+    from tg_equiattn.nn import SE3HyenaOperator
+
+    layer = SE3HyenaOperator(8, 16).to(machine.device)
+    x = torch.randn(1, tokens, 8, device=machine.device), torch.randn(1, tokens, 16, 3, device=machine.device)
+
+    def train() -> None:
+        sum(part.square().mean() for part in layer(*x)).backward()
+
+    return {"tokens": tokens, "seconds": machine.seconds(train, 3), **memory(machine)}
+
+
+def memory(machine: Machine) -> dict[str, Any]:
+    return {"peak GiB": torch.cuda.max_memory_allocated() / 2**30} if machine.is_cuda else {}
+
+
+# times
+
+
+def timed(name: str, compiled: bool, machine: Machine) -> dict[str, Any]:
+    """A layer of the launch table: time of the host and of the device, and kernels, forward and in training."""
+    from launches import LAYERS
+    from torch.profiler import ProfilerActivity, profile
+
+    if compiled and not machine.compiles:
+        return {"left out": "nothing compiles here"}
+    layer = LAYERS[name]
+    module = layer.make().to(machine.device)
+    inputs = tree_map(
+        lambda x: torch.randn_like(x) if _floating(x) else x, layer.given("small" if machine.tiny else "large")
     )
+    inputs = machine.move(inputs)
+    run = torch.compile(module) if compiled else module
+
+    def forward() -> None:
+        with torch.no_grad():
+            run(**inputs)
+
+    def training() -> None:
+        sum(x.float().square().mean() for x in tree_leaves(run(**inputs)) if _floating(x)).backward()
+
+    found: dict[str, Any] = {}
+    for way, call in (("forward", forward), ("training", training)):
+        found[way] = {"seconds": machine.seconds(call)}
+        if machine.is_cuda and torch.backends.cuda.is_built():
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+                call()
+                machine.wait()
+            events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+            found[way] |= {"device seconds": sum(e.device_time for e in events) / 1e6, "kernels": len(events)}
+    return found | memory(machine)
 
 
-def try_choices(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """The rows of all choices, and which would change."""
-    rows, changes = table(["choice", "size", "pass", "chosen", "ms"]), []
-    for choice, direction in ((c, d) for c in options.choices for d in DIRECTIONS):
-        for size in SIZES[choice][options.tiny]:
-            try:
-                found = in_own_process(__file__, choice, size, direction, options.repeats, options.device)
-            except SystemExit as error:
-                found = f"failed: {str(error).strip().splitlines()[-1][:200]}"
-            if isinstance(found, str):
-                rows.append(f"| {choice} | {size:,} | {direction} | - | {found} |")
-            else:
-                times = ", ".join(f"{name} {short(1e3 * value)}" for name, value in found["seconds"].items())
-                rows.append(f"| {choice} | {size:,} | {direction} | {found['chosen'] or '-'} | {times} |")
-                changes += filter(None, [verdict(choice, size, direction, found)])
-            print(rows[-1], flush=True)
-    return rows, changes
+def _floating(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 
-def run(command: list[str], patience: float | None = None) -> tuple[int, str]:
-    """The exit status, and what a command says last."""
+def graph_of_model(name: str, machine: Machine) -> dict[str, Any]:
+    """A captured forward pass of a whole model against the eager one, and the time of both."""
+    from whole_models import Fixed
+
+    if not machine.is_cuda:
+        return {"left out": "CUDA graphs need CUDA"}
+    model = Fixed(name).eval().to(machine.device)
+    x = model.sample(machine.device)
+    with torch.no_grad():
+        replayed = torch.cuda.make_graphed_callables(model, (x,))
+        other = model.sample(machine.device)
+        error = difference(replayed(other), model.model and model(other).cpu())
+        return {
+            "error": error,
+            "eager": machine.seconds(lambda: model(x)),
+            "graph": machine.seconds(lambda: replayed(x)),
+        }
+
+
+# what a user has instead
+
+
+def compared(calls: dict[str, Callable[[], Any]], machine: Machine) -> dict[str, Any]:
+    """The time of each call; one that fails is said and stops no other."""
+    found: dict[str, Any] = {}
+    for name, call in calls.items():
+        try:
+            found[name] = machine.seconds(call)
+        except Exception as error:  # recorded beside the others
+            found[name] = f"{type(error).__name__}: {error}"[:200]
+    return found
+
+
+def graph_attention(nodes: int, machine: Machine) -> dict[str, Any]:
+    """All pairs and random features beside torch's attention without positions."""
+    from tg_equiattn.nn import PerformerAttention
+
+    x, pos = torch.randn(nodes, 64, device=machine.device), torch.rand(nodes, 3, device=machine.device)
+    q = torch.randn(1, 8, nodes, 8, device=machine.device)
+    calls: dict[str, Callable[[], Any]] = {
+        "scaled_dot_product_attention": lambda: nn.functional.scaled_dot_product_attention(q, q, q)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for method in ("pairs", "features"):
+            layer = PerformerAttention(64, 64, 8, pos_dim=3, offset="distance", cutoff=0.1, method=method)
+            calls[method] = functools.partial(layer.to(machine.device), x, pos=pos)
+        return compared(calls, machine)
+
+
+def beside_convolutions(tf32: bool, machine: Machine) -> dict[str, Any]:
+    """Attention in frames and lifting beside convolutions of the same shape, with TF32 on or off."""
+    from tg_equiattn.groups import cyclic
+    from tg_equiattn.nn import GroupAttention, LiftingAttention
+
+    side, calls = machine.size(64, 8), {}
+    image = torch.randn(16, 3, side, side, device=machine.device)
+    for fields in (8, 32):
+        x = torch.randn(16, fields, 8, side, side, device=machine.device)
+        convolution = nn.Conv2d(8 * fields, 8 * fields, 5, padding=2).to(machine.device)
+        frames = GroupAttention(cyclic(8), fields, fields).to(machine.device)
+        calls[f"conv2d, {fields} fields"] = functools.partial(convolution, x.flatten(1, 2))
+        calls[f"frames, {fields} fields"] = functools.partial(frames, x)
+        if machine.compiles:
+            calls[f"frames, {fields} fields, compiled"] = functools.partial(torch.compile(frames), x)
+    calls["conv2d, image"] = functools.partial(nn.Conv2d(3, 64, 5, padding=2).to(machine.device), image)
+    calls["lifting, image"] = functools.partial(LiftingAttention(cyclic(8), 3, 8).to(machine.device), image)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=patience)
-    except subprocess.TimeoutExpired:
-        return 1, f"not done after {patience:.0f} s"
-    said = [*done.stdout.splitlines(), *(done.stderr.splitlines() if done.returncode else [])]
-    return done.returncode, next((line for line in reversed(said) if line.strip()), "nothing said")
+        return compared(calls, machine)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
-def run_benchmarks(options: argparse.Namespace, rates: list[str]) -> list[str]:
-    """The tables of all benchmarks, or why there is none."""
-    tables = []
-    for name in options.benchmarks:
-        script, output = name.split(",")[0], options.output.parent / f"{re.sub(r'[^a-z0-9]+', '_', name)}.md"
-        flags = [*BENCHMARKS[name][options.tiny].split(), "--device", options.device]
-        output.unlink(missing_ok=True)
-        flags += ["--repeats", str(options.repeats), "--rates", *rates, "--output", str(output)]
-        status, said = run([sys.executable, "-W", "ignore", f"examples/benchmarks/{script}.py", *flags], PATIENCE)
-        text = output.read_text() if output.exists() else f"failed: {said}"
-        tables += [f"## {name}", "", text if not status else f"{text}\nexit status {status}", ""]
-        print(f"{name}: {'done' if not status else said}", flush=True)
-    return tables
+def flex(machine: Machine) -> dict[str, Any]:
+    """A window of 5 x 5 by FlexAttention beside attention in frames over as many heads and pixels."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    from tg_equiattn.groups import cyclic
+    from tg_equiattn.nn import GroupAttention
+
+    side = machine.size(64, 16)
+    q = torch.randn(16, 64, side**2, 16, device=machine.device)
+
+    def near(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return ((i // side - j // side).abs() <= 2) & ((i % side - j % side).abs() <= 2)
+
+    blocks = create_block_mask(near, None, None, side**2, side**2, device=machine.device)
+    attend = torch.compile(flex_attention) if machine.compiles else flex_attention
+    layer = GroupAttention(cyclic(8), 16, 16, heads=8, head_channels=16, content_heads=8).to(machine.device)
+    x = torch.randn(16, 16, 8, side, side, device=machine.device)
+    return compared({"FlexAttention": lambda: attend(q, q, q, block_mask=blocks), "frames": lambda: layer(x)}, machine)
+
+
+def ewald(points: int, machine: Machine) -> dict[str, Any]:
+    """Direct sums beside sums over reciprocal vectors, and what the layer chooses by itself."""
+    from tg_equiattn.nn import EwaldAttention
+
+    side = points ** (1 / 3)
+    x = torch.randn(1, points, 8, device=machine.device), torch.randn(1, points, 4, 3, device=machine.device)
+    pos, calls = side * torch.rand(1, points, 3, device=machine.device), {}
+    for method in ("auto", "direct", "ewald"):
+        layer = EwaldAttention(8, 4, width=1.0, method=method).to(machine.device)
+        calls[method] = functools.partial(layer, *x, pos=pos)
+    return compared(calls, machine)
+
+
+def vectors(tokens: int, machine: Machine) -> dict[str, Any]:
+    """Vector attention, streamed."""
+    from tg_equiattn.functional import vector_attention
+
+    q, k, v = (torch.randn(1, tokens, 16, 3, device=machine.device) for _ in range(3))
+    return compared({"vector attention": lambda: vector_attention(q, k, v)}, machine) | memory(machine)
+
+
+def reduced_overhead(name: str, machine: Machine) -> dict[str, Any]:
+    """A whole model, eager and compiled with mode="reduce-overhead"."""
+    from whole_models import Fixed
+
+    model = Fixed(name).eval().to(machine.device)
+    x = model.sample(machine.device)
+    calls = {"eager": lambda: model(x)}
+    if machine.compiles:
+        compiled = torch.compile(model, mode="reduce-overhead")
+        calls["reduce-overhead"] = lambda: compiled(x)
+    with torch.no_grad():
+        return compared(calls, machine)
+
+
+# the run
+
+
+def first_items(machine: Machine) -> dict[str, Item]:
+    from cases import CASES
+    from launches import LAYERS
+    from whole_models import MODELS
+
+    present = [name for name, made in CASES.items() if made.host == "torch" or has(made.host)]
+    hosts = {"R2": "escnn", "R3": "escnn", "Conv": "torch_geometric", "Irreps": "e3nn"}
+    layers = [name for name in LAYERS if all(has(host) for part, host in hosts.items() if part in name)]
+    present, layers = (present[::40], layers[:1]) if machine.tiny else (present, layers)
+    items: dict[str, Item] = {"environment": environment}
+    items |= {f"case: {name}": functools.partial(case, name) for name in present}
+    items |= {"nufft": large_points, "sparse products": sparse_products, "near pairs": near_pairs}
+    items["tokens"] = functools.partial(long_sequence, machine.size(131_072, 50))
+    for compiled in (False, True):
+        way = "compiled" if compiled else "eager"
+        items |= {f"{way}: {name}": functools.partial(timed, name, compiled) for name in layers}
+    items |= {f"CUDA graph: {name}": functools.partial(graph_of_model, name) for name in list(MODELS)[:3]}
+    return items
+
+
+def second_items(machine: Machine) -> dict[str, Item]:
+    from whole_models import MODELS
+
+    nodes = [8] if machine.tiny else [2**n for n in range(7, 14)]
+    points = [10] if machine.tiny else [100, 1_000, 10_000]
+    tokens = [16] if machine.tiny else [1_024, 4_096, 16_384]
+    items: dict[str, Item] = {"second: environment": environment}
+    items |= {f"graph attention, {n} nodes": functools.partial(graph_attention, n) for n in nodes}
+    items |= {f"convolutions, TF32 {on}": functools.partial(beside_convolutions, on) for on in (False, True)}
+    items["FlexAttention"] = flex
+    items |= {f"Ewald attention, {n} points": functools.partial(ewald, n) for n in points}
+    items |= {f"vector attention, {n} tokens": functools.partial(vectors, n) for n in tokens}
+    lengths = [64] if machine.tiny else [2**n for n in (14, 17, 20)]
+    items |= {f"SE(3)-Hyena, {n} tokens": functools.partial(long_sequence, n) for n in lengths}
+    items |= {f"reduce-overhead: {name}": functools.partial(reduced_overhead, name) for name in MODELS}
+    return items
+
+
+@contextlib.contextmanager
+def alarm(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after so many seconds."""
+
+    def ring(*_: Any) -> None:
+        raise TimeoutError(f"not done after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The results so far; a line that was cut short is left out."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
+
+
+def run_items(items: dict[str, Item], machine: Machine, path: Path, seconds: float, patience: float) -> None:
+    """Run what has no line yet, until the budget is spent."""
+    end, done = time.monotonic() + seconds, {line["item"] for line in lines_of(path)}
+    for number, (name, item) in enumerate(items.items(), 1):
+        left = end - time.monotonic()
+        if name in done:
+            continue
+        if left < 1:
+            print("The budget is spent: start again to go on.", flush=True)
+            return
+        start, line = time.perf_counter(), {"item": name}
+        try:
+            with alarm(min(patience, left)), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.manual_seed(0)
+                line["result"] = item(machine)
+        except Exception as error:  # one item is lost, and the line says why
+            line["error"] = f"{type(error).__name__}: {error}"[:500]
+        line["seconds"] = round(time.perf_counter() - start, 3)
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        said = line.get("error") or json.dumps(line["result"])
+        print(f"[{number}/{len(items)}] {name}: {said[:160]}", flush=True)
+
+
+def report(path: Path) -> str:
+    """What is wrong first, then a table of all lines."""
+    lines = lines_of(path)
+    failed = [line for line in lines if "error" in line]
+    cases = [line for line in lines if line["item"].startswith("case") and "result" in line]
+    off = [line for line in cases if line["result"]["float32"] > 1e-3 or line["result"]["waits"]]
+    text = [f"{len(lines)} items, {len(failed)} failed, {len(off)} cases differ from the CPU or wait for the device."]
+    text += [f"- **{line['item']}**: {line.get('error') or json.dumps(line['result'])}" for line in (*failed, *off)]
+    text += ["", "| item | result |", "|---|---|"]
+    text += [f"| {line['item']} | {line.get('error') or json.dumps(line['result'])} |" for line in lines]
+    return "\n".join(text) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="small sizes, for a dry run")
-    parser.add_argument("--tests", nargs="*", default=["tests", "-m", "device"], help="what pytest runs; nothing: none")
-    parser.add_argument("--benchmarks", nargs="*", choices=BENCHMARKS, default=list(BENCHMARKS))
-    parser.add_argument("--choices", nargs="*", choices=CHOICES, default=list(CHOICES))
-    add_arguments(parser, "out/first_gpu/")
+    parser.add_argument("--seconds", type=float, default=540, help="the budget of this start (default 540)")
+    parser.add_argument("--patience", type=float, default=60, help="the longest that one item may take (default 60)")
+    parser.add_argument("--output", type=Path, default=ROOT / "out" / "first_gpu", help="folder of results and report")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--second", action="store_true", help="compare with what a user has instead")
+    parser.add_argument("--tiny", action="store_true", help="small sizes and few cases, for a dry run")
+    parser.add_argument("--report", action="store_true", help="write the report of the lines so far and run nothing")
     options = parser.parse_args()
-    if options.measure:
-        print(json.dumps(seconds(*json.loads(options.measure))))
-        return
-
-    name = torch.cuda.get_device_name(options.device) if is_cuda(options.device) else "CPU"
-    options.output = options.output.resolve() / f"{re.sub(r'[^A-Za-z0-9]+', '_', name)}.md"
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    said = "not run"
-    if options.tests:
-        said = run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options.tests])[1].strip("= ")
-        print(f"tests: {said}", flush=True)
-    rates = [str(rate) for rate in machine_rates(options) if rate]
-    rows, changes = try_choices(options)
-    tables = run_benchmarks(options, rates)
-    changes = changes or ["Nothing: no choice is beaten by a tenth."]
-    rows = [f"Tests: {said}", "", "## What would change", "", *changes, "", "## Choices", "", *rows, "", *tables]
-    report(f"# {name}\n\n{machine(options.device)}; rates {', '.join(rates)}", rows, options.output)
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        raise SystemExit("first_gpu.py: --device must be cpu where torch finds no GPU, got cuda")
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = options.output / "results.jsonl"
+    if not options.report:
+        machine = Machine(options.device, options.tiny)
+        items = (second_items if options.second else first_items)(machine)
+        run_items(items, machine, path, options.seconds, options.patience)
+    (options.output / "report.md").write_text(report(path))
+    print(f"The report is in {options.output / 'report.md'}")
 
 
 if __name__ == "__main__":

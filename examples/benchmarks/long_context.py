@@ -46,9 +46,10 @@ from tqdm import tqdm
 from tg_equiattn.functional import vector_long_conv
 from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention
 from tg_equiattn.nn.vector.grades import Grades
+from tg_equiattn.nn.vector.placement import TokenBatch
 from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
-from tg_equiattn.node_batch import NodeBatch, PaddedBatch
+from tg_equiattn.node_batch import PaddedBatch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -56,7 +57,8 @@ import matplotlib.pyplot as plt
 SCALARS, VECTORS, BATCH = 8, 16, 16
 LAYERS = {
     "hyena": "SE(3)-Hyena", "hyena-short": "SE(3)-Hyena, short convolution",
-    "hyena-lag": "SE(3)-Hyena, filter of the lag", "attention": "attention, streamed", "pairs": "attention, all pairs",
+    "hyena-implicit": "SE(3)-Hyena, implicit filter", "attention": "attention, streamed",
+    "pairs": "attention, all pairs",
 }  # fmt: skip
 WANTED = {20_000: 3.5, 30_000: 20.0}  # times faster than streamed attention, on a GPU
 
@@ -92,10 +94,10 @@ class LongConv(nn.Module):
 class AllPairs(VectorAttentionOperator):
     """Vector attention as the equations are written: every pair's cross product exists at once."""
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
         if query.ndim == 2:
-            return super().mix(query, key, value, node_batch)
-        return node_batch.mix(_all_pairs, query, key, value)
+            return super().mix(query, key, value, tokens)
+        return tokens.graphs.mix(_all_pairs, query, key, value)
 
 
 def _all_pairs(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
@@ -111,7 +113,7 @@ def build(name: str) -> nn.Module:
         grades = Grades(SCALARS, VECTORS)
         return ScalarVectorModule(AllPairs(grades, grades))
     kind = SE3HyenaOperator if name.startswith("hyena") else VectorSelfAttention
-    options = {"hyena-short": {"short_conv": 3}, "hyena-lag": {"filter": "implicit"}}.get(name, {})
+    options = {"hyena-short": {"short_conv": 3}, "hyena-implicit": {"filter": "implicit"}}.get(name, {})
     return kind(SCALARS, VECTORS, **options)
 
 

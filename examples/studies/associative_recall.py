@@ -42,7 +42,7 @@ import matplotlib.pyplot as plt
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "SE(3)-Hyena": SE3Hyena,
-    "SE(3)-Hyena, filter of the lag": SE3Hyena,
+    "SE(3)-Hyena, implicit filter": SE3Hyena,
     "SE(3)-Hyena, as published": lambda *channels, **options: divided_by_length(SE3Hyena(*channels, **options)),
     "SE(3)-Transformer": VectorTransformer,
     "Hyena": functools.partial(Hyena, short_conv=3),
@@ -50,12 +50,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "SE(3)-Hyena": {"short_conv": 3},
-    "SE(3)-Hyena, filter of the lag": {"short_conv": 3, "filter": "implicit"},
+    "SE(3)-Hyena, implicit filter": {"short_conv": 3, "filter": "implicit"},
     "SE(3)-Hyena, as published": {},
     "SE(3)-Transformer": {"short_conv": 3},
 }
 Model = Literal[
-    "SE(3)-Hyena", "SE(3)-Hyena, filter of the lag", "SE(3)-Hyena, as published", "SE(3)-Transformer", "Hyena",
+    "SE(3)-Hyena", "SE(3)-Hyena, implicit filter", "SE(3)-Hyena, as published", "SE(3)-Transformer", "Hyena",
     "Transformer",
 ]  # fmt: skip
 CODES = 16  # channels of the positional encoding
@@ -89,7 +89,7 @@ class AssociativeRecall(Settings):
     """invariant width"""
     vectors: int = 24
     """equivariant width"""
-    depth: int = 3
+    num_layers: int = 3
     """operators"""
     blocks: int = 2
     """of every Clifford MLP"""
@@ -100,7 +100,7 @@ class AssociativeRecall(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("size", "train", "held_out", "scalars", "vectors", "depth", "blocks"):
+        for name in ("size", "train", "held_out", "scalars", "vectors", "num_layers", "blocks"):
             self.positive(name)
         if min(self.lengths) < 2 or any(length % 2 for length in self.lengths):
             raise ValueError(f"{flag('lengths')} must be even and at least 2, got {list(self.lengths)}")
@@ -108,7 +108,7 @@ class AssociativeRecall(Settings):
 
 PRESETS = {
     "quick": AssociativeRecall(
-        lengths=(6, 10), train=32, held_out=8, epochs=1, vectors=4, scalars=3, depth=1, blocks=1
+        lengths=(6, 10), train=32, held_out=8, epochs=1, vectors=4, scalars=3, num_layers=1, blocks=1
     ),
     "study": AssociativeRecall(
         lengths=(32, 64, 128, 256),
@@ -120,7 +120,7 @@ PRESETS = {
         warmup=0.3,
         clip=1.0,
         vectors=16,
-        depth=2,
+        num_layers=2,
         blocks=1,
         results=study.committed("associative_recall"),
     ),
@@ -203,7 +203,7 @@ def predict(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def build(name: str, settings: AssociativeRecall) -> nn.Module:
     """A model with the positional code and one vector in, and one vector, the mean over tokens, out."""
-    shared = {"num_layers": settings.depth, "pool": "mean"}
+    shared = {"num_layers": settings.num_layers, "pool": "mean"}
     if name.startswith("SE(3)"):
         return MODELS[name](
             CODES, 1, 0, 1, hidden_scalars=settings.scalars, hidden_vectors=settings.vectors,

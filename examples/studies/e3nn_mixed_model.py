@@ -56,19 +56,19 @@ OPERATORS: dict[str, Callable[[str], nn.Module | None]] = {
     "SE3HyenaOperator, short convolution": lambda order: IrrepsSE3HyenaOperator(
         HIDDEN, HIDDEN, order=order, short_conv=3
     ),
-    "SE3HyenaOperator, filter of the lag": lambda order: IrrepsSE3HyenaOperator(
+    "SE3HyenaOperator, implicit filter": lambda order: IrrepsSE3HyenaOperator(
         HIDDEN, HIDDEN, order=order, filter="implicit"
     ),
     "VectorSelfAttention": lambda order: IrrepsVectorSelfAttention(HIDDEN, HIDDEN),
     "TensorProductHyenaOperator": lambda order: TensorProductHyenaOperator(HIDDEN, HIDDEN, WIDE, order=order),
-    "TensorProductHyenaOperator, filter of the lag": lambda order: TensorProductHyenaOperator(
+    "TensorProductHyenaOperator, implicit filter": lambda order: TensorProductHyenaOperator(
         HIDDEN, HIDDEN, WIDE, order=order, filter="implicit"
     ),
 }
 Operator = Literal[
     "none", "SE3HyenaOperator", "SE3HyenaOperator, as published", "SE3HyenaOperator, short convolution",
-    "SE3HyenaOperator, filter of the lag", "VectorSelfAttention", "TensorProductHyenaOperator",
-    "TensorProductHyenaOperator, filter of the lag",
+    "SE3HyenaOperator, implicit filter", "VectorSelfAttention", "TensorProductHyenaOperator",
+    "TensorProductHyenaOperator, implicit filter",
 ]  # fmt: skip
 
 

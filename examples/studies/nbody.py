@@ -41,6 +41,7 @@ from tg_equiattn.nn import EwaldAttention, SE3Hyena, VectorTransformer
 from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
 from tg_equiattn.nn.vector.clifford import MultivectorMLP
 from tg_equiattn.nn.vector.grades import Grades, features, with_position
+from tg_equiattn.nn.vector.placement import TokenBatch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -94,7 +95,7 @@ class NBody(Settings):
     """invariant width"""
     vectors: int = 16
     """equivariant width"""
-    depth: int = 2
+    num_layers: int = 2
     """operators"""
     blocks: int = 1
     """of every Clifford MLP"""
@@ -109,12 +110,14 @@ class NBody(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("train", "validation", "test", "particles", "scalars", "vectors", "depth", "blocks"):
+        for name in ("train", "validation", "test", "particles", "scalars", "vectors", "num_layers", "blocks"):
             self.positive(name)
 
 
 PRESETS = {
-    "quick": NBody(train=60, validation=20, test=20, epochs=1, batch=20, vectors=4, scalars=3, depth=1, task="initial"),
+    "quick": NBody(
+        train=60, validation=20, test=20, epochs=1, batch=20, vectors=4, scalars=3, num_layers=1, task="initial"
+    ),
     "study": NBody(
         models=(
             "SE(3)-Hyena + local", "local only", "SE(3)-Transformer + local", "SE(3)-Hyena", "SE(3)-Transformer",
@@ -134,8 +137,8 @@ class LocalOnly(HyenaOperator):
         super().__init__(in_grades, out_grades, **settings)
         self.project = self.gate = None
 
-    def forward(self, x: Tensor, pos: Tensor, node_batch: Any, edges: Any = None) -> Tensor:
-        return features(self.out(self.in_grades.parts(self.local(x, pos, edges))))
+    def forward(self, x: Tensor, tokens: TokenBatch) -> Tensor:
+        return features(self.out(self.in_grades.parts(self.local(x, tokens.pos, tokens.edges))))
 
 
 class EwaldOperator(HyenaOperator):
@@ -147,10 +150,10 @@ class EwaldOperator(HyenaOperator):
         self.project = MultivectorMLP(in_grades.plus(POSITION), in_grades, max(1, *in_grades), len(self.out.blocks))
         self.attention = EwaldAttention(in_grades.scalars, in_grades.vectors, width=WIDTH, max_width=MAX_WIDTH)
 
-    def forward(self, x: Tensor, pos: Tensor, node_batch: Any, edges: Any = None) -> Tensor:
-        projected = features(self.project(with_position(self.in_grades.parts(x), pos)))
+    def forward(self, x: Tensor, tokens: TokenBatch) -> Tensor:
+        projected = features(self.project(with_position(self.in_grades.parts(x), tokens.pos)))
         scalars, vectors = projected.split([self.in_grades.scalars, 3 * self.in_grades.vectors], 1)
-        found = self.attention(scalars, vectors.unflatten(1, (-1, 3)), pos=pos, batch=node_batch.batch)
+        found = self.attention(scalars, vectors.unflatten(1, (-1, 3)), pos=tokens.pos, batch=tokens.graphs.batch)
         return features(self.out(self.in_grades.parts(x + torch.cat([found[0], found[1].flatten(1)], 1))))
 
 
@@ -205,17 +208,17 @@ def build(name: str, settings: NBody) -> nn.Module:
     if name in PLAIN:
         wanted = parameters(build("SE(3)-Hyena", settings))
         return match_parameters(
-            lambda channels: PLAIN[name](2, 1, 0, 1, channels=channels, num_layers=settings.depth), wanted
+            lambda channels: PLAIN[name](2, 1, 0, 1, channels=channels, num_layers=settings.num_layers), wanted
         )
     kind, extra = EQUIVARIANT[name]
     model = kind(
-        2, 1, 0, 1, hidden_scalars=settings.scalars, hidden_vectors=settings.vectors, num_layers=settings.depth,
+        2, 1, 0, 1, hidden_scalars=settings.scalars, hidden_vectors=settings.vectors, num_layers=settings.num_layers,
         num_blocks=settings.blocks, **extra,
     )  # fmt: skip
     if name in OPERATORS:
         grades = model.module.hidden_grades
         own = {"num_blocks": settings.blocks, **extra.get("attn_kwargs", {})}
-        operators = (OPERATORS[name](grades, grades, **own) for _ in range(settings.depth))
+        operators = (OPERATORS[name](grades, grades, **own) for _ in range(settings.num_layers))
         model.module.operators = nn.ModuleList(operators)
     if name in PUBLISHED:
         divided_by_length(model)

@@ -73,7 +73,7 @@ class PixelGraphs(Settings):
     """of attention"""
     embedding: Literal["linear", "mlp", "lookup"] = "linear"
     """of a pixel's colour"""
-    max_distance: int = 4
+    cutoff: int = 4
     """pixels closer than this are joined; "clipped" tells distances up to it apart, "window" offsets below it"""
     norm: Literal["layer", "batch"] = "batch"
     """layer: of every pixel before the mean over them; batch: of the mean, over the images"""
@@ -96,7 +96,7 @@ class PixelGraphs(Settings):
     def check(self) -> None:
         super().check()
         for name in (
-            "size", "train_images", "test_images", "channels", "layers", "heads", "max_distance", "redraw_interval",
+            "size", "train_images", "test_images", "channels", "layers", "heads", "cutoff", "redraw_interval",
             "shift",
         ):  # fmt: skip
             self.positive(name)
@@ -122,12 +122,12 @@ class PixelGraphs(Settings):
 
 PRESETS = {
     "quick": PixelGraphs(
-        train_images=24, test_images=40, size=10, shift=1, channels=8, layers=1, heads=2, max_distance=2, epochs=1,
+        train_images=24, test_images=40, size=10, shift=1, channels=8, layers=1, heads=2, cutoff=2, epochs=1,
         batch=8,
     ),
     "study": PixelGraphs(seeds=(0, 1, 2), size=16, epochs=22, results=study.committed("pixel_graphs")),
     "full": PixelGraphs(
-        channels=256, layers=6, heads=8, max_distance=6, norm="layer", redraw_interval=100, dropout=0.1, constant=True,
+        channels=256, layers=6, heads=8, cutoff=6, norm="layer", redraw_interval=100, dropout=0.1, constant=True,
         batch=22, learning_rate=0.0005,
     ),
 }  # fmt: skip
@@ -163,7 +163,7 @@ def batches(
     part: TensorDataset, limit: int | None, size: int, settings: PixelGraphs, seed: int | None = None
 ) -> Batches:
     """Batches of a part's first images; their graphs are made when they are asked for, and share edges till then."""
-    transform = PixelGraph(settings.max_distance, periodic=settings.periodic)
+    transform = PixelGraph(settings.cutoff, periodic=settings.periodic)
 
     def get(indices: list[int]) -> Batch:
         images, labels = part[indices]
@@ -187,7 +187,7 @@ def build(in_channels: int, settings: PixelGraphs) -> PixelGraphClassifier:
     return PixelGraphClassifier(
         in_channels, 10, channels=settings.channels, num_layers=settings.layers, heads=settings.heads,
         embedding=settings.embedding, position=None if position == "none" else position,
-        cutoff=settings.max_distance, dropout=settings.dropout, norm=settings.norm, attn_kwargs=features,
+        cutoff=settings.cutoff, dropout=settings.dropout, norm=settings.norm, attn_kwargs=features,
     )  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def accuracies_at_shifts(
 ) -> dict[str, float]:
     """Percent of images classified right at each shift."""
     model.to(settings.device).eval()
-    transform = PixelGraph(settings.max_distance, periodic=settings.periodic)
+    transform = PixelGraph(settings.cutoff, periodic=settings.periodic)
     accuracies = {}
     shifts = range(-settings.reach, settings.reach + 1)
     for shift in tqdm(shifts, desc="shifts", leave=False, disable=not settings.progress):

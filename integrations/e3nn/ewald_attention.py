@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from e3nn import o3
@@ -165,10 +166,17 @@ class IrrepsEwaldAttention(EwaldLayer):
         `torch.Tensor`
             features of shape ``(nodes, irreps_out.dim)``
         """
+        return self.evaluate(x, pos, batch, cell, pbc, batch_size, max_num_nodes)
+
+    def evaluate(
+        self, x: Tensor, pos: Tensor, batch: Tensor | None, cell: Tensor | None = None, pbc: Tensor | None = None,
+        batch_size: int | None = None, max_num_nodes: int | None = None, **more: Any,
+    ) -> Tensor:  # fmt: skip
+        """:meth:`forward`, with more arguments for :meth:`attend`."""
         check_features("x", x, self._features, self.octaves)
         pos = checks.positions(pos, (x.shape[0], 3), x, "attention depends on them")
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes, self.ranks)
-        x = self.attend(x.index_select(1, self.columns_in(x.device)), pos, node_batch, cell, pbc)
+        x = self.attend(x.index_select(1, self.columns_in(x.device)), pos, node_batch, cell, pbc, **more)
         return x.index_select(1, self.columns_out(x.device))
 
     def __repr__(self) -> str:

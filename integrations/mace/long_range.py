@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -13,9 +14,11 @@ from mace.modules.models import MACE, ScaleShiftMACE
 from mace.modules.wrapper_ops import get_layout
 from torch import Tensor
 
-from tg_equiattn.checks import python_numbers
+from tg_equiattn.checks import of_values, python_numbers
+from tg_equiattn.nn.waves.neutral_sources import Atoms
 
-from ..e3nn import IrrepsEwaldAttention
+from ..e3nn.atoms_attention import AtomsEwaldAttention
+from ..e3nn.ewald_attention import IrrepsEwaldAttention
 
 
 @python_numbers
@@ -45,15 +48,22 @@ def add_long_range(
 
     Forces, virials and stress include attention: cells are strained as positions are. Graphs repeat along the lattice
     vectors that ``pbc`` names; the wide cells that MACE puts around open directions are not read. Save with
-    ``torch.save(model, path)``, run with ``MACECalculator``. TorchScript, ``compile_mode``, cuequivariance's layout,
-    LAMMPS and quantities that MACE shares among edges (atomic stresses) are refused.
+    ``torch.save(model, path)``, run with ``MACECalculator`` or :class:`LongRangeCalculator`. TorchScript,
+    ``compile_mode``, cuequivariance's layout, LAMMPS and quantities that MACE shares among edges (atomic stresses) are
+    refused.
+
+    Attention also reads the element, so that atoms without neighbors take part. An atom does not attend to itself,
+    so the energy of a single atom stays as it was. Sources of Coulomb kernels sum over each graph to a learned
+    constant times ``total_charge`` of the data, zero without one
+    (:class:`tg_equiattn.nn.waves.neutral_sources.NeutralSources`).
 
     Args:
         model: A ``MACE`` or ``ScaleShiftMACE``, trained or not.
         after: Product blocks, counted from 0, that attention follows, or "energies". After the last block it changes
             scalars alone.
         batch: Sample of the training data, as MACE's loaders give it, on which the scales are measured. It should be
-            typical of the data.
+            typical of the data. With "energies" the scale is how much its labels of the energy per atom, less single
+            atoms, differ among graphs, or, without labels, the outputs of the last readout.
         width: Width of the narrowest kernel, in the unit of positions. The default, ``None``, means half of the model's
             ``r_max``: messages already model shorter distances.
         gain: Initial value of the learned gain. The default, 0, leaves a trained model as it is.
@@ -88,7 +98,7 @@ def add_long_range(
         optimizer = torch.optim.Adam(model.parameters())
     """
     if type(model) not in _LONG_RANGE:
-        raise TypeError(f"model must be a MACE or ScaleShiftMACE without long range, got {type(model).__name__}")
+        raise TypeError(f"model must be a MACE or ScaleShiftMACE without long range, got {type(model).__qualname__}")
     count, energies = len(model.products), after == "energies"
     blocks = (count - 1,) if energies else tuple(after)
     if not blocks or any(not isinstance(n, int) or not 0 <= n < count for n in blocks) or len({*blocks}) < len(blocks):
@@ -108,14 +118,16 @@ def add_long_range(
     data = {name: x.to(like.device, like.dtype if x.is_floating_point() else None)
             for name, x in dict(batch.to_dict() if hasattr(batch, "to_dict") else batch).items()
             if isinstance(x, Tensor)}  # fmt: skip
-    layers = []
+    layers, width = [], float(model.r_max) / 2 if width is None else width
     for n, (x, near) in zip(blocks, _seen(model, data, targets), strict=True):  # before the model is touched
         irreps = o3.Irreps(model.interactions[n].hidden_irreps)
-        attention = IrrepsEwaldAttention(
-            irreps, "0e" if energies else irreps, width=float(model.r_max) / 2 if width is None else width,
-            **attn_kwargs,
+        attention = AtomsEwaldAttention(
+            irreps, "0e" if energies else irreps, width=width, num_elements=len(model.atomic_numbers),
+            cutoff=float(model.r_max), avg_num_neighbors=float(model.interactions[n].avg_num_neighbors), **attn_kwargs,
         )  # fmt: skip
-        layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, x, near, _atoms(data, None)))
+        size = _energy_scale(model, data) if energies else None
+        wanted = _sizes(near, attention.irreps_out) if size is None else near.new_full((1,), size)
+        layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, x, wanted, data))
     for target, layer in zip(targets, layers, strict=True):
         target.__class__, target.long_range = _WITH[type(target)], layer
     model.__class__ = _LONG_RANGE[type(model)]
@@ -123,24 +135,26 @@ def add_long_range(
 
 
 class LongRangeFeatures(torch.nn.Module):
-    """Output of MACE's own block plus ``gain`` times attention, with scales that are measured once, on these atoms."""
+    """``gain`` times attention, with scales that are measured once, on the atoms of ``data``."""
 
     scale_in: Tensor
     scale_out: Tensor
 
     def __init__(
-        self, attention: IrrepsEwaldAttention, gain: float, x: Tensor, near: Tensor, atoms: dict[str, Any]
+        self, attention: AtomsEwaldAttention, gain: float, x: Tensor, wanted: Tensor, data: dict[str, Any]
     ) -> None:
         super().__init__()
         self.attention = attention
         self.gain = torch.nn.Parameter(x.new_tensor(gain))
         self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
         with torch.no_grad():
-            found = attention(x / self.scale_in, **atoms)
-        self.register_buffer("scale_out", _sizes(near, attention.irreps_out) / _sizes(found, attention.irreps_out))
+            found = attention(x / self.scale_in, **_atoms(data, None, attention))
+        self.register_buffer("scale_out", wanted / _sizes(found, attention.irreps_out))
 
-    def forward(self, x: Tensor, near: Tensor) -> Tensor:
-        return near + self.gain * self.scale_out * self.attention(x / self.scale_in, **_atoms(*_DATA.get()))
+    def forward(self, x: Tensor) -> Tensor:
+        call = _CALL.get()
+        atoms = _atoms(call.data, call.displacement, self.attention)
+        return self.gain * self.scale_out * self.attention(x / self.scale_in, **atoms)
 
 
 class LongRangeProduct(EquivariantProductBasisBlock):
@@ -150,14 +164,15 @@ class LongRangeProduct(EquivariantProductBasisBlock):
 
     def forward(self, node_feats: Tensor, sc: Tensor | None, node_attrs: Tensor) -> Tensor:
         near = super().forward(node_feats, sc, node_attrs)
-        return self.long_range(near, near)
+        return near + self.long_range(near)
 
 
 class _WithEnergies(torch.nn.Module):
     long_range: LongRangeFeatures
 
     def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
-        return self.long_range(x, super().forward(x, heads))
+        _CALL.get().energies = energies = self.long_range(x)
+        return super().forward(x, heads) + energies
 
 
 class LongRangeReadout(_WithEnergies, NonLinearReadoutBlock):
@@ -193,8 +208,10 @@ class _LongRangeModel(MACE):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         raise NotImplementedError(
-            f"{type(self).__name__} is made by add_long_range(model, ...) alone: compile_mode, cuequivariance and "
-            "everything else that builds a model from its configuration would lose its long range"
+            f"{type(self).__qualname__} is made by add_long_range(model, ...) alone: compile_mode, cuequivariance, "
+            "LAMMPS' ML-IAP and everything else that builds a model from its configuration would lose its long range. "
+            "To select a head call tg_equiattn.integrations.mace.select_head(model, head); to fine-tune run "
+            "examples/mace_run_train.py"
         )
 
     def forward(self, data: Mapping[str, Any], training: bool = False, compute_force: bool = True,
@@ -212,16 +229,31 @@ class _LongRangeModel(MACE):
         data, strained = dict(data), compute_virials or compute_stress or compute_displacement
         if strained and data.get("displacement") is None:
             data["displacement"] = data["positions"].new_zeros(data["ptr"].numel() - 1, 3, 3).requires_grad_()
-        token = _DATA.set((data, data["displacement"] if strained else None))
+        if compute_stress and _CALCULATED.get() is None:
+            _warn_of_slabs(data["pbc"].view(-1, 3))
+        call = _Call(data, data["displacement"] if strained else None)
+        token = _CALL.set(call)
         try:
             out = super().forward(
                 data, training, compute_force, compute_virials, compute_stress, compute_displacement, **more
             )
         finally:
-            _DATA.reset(token)
+            _CALL.reset(token)
+        if call.energies is not None:
+            out["long_range_energy"] = self._graph_energies(call.energies, data)
+        if (outputs := _CALCULATED.get()) is not None:
+            volume = torch.linalg.det(data["cell"].view(-1, 3, 3)[0]).abs()
+            outputs.append({"energy": out.get("long_range_energy"), "volume": volume})
         if strained and out["displacement"] is not data["displacement"]:
             raise RuntimeError("stress would be wrong: this release of mace-torch does not take displacement from data")
         return out
+
+    def _graph_energies(self, energies: Tensor, data: Mapping[str, Tensor]) -> Tensor:
+        """The energy of long range in each graph, (graphs,), scaled as MACE scales the output of readouts."""
+        if hasattr(self, "scale_shift"):
+            scale, head = torch.atleast_1d(self.scale_shift.scale), data.get("head")
+            energies = energies * (scale[:1] if head is None else scale[head[data["batch"]]])[:, None]
+        return energies.new_zeros(data["ptr"].numel() - 1).index_add(0, data["batch"], energies[:, 0])
 
 
 class LongRangeMACE(_LongRangeModel):
@@ -232,24 +264,69 @@ class LongRangeScaleShiftMACE(_LongRangeModel, ScaleShiftMACE):
     """ScaleShiftMACE with attention after some of its product blocks."""
 
 
+for own, kind in ((LongRangeMACE, MACE), (LongRangeScaleShiftMACE, ScaleShiftMACE)):
+    own.__name__ = (
+        kind.__name__
+    )  # MACE's tools ask for the name before they build a model; __init__ then has the reason
+
 _LONG_RANGE = {MACE: LongRangeMACE, ScaleShiftMACE: LongRangeScaleShiftMACE}
-_DATA: contextvars.ContextVar[tuple[dict[str, Any], Tensor | None]] = contextvars.ContextVar("data")
 
 
-def _atoms(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
+class _Call:
+    """What one call of a model gives to its blocks, and the energies of atoms that long range adds, (T, 1)."""
+
+    def __init__(self, data: dict[str, Any], displacement: Tensor | None) -> None:
+        self.data, self.displacement = data, displacement
+        self.energies: Tensor | None = None
+
+
+_CALL: contextvars.ContextVar[_Call] = contextvars.ContextVar("call")
+_CALCULATED: contextvars.ContextVar[list[dict[str, Any]] | None] = contextvars.ContextVar("calculated", default=None)
+
+
+@of_values
+def _warn_of_slabs(pbc: Tensor) -> None:
+    if bool((pbc.any(1) & ~pbc.all(1)).any()):
+        warnings.warn(
+            "MACE divides the stress of slabs by the volume of a padded cell; LongRangeCalculator divides it by the "
+            "volume of the cell of the atoms",
+            stacklevel=2,
+        )
+
+
+def _atoms(data: dict[str, Any], displacement: Tensor | None, attention: IrrepsEwaldAttention) -> dict[str, Any]:
     """Arguments of attention. MACE strains positions in its dictionary, but not cells, so they are strained here."""
     if data.get("pbc") is None:
         raise ValueError("data must have pbc, which AtomicData.from_config takes of configurations, got none")
     cell = data["cell"].view(-1, 3, 3)
     if displacement is not None:
         cell = cell + cell @ (displacement + displacement.mT) / 2
-    return {
+    own = {}
+    if isinstance(attention, AtomsEwaldAttention):  # models that earlier releases saved have attention without atoms
+        first, second = data["edge_index"]
+        vectors = data["positions"][second] - data["positions"][first] + data["shifts"]
+        own["atoms"] = Atoms(data["node_attrs"], data["edge_index"], vectors.square().sum(1), data.get("total_charge"))
+    return own | {
         "pos": data["positions"],
         "batch": data["batch"],
         "cell": cell,
         "pbc": data["pbc"].view(-1, 3).expand(len(cell), 3),  # TorchSim has one for all
         "batch_size": data["ptr"].numel() - 1,
     }
+
+
+def _energy_scale(model: MACE, data: dict[str, Tensor]) -> float | None:
+    """Spread among graphs of their labels of the energy per atom, less single atoms, in the unit of readouts. ``None``
+    without labels that differ."""
+    if data.get("energy") is None or data["ptr"].numel() < 3:
+        return None
+    single = model.atomic_energies_fn(data["node_attrs"])
+    head = data["head"][data["batch"]] if "head" in data else data["batch"] * 0
+    single = single.gather(1, head[:, None])[:, 0] if single.ndim == 2 else single
+    energy = data["energy"].index_add(0, data["batch"], single.to(data["energy"].dtype), alpha=-1)
+    spread = (energy / data["ptr"].diff()).std()
+    scale = model.scale_shift.scale.abs().mean() if hasattr(model, "scale_shift") else 1.0
+    return float(spread / scale) if spread > 0 and data["energy"].any() else None
 
 
 def _seen(model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module]) -> list[tuple[Tensor, Tensor]]:

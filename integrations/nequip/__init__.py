@@ -9,6 +9,9 @@ from nequip.scripts._package_utils import register_libraries_as_external_for_pac
 from .long_range import LongRange  # noqa: E402
 from .model import LongRangeNequIPGNNModel  # noqa: E402
 
-register_libraries_as_external_for_packaging(["scipy", "pytorch_finufft", "sympy"])  # the first two if they are there
+register_libraries_as_external_for_packaging(
+    ["scipy", "pytorch_finufft", "sympy"],  # the first two if they are installed
+    mock_modules=["jaxtyping"],  # imported for type checkers alone
+)
 
 __all__ = ["LongRange", "LongRangeNequIPGNNModel"]

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from e3nn import o3
 from nequip.data import AtomicDataDict
-from nequip.nn import GraphModuleMixin, model_modifier
+from nequip.nn import GraphModuleMixin, model_modifier, with_edge_vectors_
 from torch import Tensor
 
 from tg_equiattn import checks
 from tg_equiattn.modes import is_traced
+from tg_equiattn.nn.waves.neutral_sources import Atoms
 
-from ..e3nn.ewald_attention import IrrepsEwaldAttention
+from ..e3nn.atoms_attention import AtomsEwaldAttention
 
 
 @checks.python_numbers
@@ -29,6 +30,10 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
     lattice vector, we cannot tell a molecule in a box from a crystal with vacuum, so the frame is refused, unless
     ``nequip-compile --modifiers`` says what all frames are: ``far_crystals``, ``far_slabs`` (along a and b) or
     ``far_molecules``.
+
+    Attention also reads the element, so that atoms without neighbors take part. An atom does not attend to itself,
+    so the energy of a single atom stays as it was. Sources of Coulomb kernels sum over each frame to a learned constant
+    times ``charge`` of the data, zero without one (:class:`tg_equiattn.nn.waves.neutral_sources.NeutralSources`).
 
     Args:
         width: Width of the narrowest kernel, in the unit of positions. Use about half of the model's ``r_max``:
@@ -45,6 +50,9 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         gain: Initial value of the learned gain. The default, 0, leaves a trained model as it is.
         max_num_nodes: Atoms of the largest frame, for models that are compiled for batches. Without it each frame takes
             as long as one with all atoms of the batch.
+        type_names: Names of the types of atoms, as NequIP's modules get them.
+        r_max: Cutoff of the model's edges, in the unit of positions.
+        avg_num_neighbors: Constant by which transfers of Coulomb sources along edges are divided, 1 by default.
         irreps_in: Irreps of fields, as NequIP's modules pass them on.
         max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an
             octave of its own between the two.
@@ -65,7 +73,8 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
     Example::
 
         layer = network.layer0_convnet
-        network.insert("far", LongRange(2.5, irreps_in=layer.irreps_out), after="layer0_convnet")
+        far = LongRange(2.5, type_names=["H", "O"], r_max=5.0, irreps_in=layer.irreps_out)
+        network.insert("far", far, after="layer0_convnet")
     """
 
     def __init__(
@@ -77,6 +86,9 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         features: int | None = 16,
         gain: float = 0.0,
         max_num_nodes: int | None = None,
+        type_names: Sequence[str],
+        r_max: float,
+        avg_num_neighbors: float = 1.0,
         irreps_in: Mapping[str, Any],
         **attn_kwargs: Any,
     ) -> None:
@@ -84,7 +96,8 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         field = AtomicDataDict.NODE_FEATURES_KEY
         GraphModuleMixin._init_irreps(
             self,
-            irreps_in=dict(irreps_in) | {AtomicDataDict.CELL_KEY: "1o", AtomicDataDict.PBC_KEY: None},
+            irreps_in=dict(irreps_in)
+            | {AtomicDataDict.CELL_KEY: "1o", AtomicDataDict.PBC_KEY: None, AtomicDataDict.TOTAL_CHARGE_KEY: None},
             required_irreps_in=[field],
             irreps_out={field: irreps_in.get(field)},
         )
@@ -93,7 +106,11 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         irreps = o3.Irreps(irreps_in[field])
         few = irreps if features is None else o3.Irreps([(min(mul, features), ir) for mul, ir in irreps])
         max_hkl = None if max_hkl is None else tuple(max_hkl)  # lists of configuration files cannot be packaged
-        self.attention = IrrepsEwaldAttention(few, few, width=width, method=method, max_hkl=max_hkl, **attn_kwargs)
+        self.attention = AtomsEwaldAttention(
+            few, few, num_elements=len(type_names), cutoff=r_max, avg_num_neighbors=avg_num_neighbors, width=width,
+            method=method, max_hkl=max_hkl, **attn_kwargs,
+        )  # fmt: skip
+        self.num_types = len(type_names)
         self.before, self.after = o3.Linear(irreps, few), o3.Linear(few, irreps)
         self.gain = torch.nn.Parameter(torch.tensor(float(gain)))
         self.max_num_nodes = max_num_nodes
@@ -114,9 +131,17 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             sizes["batch_size"] = data[AtomicDataDict.NUM_NODES_KEY].shape[0]
             if traced:
                 sizes["max_num_nodes"] = pos.shape[0] if self.max_num_nodes is None else self.max_num_nodes
-        found = self.attention(self.before(x), pos, batch, cell=cell, pbc=pbc, **sizes)
+        found = self.attention(self.before(x), pos, batch, atoms=self._atoms(data, x), cell=cell, pbc=pbc, **sizes)
         data[AtomicDataDict.NODE_FEATURES_KEY] = x + self.gain * self.after(found)
         return data
+
+    def _atoms(self, data: AtomicDataDict.Type, x: Tensor) -> Atoms:
+        vectors = with_edge_vectors_(data, with_lengths=False)[AtomicDataDict.EDGE_VECTORS_KEY]
+        types, charge = data[AtomicDataDict.ATOM_TYPE_KEY].flatten(), data.get(AtomicDataDict.TOTAL_CHARGE_KEY)
+        return Atoms(
+            torch.nn.functional.one_hot(types, self.num_types).to(x.dtype), data[AtomicDataDict.EDGE_INDEX_KEY],
+            vectors.square().sum(1), None if charge is None else charge.flatten(),
+        )  # fmt: skip
 
     def _repeating(self, data: AtomicDataDict.Type, cell: Tensor, pbc: Tensor | None) -> tuple[Any, Any]:
         """The cell and the lattice vectors (graphs, 3) along which frames repeat, from edges if there is no ``pbc``."""

@@ -20,8 +20,8 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
 
     Args:
         after: Layers, counted from 0, that attention follows. The last one has scalars alone.
-        long_range: Arguments of :class:`LongRange`. ``width`` is half of ``r_max`` by default, ``avg_num_nodes`` the
-            mean of the model's ``avg_num_neighbors``, if it has any.
+        long_range: Arguments of :class:`LongRange`. ``width`` is half of ``r_max`` by default; ``avg_num_nodes`` and
+            ``avg_num_neighbors`` are the mean of the model's ``avg_num_neighbors``, if it has any.
         model: Arguments of :func:`nequip.model.NequIPGNNModel`.
 
     Raises:
@@ -44,15 +44,14 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
     count = sum(name.endswith("_convnet") for name, _ in network.named_children())
     if not after or any(not 0 <= n < count for n in after) or len(set(after)) < len(after):
         raise ValueError(f"after must be different layers from 0 to {count - 1}, got {list(after)}")
-    options = {"width": model["r_max"] / 2, **(long_range or {})}
     neighbors = model.get("avg_num_neighbors")
-    if neighbors is not None and "avg_num_nodes" not in options:
-        each = list(neighbors.values()) if isinstance(neighbors, Mapping) else [neighbors]
-        options["avg_num_nodes"] = float(sum(each) / len(each))
+    each = list(neighbors.values()) if isinstance(neighbors, Mapping) else [1.0 if neighbors is None else neighbors]
+    mean, own = float(sum(each) / len(each)), {name: model[name] for name in ("type_names", "r_max")}
+    options = {"width": model["r_max"] / 2, "avg_num_nodes": mean, "avg_num_neighbors": mean} | own | (long_range or {})
     for n in after:
         layer = f"layer{n}_convnet"
         module = LongRange(irreps_in=network.get_submodule(layer).irreps_out, **options)
         network.insert(f"layer{n}_long_range", module, after=layer)
     for outer in (network, built):
-        outer.irreps_in = dict(outer.irreps_in) | {AtomicDataDict.PBC_KEY: None}
+        outer.irreps_in = dict(outer.irreps_in) | {AtomicDataDict.PBC_KEY: None, AtomicDataDict.TOTAL_CHARGE_KEY: None}
     return built

@@ -1,56 +1,98 @@
-"""The first hour on a GPU, without one."""
+"""The first ten minutes on a GPU, without one."""
 
-import argparse
-import re
+import json
+import time
 
 import first_gpu
+import pytest
 from running import run_on_accelerator
+from whole_models import MODELS, Fixed
 
 
-def test_what_would_change():
-    times = {"pairs": 0.003, "features": 0.002}
-    change = first_gpu.verdict("graphs", 128, "forward", {"chosen": "pairs", "seconds": times})
-    assert change == "- graphs, 128, forward: 'pairs' is chosen, 3.00 ms; 'features' takes 0.67 times that"
-    assert not first_gpu.verdict("graphs", 512, "forward", {"chosen": "features", "seconds": times})
-    assert not first_gpu.verdict("escnn", 64, "forward", {"chosen": "", "seconds": times})
+def lines(folder):
+    return first_gpu.lines_of(folder / "results.jsonl")
 
 
-def test_to_the_last_line_on_the_emulated_accelerator(tmp_path):
-    done = run_on_accelerator(
-        "benchmarks/first_gpu.py", "--tiny", "--repeats", 1, "--rates", 1e10, 1e11, 1e9, "--output", tmp_path,
-        "--tests", "tests/test_grids.py", "--device", "cuda",
-    )  # fmt: skip
+def test_to_the_last_line_on_the_emulated_accelerator_and_on_again(tmp_path):
+    """A second start finds every line and runs nothing."""
+    patience = "--seconds", 3000, "--patience", 600
+    command = "benchmarks/first_gpu.py", "--tiny", "--device", "cuda", "--output", tmp_path, *patience
+    done = run_on_accelerator(*command)
     assert done.returncode == 0, done.stderr
-    text = (tmp_path / "Emulated_accelerator.md").read_text()
-    assert text.startswith("# Emulated accelerator\n")
-    assert re.search(r"^Tests: \d+ passed", text, re.MULTILINE)
-    assert "failed" not in text
-    changes, choices = re.split("## Choices|## linear_attention", text[text.index("## What would change") :])[:2]
-    assert re.search("Nothing|is chosen", changes)
-    rows = [line.split("|")[1:-1] for line in choices.splitlines() if line.startswith("| ")][1:]
-    found = [(row[0].strip(), re.findall(r"([A-Za-z][\w, ]*?) [\d.,]+", row[4])) for row in rows]
-    assert found[::2] == found[1::2] == [
-        ("graphs", ["pairs", "features"]), ("crystals", ["auto", "ewald"]), ("clouds", ["auto", "direct"]),
-        ("frames", ["compiled", "compiled operator", "operator", "FlexAttention"]),
-        ("vectors", ["compiled", "compiled operator", "operator"]), ("escnn", ["R2Conv", "frames", "frames, compiled"]),
-    ]  # fmt: skip
-    for name in first_gpu.BENCHMARKS:  # head, line and rows
-        assert text[text.index(f"## {name}\n") :].split("\n## ")[0].count("\n|") > 2, name
+    found = lines(tmp_path)
+    assert [line["item"] for line in found] == list(first_gpu.first_items(first_gpu.Machine("cuda", True)))
+    assert not [line for line in found if "error" in line]
+    cases = [line["result"] for line in found if line["item"].startswith("case")]
+    assert cases
+    assert all(case["float32"] < 1e-4 and case["waits"] is False for case in cases)
+    report = (tmp_path / "report.md").read_text()
+    assert report.startswith(f"{len(found)} items, 0 failed, 0 cases differ")
+    again = run_on_accelerator(*command)
+    assert again.returncode == 0
+    assert again.stdout.startswith("The report is in")
+    assert lines(tmp_path) == found
 
 
-def test_what_fails_is_said_and_stops_nothing(tmp_path, monkeypatch):
-    def fails(*_):
-        raise SystemExit("failed:\nValueError: no luck")
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--second"]])
+def test_to_the_last_line_on_a_cpu(tmp_path, flags):
+    from running import run
 
-    monkeypatch.setattr(first_gpu, "in_own_process", fails)
-    monkeypatch.setattr(first_gpu, "run", lambda *_: (1, "not done after 900 s"))
-    options = argparse.Namespace(tiny=True, repeats=1, device="cpu", output=tmp_path / "out.md")
-    options.choices, options.benchmarks = ["graphs", "escnn"], ["clifford_product", "long_context"]
-    rows, changes = first_gpu.try_choices(options)
-    assert [row.split("|")[-2].strip() for row in rows[2:]] == 4 * ["failed: ValueError: no luck"]
-    assert not changes
-    said = first_gpu.run_benchmarks(options, [])
-    assert [line for line in said if line.startswith("failed")] == 2 * ["failed: not done after 900 s\nexit status 1"]
+    done = run("benchmarks/first_gpu.py", "--tiny", "--device", "cpu", "--output", tmp_path, "--patience", 600, *flags)
+    assert done.returncode == 0, done.stderr
+    assert not [line for line in lines(tmp_path) if "error" in line]
+
+
+def test_an_item_that_fails_or_hangs_is_one_line_and_the_rest_goes_on(tmp_path, capsys):
+    def fails(_):
+        raise ValueError("no luck")
+
+    items = {"fails": fails, "hangs": lambda _: time.sleep(60), "works": lambda _: {"seconds": 1.0}}
+    path = tmp_path / "results.jsonl"
+    first_gpu.run_items(items, first_gpu.Machine("cpu", True), path, seconds=30, patience=0.2)
+    first, second, third = lines(tmp_path)
+    assert first["error"] == "ValueError: no luck"
+    assert second["error"] == "TimeoutError: not done after 0 s"
+    assert third["result"] == {"seconds": 1.0}
+    assert "- **hangs**: TimeoutError" in first_gpu.report(path)
+    assert "[3/3] works" in capsys.readouterr().out
+
+
+def test_a_spent_budget_ends_the_start_and_a_cut_line_is_run_again(tmp_path, capsys):
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps({"item": "done", "result": {}, "seconds": 1}) + "\n" + '{"item": "cut", "re' + "\n")
+    items = dict.fromkeys(("done", "cut"), lambda _: {"ran": True})
+    first_gpu.run_items(items, first_gpu.Machine("cpu", True), path, seconds=0, patience=1)
+    assert "The budget is spent" in capsys.readouterr().out
+    first_gpu.run_items(items, first_gpu.Machine("cpu", True), path, seconds=30, patience=1)
+    assert [line["item"] for line in lines(tmp_path)] == ["done", "cut"]
+
+
+def test_cases_of_a_host_that_is_missing_are_left_out(monkeypatch):
+    machine, has = first_gpu.Machine("cpu", False), first_gpu.has
+    every = first_gpu.first_items(machine)
+    monkeypatch.setattr(first_gpu, "has", lambda name: name != "escnn" and has(name))
+    left = first_gpu.first_items(machine)
+    assert "case: R2GroupAttention" in every
+    assert not [name for name in left if "R2" in name or "R3" in name]
+    assert "case: GroupAttention" in left
+
+
+def test_cases_that_differ_or_wait_are_named_first(tmp_path):
+    path = tmp_path / "results.jsonl"
+    bad = {"item": "case: bad", "result": {"float32": 0.5, "waits": False}, "seconds": 1}
+    good = {"item": "case: good", "result": {"float32": 1e-7, "waits": False}, "seconds": 1}
+    path.write_text(json.dumps(good) + "\n" + json.dumps(bad) + "\n")
+    report = first_gpu.report(path).split("| item |")[0]
+    assert "1 cases differ" in report
+    assert "case: bad" in report
+    assert "case: good" not in report
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_for_graphs_run(name):
+    model = Fixed(name).eval()
+    assert model(model.sample("cpu")).isfinite().all()
 
 
 def test_the_emulated_accelerator_refuses_what_lies_elsewhere(tmp_path):

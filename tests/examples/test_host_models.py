@@ -75,9 +75,14 @@ def test_mace_run_train(tmp_path):
     assert again[-1] < again[0]
     run("-m", "mace.cli.eval_configs", "--configs", "train.xyz", "--model", "far.model", "--output", "out.xyz")
     assert "MACE_energy" in (tmp_path / "out.xyz").read_text()
-    assert "products.0.long_range.gain" in torch.load(tmp_path / "far.model", weights_only=False).state_dict()
+    assert "readouts.1.long_range.gain" in torch.load(tmp_path / "far.model", weights_only=False).state_dict()
     plain = train("plain", 2, *shape, script=("-m", "mace.cli.run_train"))
     tuned = train("tuned", 1, "--foundation_model", "plain.model", "--multiheads_finetuning", "False")
     assert tuned[0] < 0.8 * plain[0]
+    tuned = train("farther", 1, "--foundation_model", "far.model", "--multiheads_finetuning", "False")
+    assert tuned[0] < 0.8 * first[0]
+    models = [torch.load(tmp_path / f"{name}.model", weights_only=False) for name in ("far", "farther")]
+    kept = "readouts.1.long_range.scale_out"
+    assert torch.equal(*(model.state_dict()[kept] for model in models))
     with pytest.raises(AssertionError, match="long range does not go with --lora"):
         train("no", 1, *shape, "--lora", "True")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import report
+import train
 from harness import front_page, results, study
 from harness.settings import parse
 from harness.tables import check_cells
@@ -55,16 +56,41 @@ def test_figures_are_painted(tmp_path, name):
     assert all(path.stat().st_size > 5000 for path in tmp_path.glob("*.png"))
 
 
-STUDY_LINES = re.findall(r"examples/studies/(\w+)\.py (--study.*)", (EXAMPLES.parent / "Makefile").read_text())
-
-
-def test_make_studies_finds_all_its_rows():
-    assert {name for name, _ in STUDY_LINES} == set(report.STUDIES)
-    for name, flags in STUDY_LINES:
-        module = import_module(name)
-        runs = list(parse(report.kind_of(module)(), module.PRESETS, "", shlex.split(flags)).runs())
+def test_every_study_has_runs_and_each_of_them_a_row():
+    assert set(train.studies()) == set(report.STUDIES)
+    for name in train.studies():
         rows = results.read(study.committed(name))
-        assert not [run.folder.name for run in runs if results.find(rows, run) is None], flags
+        for flags in train.lines(name):
+            assert not [run.folder.name for run in train.runs(name, flags) if results.find(rows, run) is None], flags
+
+
+def test_runs_without_a_row_are_listed_the_cheapest_first(tmp_path, monkeypatch, capsys):
+    """Lines whose published files are missing are left out, and nothing is trained."""
+    committed = study.committed
+    for name, flags in (
+        ("nbody", "--study --epochs 3"),
+        ("dynamics", "--study --epochs 3"),
+        ("matching", "--data gone"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "results.csv").write_text(committed(name).read_text())
+        (folder / "runs.txt").write_text(flags + "\n")
+    monkeypatch.setattr(study, "committed", lambda name: tmp_path / name / "results.csv")
+    monkeypatch.setattr(train, "studies", lambda: ["dynamics", "matching", "nbody"])
+    monkeypatch.setattr("sys.argv", ["train.py", "--list"])
+    train.main()
+    first, second = capsys.readouterr().out.splitlines()
+    assert "2/2" in second
+    seconds = [int(line.split("about ")[1].split(" s:")[0]) for line in (first, second)]
+    assert seconds == sorted(seconds)
+    assert {line.split(" s: ")[1] for line in (first, second)} == {
+        "dynamics --study --epochs 3",
+        "nbody --study --epochs 3",
+    }
+    monkeypatch.setattr("sys.argv", ["train.py", "nobody"])
+    with pytest.raises(SystemExit, match="studies must be of dynamics, matching, nbody, got nobody"):
+        train.main()
 
 
 def test_every_place_in_a_page_belongs_to_a_table():
@@ -107,6 +133,21 @@ def test_pages_of_the_docs_are_filled_and_checked(tmp_path, monkeypatch, capsys,
     assert "e3nn_mixed_model: errors, commands" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", [*command, "--check"])
     report.main()
+
+
+@pytest.mark.parametrize(
+    "record", sorted((EXAMPLES / "results" / "benchmarks").glob("*.md")), ids=lambda path: path.stem
+)
+def test_tables_of_benchmarks_are_their_records(record):
+    for page in report.pages():
+        text = page.read_text()
+        assert report.filled(text, f"benchmarks/{record.stem}", record.read_text().strip()) == text
+
+
+def test_each_study_is_listed_once_with_the_claim_that_needs_it():
+    page = (EXAMPLES.parent / "docs" / "running_studies.md").read_text()
+    lines = re.findall(r"^\| `(\w+)` \| \[.+\]\(results_\w+\.md#.+\) \| .{10,} \|$", page, re.MULTILINE)
+    assert sorted(lines) == sorted(report.STUDIES)
 
 
 def test_a_table_is_put_in_its_place_only():

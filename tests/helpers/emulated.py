@@ -22,8 +22,14 @@ WAITS = {
     aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.allclose, aten.nonzero, aten.nonzero_numpy,
     aten.argwhere, aten.masked_select, aten.unique_dim, aten._unique, aten._unique2, aten.unique_consecutive,
     aten.unique_dim_consecutive, aten.bincount, aten.histc, aten.masked_scatter, aten.masked_scatter_,
-    aten.repeat_interleave,
+    aten.repeat_interleave, aten.multinomial, aten._to_sparse, aten._to_sparse_csr, aten._linalg_check_errors,
+    aten._linalg_eigh, aten._linalg_svd, aten.linalg_eig,
 }  # fmt: skip
+FLOATING = {  # which have no CUDA kernels for whole numbers
+    aten.mm, aten.bmm, aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_, aten.addbmm, aten.mv, aten.addmv, aten.dot,
+    aten.vdot, aten.convolution,
+}  # fmt: skip
+JOINED = {aten.cat, aten.stack}  # whose operands must all be on the device, numbers too
 
 
 class Emulated(torch.Tensor):
@@ -179,6 +185,8 @@ class Accelerator(WithBodies):
             mask = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
             if mask and (packet is aten.index or args[2].numel() != 1):
                 raise AssertionError(f"{func} with a mask waits for the device")
+        if packet in FLOATING and not (args[0].is_floating_point() or args[0].is_complex()):
+            raise AssertionError(f"{func} has no CUDA kernel for {args[0].dtype}")
         here = [x for x in tensors if not isinstance(x, Emulated)]
         if moves and kwargs.get("device") is not None and torch.device(kwargs["device"]) != DEVICE:
             raise AssertionError(f"{func} to the CPU waits for the device")
@@ -187,7 +195,7 @@ class Accelerator(WithBodies):
                 raise AssertionError(f"{func} to the CPU waits for the device")
             raise AssertionError(f"{func} copies from the CPU")
         for x in here:
-            if x.ndim:
+            if x.ndim or packet in JOINED:
                 raise AssertionError(f"{func} met a tensor of shape {tuple(x.shape)} on {x.device}")
 
 

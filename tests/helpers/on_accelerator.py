@@ -87,7 +87,11 @@ def patches():
         "mem_get_info": lambda *_: (2**36, 2**36), "memory_allocated": lambda *_: 0,
         "max_memory_allocated": lambda *_: 1,
     }  # fmt: skip
-    silent = ("synchronize", "set_device", "reset_peak_memory_stats", "empty_cache", "set_per_process_memory_fraction")
+    cuda["make_graphed_callables"] = lambda model, *_: model
+    silent = (
+        "set_sync_debug_mode", "synchronize", "set_device", "reset_peak_memory_stats", "empty_cache",
+        "set_per_process_memory_fraction",
+    )  # fmt: skip
     cuda |= {name: lambda *_: None for name in silent}
     move, start = torch.nn.Module.to, subprocess.run
     yield mock.patch.multiple(torch.cuda, **cuda)

@@ -26,14 +26,14 @@ PUBLIC = {
     "nn": "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "
     "GroupLinear GroupTransformer LiftingAttention PerformerAttention RegularGlobalNorm RegularLayerNorm "
     "RelativePerformer SE3Hyena "
-    "SE3HyenaOperator VectorSelfAttention VectorTransformer",
+    "SE3HyenaOperator VectorSelfAttention VectorTransformer measure_ewald_prices",
     "integrations.escnn": "R2AttentionBlock R2GlobalAttention R2GroupAttention R2LiftingAttention R2RegularLayerNorm "
     "R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention R3RegularLayerNorm between_fields export "
     "group_from_gspace",
     "integrations.pyg": "PixelGraph PixelGraphClassifier RelativeGPSBlock RelativePerformerConv",
     "integrations.e3nn": "IrrepsEwaldAttention IrrepsSE3Hyena IrrepsSE3HyenaOperator IrrepsVectorSelfAttention "
     "LongTensorProduct TensorProductHyenaOperator",
-    "integrations.mace": "add_long_range",
+    "integrations.mace": "LongRangeCalculator add_long_range copy_long_range select_head without_long_range",
     "integrations.nequip": "LongRange LongRangeNequIPGNNModel",
 }
 PUBLIC = {place: names.split() for place, names in PUBLIC.items()}

@@ -14,6 +14,7 @@ from .performer.relative_performer import RelativePerformer
 from .vector.clifford import CliffordMLP
 from .vector.self_attention import VectorSelfAttention, VectorTransformer
 from .waves.ewald_attention import EwaldAttention
+from .waves.measure_prices import measure_ewald_prices
 
 __all__ = [
     "CliffordMLP",
@@ -34,4 +35,5 @@ __all__ = [
     "SE3HyenaOperator",
     "VectorSelfAttention",
     "VectorTransformer",
+    "measure_ewald_prices",
 ]

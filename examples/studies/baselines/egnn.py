@@ -52,10 +52,10 @@ class EGNN(nn.Module):
         charges (B, n), velocities and positions (B, n, 3) -> later positions (B, n, 3).
     """
 
-    def __init__(self, channels: int = 64, depth: int = 4) -> None:
+    def __init__(self, channels: int = 64, num_layers: int = 4) -> None:
         super().__init__()
         self.embed = nn.Linear(1, channels)
-        self.layers = nn.ModuleList(EGNNLayer(channels, 2) for _ in range(depth))
+        self.layers = nn.ModuleList(EGNNLayer(channels, 2) for _ in range(num_layers))
 
     def forward(self, charges: Tensor, velocities: Tensor, positions: Tensor) -> Tensor:
         h, x = self.embed(velocities.norm(dim=-1, keepdim=True)), positions

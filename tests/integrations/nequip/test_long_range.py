@@ -131,7 +131,7 @@ def test_packages(tmp_path):
 def test_every_parameter_learns():
     """From energies and forces, in training."""
     model = make_nequip(after=(0, 1)).train()
-    out = model(frames(*mixed()))
+    out = model(frames(*mixed()) | {"charge": torch.tensor([[1], [0], [-1], [0]])})
     (out["total_energy"].square().sum() + out["forces"].square().sum()).backward()
     ours = {name: x.grad for name, x in model.named_parameters() if "long_range" in name}
     assert len(ours) > 10
@@ -154,7 +154,7 @@ def test_what_is_refused():
     with pytest.raises(NotImplementedError, match="sums over all atoms, and LAMMPS' ML-IAP gives each process a part"):
         layer({"num_local_ghost_atoms": torch.tensor([3, 4])})
     with pytest.raises(ValueError, match="node_features"):
-        LongRange(1.0, irreps_in={})
+        LongRange(1.0, type_names=["H"], r_max=3.0, irreps_in={})
     wire = salt()
     wire.pbc = [True, False, False]
     with pytest.raises(ValueError, match="pbc must let graph 0 repeat along three directions, two or none"):

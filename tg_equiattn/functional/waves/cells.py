@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,13 +12,16 @@ from ...cells import read_lattice
 from ...modes import is_readable
 from ...ranks import Ranks
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
 
 class Cells(NamedTuple):
-    """Lattice vectors as rows, (B, 3, 3) in float64, unit vectors along directions that do not repeat; and the
-    directions along which a graph repeats, bool (B, 3): all three, two, or none."""
+    """Lattice vectors as rows, in float64, unit vectors along directions that do not repeat; and the directions along
+    which a graph repeats: all three, two, or none."""
 
-    vectors: Tensor
-    periodic: Tensor
+    vectors: Float[Tensor, "graphs 3 3"]
+    periodic: Bool[Tensor, "graphs 3"]
 
     @classmethod
     def none(cls, count: int, device: torch.device) -> Cells:
@@ -30,17 +33,18 @@ class Cells(NamedTuple):
         """Cells of some of the graphs, ``None`` for all."""
         return self if graphs is None else Cells(*(x.index_select(0, graphs) for x in self))
 
-    def normals(self) -> Tensor:
-        """Unit vectors (B, 3, 3) along directions that do not repeat: the normal of a slab, or x, y and z."""
+    def normals(self) -> Float[Tensor, "graphs 3 3"]:
+        """Unit vectors along directions that do not repeat: the normal of a slab, or x, y and z."""
         across = torch.linalg.cross(self.vectors.roll(-1, 1), self.vectors.roll(-2, 1))  # the other two, for each
         length = across.square().sum(2, keepdim=True)
         across = across / torch.where(length > 0, length, 1.0).sqrt()
         unit = Cells.none(1, across.device).vectors
         return torch.where(self.periodic.any(1)[:, None, None], across, unit)
 
-    def extents(self, pos: Tensor, mask: Tensor | None, ranks: Ranks | None) -> Tensor:
-        """Largest distance (B, 3) between nodes (B, N, 3) along each direction that does not repeat, zero along the
-        others."""
+    def extents(
+        self, pos: Float[Tensor, "graphs nodes 3"], mask: Bool[Tensor, "graphs nodes"] | None, ranks: Ranks | None
+    ) -> Float[Tensor, "graphs 3"]:
+        """Largest distance between nodes along each direction that does not repeat, zero along the others."""
         with torch.no_grad():
             along = torch.einsum("bnx,bax->bna", pos, self.normals())
             ends = torch.stack([along, -along], 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ from ...modes import full_precision, is_readable
 from ...node_batch import NodeBatch, PaddedBatch
 from .cells import Cells, cells_of
 from .direct import direct_sums
-from .kernel import Interaction, Kernel, Product
-from .methods import METHODS, Choice, Nodes, choose
+from .kernel import Interaction, Kernel, Product, Sources
+from .methods import METHODS, Choice, choose
 from .reciprocal import reciprocal_sums
 
 
@@ -105,7 +106,7 @@ def ewald_attention(
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
         query, key, value = (x.to(dtype) for x in (query, key, value))
-        return ewald_attention_impl(pos, query, key, value, interaction, node_batch, cells, method)
+        return ewald_attention_impl(pos, query, (key, value), interaction, node_batch, cells, method)
 
 
 def _every_product(lmax: int) -> Product:
@@ -119,38 +120,44 @@ def _every_product(lmax: int) -> Product:
 
 
 def ewald_attention_impl(
-    pos: Tensor, query: Tensor, key: Tensor, value: Tensor, interaction: Interaction, node_batch: NodeBatch,
+    pos: Tensor, query: Tensor, sources: Sources, interaction: Interaction, node_batch: NodeBatch,
     cells: Cells | None, method: str,
 ) -> Tensor:  # fmt: skip
     """:func:`ewald_attention` without checks, with any product of values with harmonics that is linear in both:
     (T, heads, E)."""
-    nodes = node_batch.centred(pos), query, key, value
+    nodes = node_batch.centred(pos), query, *sources
     sized = cells is None or interaction.max_hkl is not None  # enough for CUDA without waiting
     unread = sized and node_batch.known_sizes is None
     if unread or not is_readable(pos) or not (cells is None or is_readable(cells.vectors)):
         return _without_reading(nodes, interaction, node_batch, cells, method)
-    groups = choose(method, nodes, interaction, node_batch, cells)
+    groups = choose(method, nodes[0], query, sources, interaction, node_batch, cells)
     if not groups:
-        return interaction.product(value, value.new_zeros(1, 1), 0) * 0
+        features = query.new_zeros(*query.shape[:2], sources[-1].shape[-1])
+        return interaction.product(features, query.new_zeros(1, 1), 0) * 0
     single = next(iter(groups)) if len(groups) == 1 and node_batch.even else None  # rows that need no copy
 
-    def kernel(pos: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: PaddedBatch) -> Tensor:
-        return _sums(single or rows.key, rows, (pos, query, key, value), interaction, cells)
+    def kernel(*packed: Any) -> Tensor:
+        rows = packed[-1]
+        return _sums(single or rows.key, rows, packed[:-1], interaction, cells)
 
     return node_batch.mix(kernel, *nodes, groups=None if single else groups)
 
 
-def _sums(choice: Choice, rows: PaddedBatch, nodes: Nodes, interaction: Interaction, cells: Cells | None) -> Tensor:
+def _sums(
+    choice: Choice, rows: PaddedBatch, nodes: Sequence[Tensor], interaction: Interaction, cells: Cells | None
+) -> Tensor:
     """Sums (b, n, heads, E) over some graphs by one method."""
+    pos, query, *sources = nodes
     if choice.method == "direct":
-        return direct_sums(*nodes, interaction)
-    cells = (cells or Cells.none(rows.node_batch.count, nodes[0].device)).select(rows.graph)
+        return direct_sums(pos, query, tuple(sources), interaction)
+    cells = (cells or Cells.none(rows.node_batch.count, pos.device)).select(rows.graph)
     splits, nufft = () if interaction.max_hkl else choice.splits, choice.method == "nufft"
-    return reciprocal_sums(*nodes, rows.mask, interaction, cells, splits, nufft, rows.node_batch.ranks)
+    ranks = rows.node_batch.ranks
+    return reciprocal_sums(pos, query, tuple(sources), rows.mask, interaction, cells, splits, nufft, ranks)
 
 
 def _without_reading(
-    nodes: Nodes, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None, method: str
+    nodes: Sequence[Tensor], interaction: Interaction, node_batch: NodeBatch, cells: Cells | None, method: str
 ) -> Tensor:
     """All graphs in one group, by both methods if some may repeat and others not."""
     if method == "nufft" or node_batch.ranks is not None:
@@ -159,10 +166,10 @@ def _without_reading(
     if method == "direct" and cells is not None:
         raise ValueError("method must be 'auto' or 'ewald' with cell, got 'direct'")
     rows = node_batch.padded()
-    pos, query, key, value = (rows.pack(x) for x in nodes)
+    packed = [rows.pack(x) for x in nodes]
 
     def run(method: str, cells: Cells | None) -> Tensor:
-        return rows.unpack(_sums(Choice(method), rows, (pos, query, key, value), interaction, cells))
+        return rows.unpack(_sums(Choice(method), rows, packed, interaction, cells))
 
     if cells is None and method != "ewald":
         return run("direct", None)

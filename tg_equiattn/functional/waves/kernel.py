@@ -12,6 +12,9 @@ from torch import Tensor
 
 Bounds = tuple[tuple[float, float], ...]
 Product = Callable[[Tensor, Tensor, int], Tensor]
+# What nodes pass on: keys (..., heads, C, A) and values (..., heads, V), or, in place of their product, a source for
+# each kernel (..., heads, C, V), with A = 1.
+Sources = tuple[Tensor, ...]
 
 
 class Range(NamedTuple):
@@ -147,6 +150,12 @@ class Interaction(NamedTuple):
         for _ in range(40):
             x = math.sqrt(2 * math.log(1 / self.error) + 2 * (self.lmax + 2) * math.log(x))
         return x
+
+    def part(self, kernels: tuple[Kernel, ...]) -> "Interaction":
+        """The terms of some of the kernels, with the same reciprocal vectors."""
+        bounds = self.hkl_bounds([own for kernel in kernels for own in kernel.ranges(self.scaled_cutoff)])
+        most = None if bounds is None else tuple(max(each) for each in zip(*bounds, strict=True))
+        return self._replace(kernels=kernels, max_hkl=most)
 
     def hkl_bounds(self, ranges: Sequence[Range]) -> list[tuple[int, int, int]] | None:
         """Largest Miller indices of each kernel: ``max_hkl`` in proportion to the cutoffs."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,34 +16,38 @@ from ...modes import is_batched, is_readable, ordinary_tensors
 from .cells import Cells
 from .kernel import Range
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped
+
 _MOST = 2**23  # reciprocal vectors of one graph and kernel: a larger table would not fit into memory
+_STEP, _STEPS = 1.15, 16  # factors by which a bound may be too small, each with an error of its own
 TAPER = 1.1  # weights fade to zero between the cutoff and this times the cutoff
 
 
 class Lattice(NamedTuple):
     """Reciprocal vectors k of some kernels, those of one kernel after the other, one of each pair k and -k.
 
-    The phase k . x of a node is the product of its ``angles`` (B, N, 3), 2 pi times its fractions in the box of the
-    first kernel, with ``numbers`` (B, D, 3), Miller indices times the ratio of boxes. In double precision there are
-    ``wavevectors`` (B, D, 3); ``weights`` (B, D), how many of k and -k there are, over the volume, fading towards the
-    end; and ``coulomb`` (B, D), 4 pi / k² truncated along directions that do not repeat, zeros if no kernel has a long
-    range. ``kernel`` (D,), or (1,) for a single one, says which kernel k is for, ``counts`` how many k each has.
+    The phase k . x of a node is the product of its ``angles``, 2 pi times its fractions in the box of the first kernel,
+    with ``numbers``, Miller indices times the ratio of boxes. In double precision there are ``wavevectors``;
+    ``weights``, how many of k and -k there are, over the volume, fading towards the end; and ``coulomb``, 4 pi / k²
+    truncated along directions that do not repeat, zeros if no kernel has a long range. ``kernel`` says which kernel k
+    is for (one entry for a single kernel), ``counts`` how many k each has.
     """
 
-    angles: Tensor
-    numbers: Tensor
-    wavevectors: Tensor
-    weights: Tensor
-    coulomb: Tensor
-    kernel: Tensor
+    angles: Float[Tensor, "graphs nodes 3"]
+    numbers: Float[Tensor, "graphs vectors 3"]
+    wavevectors: Float[Tensor, "graphs vectors 3"]
+    weights: Float[Tensor, "graphs vectors"]
+    coulomb: Float[Tensor, "graphs vectors"]
+    kernel: Int[Tensor, " #vectors"]
     counts: list[int]
 
 
 def lattice_of(
-    cells: Cells, pos: Tensor, extent: Tensor, ranges: Sequence[Range], dtype: torch.dtype,
-    bounds: Sequence[tuple[int, int, int]] | None = None,
+    cells: Cells, pos: Float[Tensor, "graphs nodes 3"], extent: Float[Tensor, "graphs 3"], ranges: Sequence[Range],
+    dtype: torch.dtype, bounds: Sequence[tuple[int, int, int]] | None = None,
 ) -> Lattice:  # fmt: skip
-    r"""Reciprocal vectors up to the cutoffs of some kernels, for nodes (B, N, 3) with extents (B, 3).
+    r"""Reciprocal vectors up to the cutoffs of some kernels.
 
     With ``bounds``, all Miller indices within them, whatever the cells are; without, those of one kernel, found by
     reading the cells. The reciprocal vectors of a cell A are :math:`k = 2 \pi A^{-1} n` with three integers n, so at
@@ -86,22 +91,29 @@ def lattice_of(
     return Lattice((2 * math.pi * fractions).to(dtype), steps, vectors, weights, coulomb, kernel, counts)
 
 
-def _table(rows: Sequence[Sequence[float]], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _table(
+    rows: Sequence[Sequence[float]], dtype: torch.dtype, device: torch.device
+) -> Shaped[Tensor, "kernels numbers"]:
     """Numbers of each kernel. Those of a single one are made on the device: a copy would wait for CUDA."""
     if len(rows) > 1:
         return torch.tensor(rows, dtype=dtype, device=device)
     return torch.cat([torch.full((1, 1), x, dtype=dtype, device=device) for x in rows[0]], 1)
 
 
-def _inverse(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverses (B, 3, 3) and volumes (B,) of cells, by cross products, which compilers fuse."""
+def _inverse(
+    vectors: Float[Tensor, "graphs 3 3"],
+) -> tuple[Float[Tensor, "graphs 3 3"], Float[Tensor, " graphs"]]:
+    """Inverses and volumes of cells, by cross products, which compilers fuse."""
     across = torch.linalg.cross(vectors.roll(-1, 1), vectors.roll(-2, 1))
     volume = (vectors[:, 0] * across[:, 0]).sum(1)
     return across.mT / volume[:, None, None], volume.abs()
 
 
-def _coulomb(numbers: Tensor, vectors: Tensor, radius: Tensor, normal: Tensor, periodic: Tensor) -> Tensor:
-    r""":math:`4 \pi / k^2` (B, D): without k = 0 in crystals, truncated at the radius in open graphs (a sphere, Vico et
+def _coulomb(
+    numbers: Float[Tensor, "graphs vectors 3"], vectors: Float[Tensor, "graphs vectors 3"],
+    radius: Float[Tensor, "graphs vectors"], normal: Float[Tensor, "graphs 1 3"], periodic: Bool[Tensor, "graphs 3"],
+) -> Float[Tensor, "graphs vectors"]:  # fmt: skip
+    r""":math:`4 \pi / k^2`: without k = 0 in crystals, truncated at the radius in open graphs (a sphere, Vico et
     al. 2016) and in slabs (a layer, Rozzi et al. 2006)."""
     square = vectors.square().sum(2)
     zero = (numbers == 0).all(2)
@@ -118,8 +130,10 @@ def _coulomb(numbers: Tensor, vectors: Tensor, radius: Tensor, normal: Tensor, p
     return torch.where(repeats == 3, torch.where(zero, 0.0, whole), torch.where(repeats == 2, layer, sphere))
 
 
-def _taper(vectors: Tensor, end: Tensor) -> Tensor:
-    """Weights (B, D): 1 up to ``end / TAPER``, and from there to zero at ``end`` (D,), with all derivatives."""
+def _taper(
+    vectors: Float[Tensor, "graphs vectors 3"], end: Float[Tensor, " #vectors"]
+) -> Float[Tensor, "graphs vectors"]:
+    """Weights: 1 up to ``end / TAPER``, and from there to zero at ``end``, with all derivatives."""
     square = vectors.square().sum(2)
     fading = (square > (end / TAPER) ** 2) & (square < end**2)
     length = torch.where(fading, square, (end * (1 + 1 / TAPER) / 2) ** 2).sqrt()
@@ -133,9 +147,10 @@ def count_of_vectors(volume: float, end: float) -> float:
     return volume * end**3 / (12 * math.pi**2)
 
 
-def _found(vectors: Tensor, end: float) -> tuple[Tensor, Tensor]:
-    """Miller indices (B, D, 3) of the reciprocal vectors of each cell, and how many vectors each stands for, (B, D):
-    zero for padding."""
+def _found(
+    vectors: Float[Tensor, "graphs 3 3"], end: float
+) -> tuple[Int[Tensor, "graphs vectors 3"], Int[Tensor, "graphs vectors"]]:
+    """Miller indices of the reciprocal vectors of each cell, and how many vectors each stands for: zero for padding."""
     if not is_readable(vectors):
         raise ValueError("max_hkl must be given where cells are traced or mapped over, got None")
     cells = vectors.detach().to("cpu", torch.float64).flatten(1).tolist()
@@ -145,8 +160,8 @@ def _found(vectors: Tensor, end: float) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=1024)
 @ordinary_tensors()
-def _indices_of(entries: tuple[float, ...], end: float) -> Tensor:
-    """Miller indices of one cell and how many vectors each stands for, (D, 4), zero first."""
+def _indices_of(entries: tuple[float, ...], end: float) -> Int[Tensor, "vectors 4"]:
+    """Miller indices of one cell and how many vectors each stands for, zero first."""
     cell = torch.tensor(entries, dtype=torch.float64, device="cpu").view(3, 3)
     count = count_of_vectors(float(cell.det().abs()), end)
     if count > _MOST:
@@ -162,27 +177,27 @@ def _indices_of(entries: tuple[float, ...], end: float) -> Tensor:
     return indices[vectors.square().sum(1) < end**2]
 
 
-def _half_lattice(bound: tuple[int, int, int], device: torch.device) -> Tensor:
-    """Miller indices within a bound and how many vectors each stands for, (D, 4): zero, then one of each pair of
-    opposite ones."""
+def _half_lattice(bound: tuple[int, int, int], device: torch.device) -> Int[Tensor, "vectors 4"]:
+    """Miller indices within a bound and how many vectors each stands for: zero, then one of each pair of opposite
+    ones."""
     number = torch.arange((math.prod(2 * n + 1 for n in bound) + 1) // 2, device=device)
     indices = _indices_at(number, torch.tensor(bound, device=device))
     return torch.cat([indices, torch.where((indices == 0).all(1, keepdim=True), 1, 2)], 1)
 
 
-def _indices_at(number: Tensor, bound: Tensor) -> Tensor:
-    """Miller indices (D, 3) with these numbers (D,), counted from zero among all within a bound, (3,) or (D, 3), in an
-    order in which n and -n lie opposite about zero."""
+def _indices_at(number: Int[Tensor, " vectors"], bound: Int[Tensor, "*vectors 3"]) -> Int[Tensor, "vectors 3"]:
+    """Miller indices with these numbers, counted from zero among all within a bound, in an order in which n and -n lie
+    opposite about zero."""
     first, second, third = (2 * bound + 1).unbind(-1)
     number = number + first * second * third // 2
     return torch.stack([number // (second * third), number // third % second, number % third], 1) - bound
 
 
 def _bounded(
-    lengths: Tensor, bounds: Sequence[tuple[int, int, int]], end: Tensor
-) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """All Miller indices within the bounds of each kernel, for boxes with sides (B, P, 3) that have no reciprocal
-    vectors beyond; how many vectors each stands for, the kernel of each, and how many each kernel has."""
+    lengths: Float[Tensor, "graphs kernels 3"], bounds: Sequence[tuple[int, int, int]], end: Float[Tensor, " kernels"]
+) -> tuple[Int[Tensor, "graphs vectors 3"], Int[Tensor, "graphs vectors"], Int[Tensor, " vectors"], list[int]]:
+    """All Miller indices within the bounds of each kernel, for boxes with sides of these lengths, with no reciprocal
+    vectors beyond. Also how many vectors each index stands for, its kernel, and the number of each kernel."""
     device = lengths.device
     needed = lengths * end[:, None] / (2 * math.pi)
     most = _table(bounds, torch.int64, device)  # P, 3
@@ -198,9 +213,26 @@ def _bounded(
     if is_batched(lengths):
         stands = torch.where(fits, stands, torch.nan)
     else:
-        checks.assert_on_device(fits, "max_hkl must be larger for these cells")
+        _assert_bounds(needed, bounds)
     count = lengths.shape[0]
     return indices.expand(count, -1, -1), stands.expand(count, -1), kernel, counts
+
+
+def _assert_bounds(needed: Float[Tensor, "graphs kernels 3"], bounds: Sequence[tuple[int, int, int]]) -> None:
+    """Assert on the device that Miller indices are within their bounds. Texts of such errors are fixed when a model is
+    compiled, so there is one for each factor by which a bound may be too small, the largest first."""
+    if not needed.shape[0]:
+        return
+    largest = max(range(len(bounds)), key=lambda p: sum(bounds[p]))
+    for axis, most in enumerate(bounds[largest]):
+        own, enough = needed[:, largest, axis].amax(), [math.ceil(most * _STEP**n) for n in range(_STEPS, -1, -1)]
+        for more, less in itertools.pairwise(enough):
+            text = f"max_hkl along lattice vector {'abc'[axis]} must be at least {more} for these cells, got {most}"
+            checks.assert_on_device((own < less + 1) | (own >= more + 1), text)
+    checks.assert_on_device(
+        (needed.amax(0) < _table(bounds, torch.int64, needed.device) + 1).all(),
+        f"max_hkl must be far larger than {bounds[largest]} for these cells",
+    )
 
 
 @checks.of_values

@@ -14,19 +14,32 @@ from ...modes import runs_eagerly
 from ...node_batch import NodeBatch
 from .cells import Cells
 from .coulomb import Coulomb
-from .kernel import Interaction, Range
+from .kernel import Interaction, Range, Sources
 from .lattices import TAPER, count_of_vectors
 from .nufft import nufft_available
 
 METHODS = ("auto", "direct", "ewald", "nufft")
-Nodes = tuple[Tensor, Tensor, Tensor, Tensor]  # positions, queries, keys and values
 _WIDE = 1000  # reciprocal vectors per node that no crystal has: its cell is far wider than the graph
-_WARNED = 1e6  # nanoseconds from which on a wide cell is a warning
+_WARNED = 1e8  # nanoseconds from which on a wide cell is a warning
 _ALWAYS_DIRECT = 512  # nodes of an open graph up to which nothing else is counted
 
-# Nanoseconds on one core of a CPU: for a value of a kernel, for a product in a matrix product, for a phase, for
-# spreading a node to one cell of the grid of its transform, for a cell of the grid in a fast Fourier transform.
-_KERNEL, _PRODUCT, _PHASE, _SPREAD, _GRID = 8.0, 0.04, 4.0, 1.8, 10.0
+# Nanoseconds on one core of a CPU: for a value of a kernel, for a product in a matrix product, for a phase, for a
+# reciprocal vector, for one channel of its product with harmonics of a degree, for spreading a node to one cell of the
+# grid of its transform, for a cell of the grid in a fast Fourier transform.
+_KERNEL, _PRODUCT, _PHASE, _VECTOR, _MIX, _SPREAD, _GRID = 8.0, 0.04, 4.0, 400.0, 20.0, 1.8, 10.0
+
+
+class Prices(NamedTuple):
+    """Time on a device in units of one core of a CPU: of direct sums, of sums over nodes and reciprocal vectors, of
+    work for each reciprocal vector, whatever the number of nodes, and of non-uniform fast Fourier transforms."""
+
+    direct: float = 1.0
+    nodes: float = 1.0
+    vectors: float = 1.0
+    nufft: float = 1.0
+
+
+PRICES = {"cpu": Prices(), "cuda": Prices(0.003, 0.003, 0.01, 0.01)}  # by kind of device; those of CUDA are estimates
 
 
 class Choice(NamedTuple):
@@ -41,10 +54,10 @@ class Choice(NamedTuple):
 
 
 def choose(
-    method: str, nodes: Nodes, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None
-) -> dict[Choice, list[int]]:
-    """Graphs of each choice, for positions, queries, keys and values of flat nodes; empty graphs are left out."""
-    pos, query, _, value = nodes
+    method: str, pos: Tensor, query: Tensor, sources: Sources, interaction: Interaction, node_batch: NodeBatch,
+    cells: Cells | None,
+) -> dict[Choice, list[int]]:  # fmt: skip
+    """Graphs of each choice, for positions, queries and sources of flat nodes; empty graphs are left out."""
     repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
     if method == "direct" and any(repeats):
         raise ValueError("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat, got 'direct'")
@@ -56,7 +69,9 @@ def choose(
         )
     local = node_batch.ranks is None  # otherwise all ranks choose alike, from the sizes on all of them
     sizes = node_batch.read_sizes() if local else node_batch.totals.tolist()
-    channels = value.shape[2] + interaction.product(value[:0], value.new_zeros(1, 1), 0).shape[2]
+    prices, width = PRICES.get(pos.device.type, PRICES["cuda"]), sources[-1].shape[-1]
+    features, values = query.new_zeros(0, query.shape[1], width), query.shape[2] if len(sources) == 1 else 1
+    channels = width + interaction.product(features, query.new_zeros(1, 1), 0).shape[2]
     chosen: dict[Choice, list[int]] = {}
     for graph, size in enumerate(sizes):
         pairs = local and not repeats[graph]
@@ -66,8 +81,10 @@ def choose(
             choice = Choice("direct")
         else:
             extents = _extents(graph, pos, node_batch, cells if repeats[graph] else None)
-            splits, vectors = _vectors(*extents, interaction)
-            times = _times(size, vectors, interaction, query.shape, channels)
+            splits, vectors = number_of_vectors(*extents, interaction)
+            steps = time_of_steps(size, vectors, interaction, query.shape, channels, values)
+            direct, of_nodes, of_vectors, transforms = (price * step for price, step in zip(prices, steps, strict=True))
+            times = {"ewald": of_vectors + of_nodes, "direct": direct, "nufft": of_vectors + transforms}
             if repeats[graph]:
                 _warn_of_wide_cells(graph, size, vectors, times["ewald"])
             allowed = {"ewald": True, "direct": pairs, "nufft": nufft}
@@ -77,20 +94,21 @@ def choose(
     return chosen
 
 
-def _times(
-    size: int, vectors: Sequence[float], interaction: Interaction, shape: Sequence[int], channels: int
-) -> dict[str, float]:
-    """Nanoseconds of each method for a graph, from the number of reciprocal vectors of each kernel, the shape of
-    queries and the channels of a value and an output of a head together."""
+def time_of_steps(
+    size: int, vectors: Sequence[float], interaction: Interaction, shape: Sequence[int], channels: int, values: int
+) -> tuple[float, float, float, float]:
+    """Nanoseconds on a core of a CPU for the steps that :class:`Prices` names, for a graph, from the number of
+    reciprocal vectors of each kernel, the shape of queries, the channels of a value and an output of a head together,
+    and the number of values of a node."""
     _, heads, kernels, contracted = shape
     width, degrees = heads * contracted * channels, interaction.lmax + 1
     spread = (1 - math.log10(interaction.error)) ** 3  # grid cells of a node
     kernel = _KERNEL * degrees + contracted * _PRODUCT
-    return {
-        "ewald": sum(size * n * (_PHASE + 2 * _PRODUCT * width) for n in vectors),
-        "direct": size**2 * heads * (kernels * kernel + degrees**2 * channels * _PRODUCT),
-        "nufft": sum(width / 2 * (size * spread * _SPREAD + 30 * n * _GRID) for n in vectors),
-    }
+    direct = size**2 * heads * (kernels * kernel + degrees**2 * channels * values * _PRODUCT)
+    of_nodes = size * sum(vectors) * (_PHASE + 2 * _PRODUCT * width)
+    of_vectors = sum(vectors) * (_VECTOR + _MIX * degrees * width)
+    transforms = sum(width / 2 * (size * spread * _SPREAD + 30 * n * _GRID) for n in vectors)
+    return direct, of_nodes, of_vectors, transforms
 
 
 def _warn_of_wide_cells(graph: int, size: int, vectors: Sequence[float], time: float) -> None:
@@ -103,7 +121,9 @@ def _warn_of_wide_cells(graph: int, size: int, vectors: Sequence[float], time: f
         )
 
 
-def _vectors(volume: float, sides: list[float], interaction: Interaction) -> tuple[tuple[float, ...], list[float]]:
+def number_of_vectors(
+    volume: float, sides: list[float], interaction: Interaction
+) -> tuple[tuple[float, ...], list[float]]:
     """The widths at which splitting the Coulomb kernels of an open graph leaves fewest reciprocal vectors, and the
     number of reciprocal vectors of each kernel."""
     scaled = interaction.scaled_cutoff

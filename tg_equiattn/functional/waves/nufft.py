@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int, Shaped
 
 _TOGETHER = 16  # transforms, of two real channels each, whose grids are in memory at once
 _LIBRARIES = {"cpu": "finufft", "cuda": "cufinufft"}
@@ -23,15 +27,20 @@ def nufft_available(kind: str) -> bool:
     return True
 
 
-def sums_over_nodes(angles: Tensor, indices: Tensor, sources: Tensor, error: float) -> Tensor:
-    """Sums over nodes at any angles (B, N, 3) for integers n (B, D, 3), to a relative error: for c (B, N, M) both
-    sum_j cos(n_k . x_j) c_j and sum_j sin(n_k . x_j) c_j, (B, 2, D, M)."""
+def sums_over_nodes(
+    angles: Float[Tensor, "graphs nodes 3"], indices: Int[Tensor, "graphs vectors 3"],
+    sources: Float[Tensor, "graphs nodes channels"], error: float,
+) -> Float[Tensor, "graphs 2 vectors channels"]:  # fmt: skip
+    """Sums over nodes at any angles x for integers n, to a relative error: for sources c both sum_j cos(n_k . x_j) c_j
+    and sum_j sin(n_k . x_j) c_j."""
     return _Sums.apply(_over_nodes, _at_nodes, angles, indices, sources, error)
 
 
-def sums_at_nodes(angles: Tensor, indices: Tensor, table: Tensor, error: float) -> Tensor:
-    """Sums over reciprocal vectors at nodes: for T (B, 2, D, M) sum_k cos(n_k . x_i) T^cos_k + sin(n_k . x_i) T^sin_k,
-    (B, N, M)."""
+def sums_at_nodes(
+    angles: Float[Tensor, "graphs nodes 3"], indices: Int[Tensor, "graphs vectors 3"],
+    table: Float[Tensor, "graphs 2 vectors channels"], error: float,
+) -> Float[Tensor, "graphs nodes channels"]:  # fmt: skip
+    """Sums over reciprocal vectors at nodes: sum_k cos(n_k . x_i) T^cos_k + sin(n_k . x_i) T^sin_k for a table T."""
     return _Sums.apply(_at_nodes, _over_nodes, angles, indices, table, error)
 
 
@@ -68,8 +77,11 @@ def _slopes(angles: Tensor, indices: Tensor, table: Tensor, at_nodes: Tensor, er
     return torch.stack([(sums_at_nodes(angles, indices, x, error) * at_nodes).sum(2) for x in along], 2)
 
 
-def _over_nodes(angles: Tensor, indices: Tensor, sources: Tensor, error: float) -> Tensor:
-    """Sums of one graph, (2, D, M): pairs of channels are the real and imaginary parts of one transform."""
+def _over_nodes(
+    angles: Float[Tensor, "nodes 3"], indices: Int[Tensor, "vectors 3"], sources: Float[Tensor, "nodes channels"],
+    error: float,
+) -> Float[Tensor, "2 vectors channels"]:  # fmt: skip
+    """Sums of one graph: pairs of channels are the real and imaginary parts of one transform."""
     import pytorch_finufft.functional as transform
 
     sides, index, opposite = _grid(indices)
@@ -84,8 +96,11 @@ def _over_nodes(angles: Tensor, indices: Tensor, sources: Tensor, error: float) 
     return torch.stack([sums.real, -sums.imag]).mT
 
 
-def _at_nodes(angles: Tensor, indices: Tensor, table: Tensor, error: float) -> Tensor:
-    """Sums of one graph, (N, M): the real parts of sums of exp(i n x) (T^cos - i T^sin). A pair of channels is the real
+def _at_nodes(
+    angles: Float[Tensor, "nodes 3"], indices: Int[Tensor, "vectors 3"], table: Float[Tensor, "2 vectors channels"],
+    error: float,
+) -> Float[Tensor, "nodes channels"]:  # fmt: skip
+    """Sums of one graph: the real parts of sums of exp(i n x) (T^cos - i T^sin). A pair of channels is the real
     and imaginary part of one transform, each with modes that are conjugate at opposite vectors."""
     import pytorch_finufft.functional as transform
 
@@ -103,8 +118,8 @@ def _at_nodes(angles: Tensor, indices: Tensor, table: Tensor, error: float) -> T
     return torch.cat(out)[: table.shape[2]].T.contiguous()
 
 
-def _in_pairs(channels: Tensor) -> Tensor:
-    """Channels (M, ...) two by two, the last one with zeros if M is odd."""
+def _in_pairs(channels: Shaped[Tensor, "channels numbers"]) -> Shaped[Tensor, "pairs 2 numbers"]:
+    """Channels two by two, the last one with zeros if their number is odd."""
     return torch.nn.functional.pad(channels, (0, 0, 0, channels.shape[0] % 2)).unflatten(0, (-1, 2))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,18 +14,22 @@ from ..backend import tile_numbers
 from ..chunks import checkpointed, is_whole
 from .cells import Cells
 from .coulomb import Coulomb
-from .kernel import Interaction, Kernel, Product
+from .kernel import Interaction, Kernel, Product, Sources
 from .lattices import Lattice, lattice_of
 from .nufft import sums_at_nodes, sums_over_nodes
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 _VECTORS = 1 << 22  # numbers in the largest tensor of a chunk of reciprocal vectors on a CPU
 
 
 def reciprocal_sums(
-    pos: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, interaction: Interaction,
-    cells: Cells, splits: Sequence[float] = (), nufft: bool = False, ranks: Ranks | None = None,
-) -> Tensor:  # fmt: skip
-    r"""Sums over the nodes of each graph and all their images, (B, N, heads, E).
+    pos: Float[Tensor, "graphs nodes 3"], query: Float[Tensor, "graphs nodes heads kernels contracted"],
+    sources: Sources, mask: Bool[Tensor, "graphs nodes"] | None, interaction: Interaction, cells: Cells,
+    splits: Sequence[float] = (), nufft: bool = False, ranks: Ranks | None = None,
+) -> Float[Tensor, "graphs nodes heads out"]:  # fmt: skip
+    r"""Sums over the nodes of each graph and all their images.
 
     .. math:: \mathrm{out}_i = \sum_{c, l} q_i^c \cdot \frac{1}{V} \sum_k g_{c l}\, u_c^l\, \hat K_c(k)\,
         e^{i k \cdot x_i} \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
@@ -40,17 +45,21 @@ def reciprocal_sums(
     def mix(sums: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
         return _mixed(sums if ranks is None else ranks.sum(sums), weights, harmonics, interaction.product)
 
-    query, key = (x.permute(0, 1, 3, 4, 2)[..., None] for x in (query, key))  # B, N, C, A, H, 1
+    dtype, query = query.dtype, query.permute(0, 1, 3, 4, 2)[..., None]  # B, N, C, A, H, 1
+    if len(sources) == 2:
+        sources = sources[0].permute(0, 1, 3, 4, 2)[..., None], sources[1][:, :, None, None]
+    else:
+        sources = (sources[0].transpose(2, 3)[:, :, :, None],)  # B, N, C, 1, H, V
     for these, kernels in _groups(interaction, splits, is_whole(pos)):
         ranges = [own for kernel in kernels for own in kernel.ranges(scaled)]
-        lattice = lattice_of(cells, pos, extent, ranges, value.dtype, interaction.hkl_bounds(ranges))
-        weights = (lattice.weights[..., None, None] * _transforms(kernels, lattice)).to(value.dtype)  # B, D, H, L
-        harmonics = solid_harmonics(lattice.wavevectors, interaction.lmax).to(value.dtype)
-        sources = key[:, :, these] * value[:, :, None, None]  # B, N, P, A, H, V
+        lattice = lattice_of(cells, pos, extent, ranges, dtype, interaction.hkl_bounds(ranges))
+        weights = (lattice.weights[..., None, None] * _transforms(kernels, lattice)).to(dtype)  # B, D, H, L
+        harmonics = solid_harmonics(lattice.wavevectors, interaction.lmax).to(dtype)
+        own = sources[0][:, :, these] * sources[1] if len(sources) == 2 else sources[0][:, :, these]
         if nufft:
-            found = checkpointed(_by_nufft, mix, lattice, sources, weights, harmonics, interaction.error)
+            found = checkpointed(_by_nufft, mix, lattice, own, weights, harmonics, interaction.error)
         else:
-            found = _by_products(mix, lattice, sources, weights, harmonics, most)
+            found = _by_products(mix, lattice, own, weights, harmonics, most)
         out.append((found * query[:, :, these]).sum((2, 3)))
     return sum(out[1:], out[0])
 
@@ -69,8 +78,8 @@ def _groups(
         yield from ((slice(c, c + 1), (own,)) for own in terms)
 
 
-def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Tensor:
-    """Fourier transforms of kernels at their reciprocal vectors, (B, D, heads, lmax + 1)."""
+def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Float[Tensor, "graphs vectors heads degrees"]:
+    """Fourier transforms of kernels at their reciprocal vectors."""
     square, out, first, start = lattice.wavevectors.square().sum(2), [], 0, 0
     for kernel in kernels:
         last = first + kernel.count
@@ -81,9 +90,12 @@ def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Tensor:
     return _joined(out, 1)
 
 
-def _mixed(sums: Tensor, weights: Tensor, harmonics: Tensor, product: Product) -> Tensor:
-    """Products of sums over nodes (B, 2, D, A, H, V), the cosines first, with Y_l(i k): i^l times the harmonics (B, D,
-    ...) and weights (B, D, H, L)."""
+def _mixed(
+    sums: Float[Tensor, "graphs 2 vectors contracted heads channels"],
+    weights: Float[Tensor, "graphs vectors heads degrees"], harmonics: Float[Tensor, "graphs vectors harmonics"],
+    product: Product,
+) -> Float[Tensor, "graphs 2 vectors contracted heads out"]:  # fmt: skip
+    """Products of sums over nodes, the cosines first, with Y_l(i k): i^l times the harmonics and weights."""
     out = []
     for degree in range(weights.shape[3]):
         rotated = torch.stack([-sums[:, 1], sums[:, 0]], 1) if degree % 2 else sums

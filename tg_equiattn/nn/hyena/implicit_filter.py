@@ -1,9 +1,9 @@
-"""Long convolution with a learned filter of the lag."""
+"""Long convolution with a learned implicit filter."""
 
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from ...functional.backend import tile_numbers
 from ...functional.chunks import map_chunks
 from ...functional.hyena.lag_convolution import first_lag, lag_convolution
-from ...node_batch import NodeBatch, PaddedBatch
+from ...node_batch import PaddedBatch
 from ..modules import reset_children
+from ..vector.sequences import Sequences
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 _OCTAVES = 10  # periods of 4, 8, ... 2048 tokens
 _WIDTH = 16  # of the MLP
@@ -53,12 +57,12 @@ class ImplicitFilter(nn.Module):
             start = torch.linspace(0.5, 1, len(self.decay), dtype=self.decay.dtype, device=self.decay.device)
             self.decay.copy_(start.expm1().log())  # the inverse of softplus
 
-    def filter(self, length: int) -> Tensor:
-        """Filters (lags, channels) for sequences of this length."""
+    def filter(self, length: int) -> Float[Tensor, "lags channels"]:
+        """Filters for sequences of this length."""
         lags = torch.arange(first_lag(length, self.causal), max(length, 1), device=self.decay.device)
         return map_chunks(self._at, tile_numbers(lags.device, _BLOCK_LAGS, 8 * _WIDTH), (lags,))
 
-    def _at(self, lags: Tensor) -> Tensor:
+    def _at(self, lags: Int[Tensor, " lags"]) -> Float[Tensor, "lags channels"]:
         distance = lags.abs().to(self.decay.dtype).log1p()
         waves = 2 ** torch.arange(2, _OCTAVES + 2, device=lags.device)
         periods = (lags[:, None] % waves).to(distance.dtype) / waves  # exact at any lag
@@ -67,9 +71,9 @@ class ImplicitFilter(nn.Module):
         x = self.outside(self.between(self.inside(x).sin()).sin())
         return x * torch.exp(-nn.functional.softplus(self.decay) * distance[:, None])
 
-    def forward(self, x: Tensor, node_batch: NodeBatch, channels: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, sequences: Sequences, channels: Tensor | None = None) -> Tensor:
         """Convolve (T, channels) or (T, channels, 3), or, if ``channels`` gives the filter of each column, (T, dim)."""
-        longest = cast(int, node_batch.longest)  # batches of whole graphs know it
+        longest = sequences.longest
         h = self.filter(longest)
         h = h if channels is None else h.index_select(1, channels)
 
@@ -78,7 +82,7 @@ class ImplicitFilter(nn.Module):
             begin = first - first_lag(longest, self.causal)
             return lag_convolution(x, h[begin : begin + rows.length - first], rows.lengths, first)
 
-        return node_batch.mix(kernel, x)
+        return sequences.mix(kernel, x)
 
     def extra_repr(self) -> str:
         return f"{self.channels}" + (", causal=True" if self.causal else "")

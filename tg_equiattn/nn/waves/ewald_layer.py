@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from ... import checks
 from ...functional.waves.cells import cells_of
 from ...functional.waves.coulomb import Coulomb
+from ...functional.waves.direct import own_terms
 from ...functional.waves.ewald_attention import ewald_attention_impl
 from ...functional.waves.gaussian import Gaussian, OscillatingGaussian
-from ...functional.waves.kernel import Interaction, Kernel
+from ...functional.waves.kernel import Interaction, Kernel, Sources
 from ...functional.waves.methods import METHODS
 from ...modes import full_precision
 from ...node_batch import NodeBatch
 from ...ranks import Shared
 from ...tables import Tables
 from ..modules import NotScriptable, StoresSettings, reset_children
+from .neutral_sources import Atoms, NeutralSources
 from .spherical_features import Coupling, HarmonicProduct, Irrep, split_rows
 
 _CONTENT = 0.1  # size of the part of queries and keys that depends on features, at the start, beside a constant 1
@@ -109,6 +111,18 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
     def why_not_shared(self) -> str | None:
         return "method='direct', which needs pairs of nodes of two processes" if self.method == "direct" else None
 
+    def neutral_sources(self, num_elements: int, cutoff: float, avg_num_neighbors: float) -> NeutralSources:
+        """Make the neutral sources of this layer's Coulomb kernels, for features that have invariants."""
+        before = self._invariants()
+        sizes = [irrep.size * irrep.channels for irrep in self.product.rows_in]
+        charged = slice(sum(sizes[:before]), sum(sizes[: before + 1]))
+        scalars, shape = self.rows_in[before].channels, (self.heads, self.counts[1])
+        return NeutralSources(num_elements, scalars, shape, charged, sum(sizes), cutoff, avg_num_neighbors)
+
+    def _invariants(self) -> int:
+        """Where the invariants are among the irreps of the input."""
+        return [irrep.invariant for irrep in self.rows_in].index(True)
+
     def kernels(self) -> tuple[Kernel, ...]:
         """Kernels of each kind, with widths within their octaves and wavenumbers within their bands."""
         gaussians, coulomb, oscillating = self.counts
@@ -126,14 +140,24 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
             out.append(OscillatingGaussian(*each[2], self.bounds[last:], wavenumbers, largest))
         return tuple(out)
 
-    def attend(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, cell: Tensor | None, pbc: Tensor | None) -> Tensor:
-        """Features ``(T, dim)`` and positions ``(T, 3)`` of nodes, and cells, to features: checked except for cells."""
+    def attend(
+        self, x: Tensor, pos: Tensor, node_batch: NodeBatch, cell: Tensor | None, pbc: Tensor | None,
+        neutral: NeutralSources | None = None, atoms: Atoms | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Features ``(T, dim)`` and positions ``(T, 3)`` of nodes, and cells, to features: checked except for cells.
+
+        With ``neutral`` sources for ``atoms``, features include elements, a node does not attend to itself, and
+        Coulomb kernels use invariant keys alone.
+        """
         cells, heads = cells_of(cell, pbc, node_batch.count, x), self.heads
         with full_precision(pos.device):
             x = node_batch.zero_padding(x.to(self.octaves.dtype))
+            atoms = None if atoms is None else atoms._replace(elements=atoms.elements.to(x.dtype))
             scores, values = [], []
             irreps = zip(self.rows_in, split_rows(x, self.rows_in), self.query_key, self.value, strict=True)
             for irrep, features, score, value in irreps:
+                if neutral is not None and atoms is not None and irrep.invariant:
+                    features = features + (atoms.elements @ neutral.embedding)[:, None]
                 score = (features @ score).unflatten(2, (2, heads, -1)) / math.sqrt(irrep.size)  # T, 2 l + 1, 2, H, C
                 scores.append(score + self.query_key_bias if irrep.invariant else score)
                 values.append((features @ value).unflatten(2, (heads, -1)).transpose(1, 2).flatten(2))
@@ -142,12 +166,37 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
             query, key = torch.cat(scores, 1).movedim(1, 4).unbind(1)  # T, H, C, A
             value = torch.cat(values, 2) / self.avg_num_nodes
             interaction = Interaction(self.kernels(), self.product, self.error, self.max_hkl)
-            out = ewald_attention_impl(pos, query, key, value, interaction, node_batch, cells, self.method)
+            terms = []
+            for those, part, sources in self._parts(query, key, value, interaction, node_batch, neutral, atoms):
+                found = ewald_attention_impl(pos, those, sources, part, node_batch, cells, self.method)
+                terms.append(found if neutral is None else found - own_terms(those, sources, part))
+            out = sum(terms[1:], terms[0])
             if self.out is None:
                 return node_batch.zero_padding(out[:, 0])
             each = zip(split_rows(out, self.product.rows_out), self.out, strict=True)
             mixed = [(features.transpose(1, 2).flatten(2) @ weight).flatten(1) for features, weight in each]
             return node_batch.zero_padding(torch.cat(mixed, 1))
+
+    def _parts(
+        self, query: Tensor, key: Tensor, value: Tensor, interaction: Interaction, node_batch: NodeBatch,
+        neutral: NeutralSources | None, atoms: Atoms | None,
+    ) -> Iterator[tuple[Tensor, Interaction, Sources]]:  # fmt: skip
+        """Queries, kernels and sources that are summed together: all, or Coulomb kernels apart from the others."""
+        if neutral is None or atoms is None:
+            yield query, interaction, (key, value)
+            return
+        gaussians, coulomb, _ = self.counts
+        last = gaussians + coulomb
+        if coulomb:
+            row = sum(irrep.size for irrep in self.rows_in[: self._invariants()])
+            invariant = query[:, :, gaussians:last, row : row + 1]
+            own = neutral(key[:, :, gaussians:last, row : row + 1] * value[:, :, None], atoms, node_batch)
+            kernels = tuple(kernel for kernel in interaction.kernels if kernel.long_range)
+            yield invariant, interaction.part(kernels), (own,)
+        kernels = tuple(kernel for kernel in interaction.kernels if not kernel.long_range)
+        if kernels:
+            query, key = (torch.cat([x[:, :, :gaussians], x[:, :, last:]], 2) for x in (query, key))
+            yield query, interaction.part(kernels), (key, value)
 
 
 def _check(

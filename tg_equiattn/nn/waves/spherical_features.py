@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from ...encodings.harmonics import solid_harmonics
 from ...modes import ordinary_tensors
 from ...tables import Tables
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 Coupling = Callable[[int, int, int], Tensor]
 
@@ -40,8 +43,10 @@ class Irrep(NamedTuple):
         return self._replace(channels=-(-self.channels // heads))
 
 
-def split_rows(x: Tensor, irreps: Sequence[Irrep]) -> list[Tensor]:
-    """Components and channels (..., 2 l + 1, channels) of each irrep of rows (..., dim)."""
+def split_rows(
+    x: Float[Tensor, "*nodes dim"], irreps: Sequence[Irrep]
+) -> list[Float[Tensor, "*nodes components channels"]]:
+    """Components and channels of each irrep of rows."""
     blocks = zip(x.split([irrep.size * irrep.channels for irrep in irreps], -1), irreps, strict=True)
     return [block.unflatten(-1, (irrep.size, irrep.channels)) for block, irrep in blocks]
 
@@ -102,8 +107,11 @@ class HarmonicProduct(nn.Module):
             into = sum(self.rows_in[a].channels for a, _, other in self.paths if other == b)
             nn.init.normal_(weight, std=into**-0.5)
 
-    def forward(self, features: Tensor, harmonics: Tensor, degree: int) -> Tensor:
-        """Features (..., H, V) and harmonics of one degree (..., 1, 2 l + 1), broadcast, to (..., H, E)."""
+    def forward(
+        self, features: Float[Tensor, "*#nodes heads channels"], harmonics: Float[Tensor, "*#nodes 1 components"],
+        degree: int,
+    ) -> Float[Tensor, "*nodes heads out"]:  # fmt: skip
+        """Products of features with harmonics of one degree."""
         each, couplings = split_rows(features, self.rows_in), self.couplings(features.device, features.dtype)
         shape = torch.broadcast_shapes(features.shape[:-1], harmonics.shape[:-1])
         out = []
@@ -115,9 +123,11 @@ class HarmonicProduct(nn.Module):
         return torch.cat(out, -1)
 
 
-def _product(x: Tensor, harmonics: Tensor, coupling: Tensor, wide: int, weight: Tensor) -> Tensor:
-    """Components (..., H, a, channels) times harmonics (..., 1, 2 l + 1), with channels mixed by a weight: to ``wide``
-    components (..., H, b, channels)."""
+def _product(
+    x: Float[Tensor, "*#nodes heads components_in channels"], harmonics: Float[Tensor, "*#nodes 1 components"],
+    coupling: Float[Tensor, "components pairs"], wide: int, weight: Float[Tensor, "heads channels channels_out"],
+) -> Float[Tensor, "*nodes heads wide channels_out"]:  # fmt: skip
+    """Features times harmonics, with channels mixed by a weight, to ``wide`` components."""
     size = x.shape[-2]
     matrix = (harmonics[..., None] * coupling).sum(-2).unflatten(-1, (size, wide)).mT
     if size < wide:  # mix channels where there are fewer components
@@ -125,8 +135,10 @@ def _product(x: Tensor, harmonics: Tensor, coupling: Tensor, wide: int, weight: 
     return _mix(_apply(matrix, x), weight)
 
 
-def _apply(matrix: Tensor, x: Tensor) -> Tensor:
-    """Matrices (..., 1, b, a) times components (..., H, a, channels)."""
+def _apply(
+    matrix: Float[Tensor, "*#nodes 1 wide components"], x: Float[Tensor, "*#nodes heads components channels"]
+) -> Float[Tensor, "*nodes heads wide channels"]:
+    """Matrices times the components of features."""
     if x.shape[-2] == 1:
         return matrix * x
     if matrix.shape[-2] == 1:
@@ -134,6 +146,8 @@ def _apply(matrix: Tensor, x: Tensor) -> Tensor:
     return matrix @ x
 
 
-def _mix(x: Tensor, weight: Tensor) -> Tensor:
-    """Channels (..., H, a, channels) by a matrix (H, channels, out) a head."""
+def _mix(
+    x: Float[Tensor, "*nodes heads components channels"], weight: Float[Tensor, "heads channels out"]
+) -> Float[Tensor, "*nodes heads components out"]:
+    """Channels mixed by a matrix for each head."""
     return x @ weight[0] if weight.shape[0] == 1 else torch.einsum("...hac,hcd->...had", x, weight)

@@ -1,0 +1,63 @@
+"""Ewald attention between atoms, as the adapters of MACE and NequIP use it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from e3nn import o3
+from e3nn.util.jit import compile_mode
+from torch import Tensor
+
+from tg_equiattn.nn.waves.neutral_sources import Atoms
+
+from .ewald_attention import IrrepsEwaldAttention
+
+
+@compile_mode("unsupported")
+class AtomsEwaldAttention(IrrepsEwaldAttention):
+    r"""Ewald attention that reads elements and whose Coulomb sources are neutral.
+
+    An embedding of the element joins the scalars that queries, keys and values see. The term of an atom with itself is
+    left out, but not its periodic images. Sources of Coulomb kernels are those of
+    :class:`tg_equiattn.nn.waves.neutral_sources.NeutralSources`.
+
+    A state_dict of a layer without elements, as earlier releases saved them, makes this layer one without.
+
+    Parameters
+    ----------
+    irreps_in : `e3nn.o3.Irreps`
+        Irreps of the input, with invariant scalars.
+
+    irreps_out : `e3nn.o3.Irreps`
+        Irreps of the output.
+
+    num_elements : int
+        Number of elements.
+
+    cutoff : float
+        Largest length of an edge.
+
+    avg_num_neighbors : float
+        Constant by which transfers along edges are divided.
+
+    attn_kwargs
+        Settings of `IrrepsEwaldAttention`.
+    """
+
+    def __init__(
+        self, irreps_in: o3.Irreps, irreps_out: o3.Irreps | str, *, num_elements: int, cutoff: float,
+        avg_num_neighbors: float, **attn_kwargs: Any,
+    ) -> None:  # fmt: skip
+        if not o3.Irreps(irreps_in).count(o3.Irrep("0e")):
+            raise ValueError(f"irreps_in must have scalars 0e, which elements join, got {irreps_in}")
+        super().__init__(irreps_in, irreps_out, **attn_kwargs)
+        self.neutral = self.neutral_sources(num_elements, cutoff, avg_num_neighbors)
+
+    def forward(self, x: Tensor, pos: Tensor, batch: Tensor | None = None, *, atoms: Atoms, **graphs: Any) -> Tensor:
+        """Evaluate, with the arguments of `IrrepsEwaldAttention` and the atoms."""
+        return self.evaluate(x, pos, batch, neutral=self.neutral, atoms=atoms, **graphs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
+        if prefix + "query_key_bias" in state_dict and prefix + "neutral.embedding" not in state_dict:
+            self.neutral = None
+        super()._load_from_state_dict(state_dict, prefix, *more)

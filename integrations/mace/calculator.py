@@ -1,0 +1,54 @@
+"""MACE's calculator with the energy of long range, and with stress of slabs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ase import Atoms
+from ase.calculators.calculator import all_changes
+from mace.calculators import MACECalculator
+
+from .long_range import _CALCULATED
+
+
+class LongRangeCalculator(MACECalculator):
+    """``MACECalculator`` for models with long range.
+
+    ``results["long_range_energy"]`` is the energy that attention adds to the readouts (``after="energies"``), in eV,
+    the mean of a committee. Stress of slabs is divided by the volume of the cell of ``atoms``; MACE divides it by the
+    volume of a padded cell. If that cell has no volume, there is no stress, and asking for it raises ASE's
+    ``PropertyNotImplementedError``.
+
+    Args:
+        arguments: Arguments of ``mace.calculators.MACECalculator``.
+        options: Keyword arguments of ``mace.calculators.MACECalculator``.
+
+    Example::
+
+        atoms.calc = LongRangeCalculator("far.model")
+        atoms.get_potential_energy(), atoms.calc.results["long_range_energy"]
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.implemented_properties = [*self.implemented_properties, "long_range_energy"]
+
+    def calculate(self, atoms: Atoms | None = None, properties: Any = None, system_changes: Any = all_changes) -> None:
+        outputs: list[dict[str, Any]] = []
+        token = _CALCULATED.set(outputs)
+        try:
+            super().calculate(atoms, properties, system_changes)
+        finally:
+            _CALCULATED.reset(token)
+        energies = [float(out["energy"][0]) for out in outputs if out["energy"] is not None]
+        if energies:
+            self.results["long_range_energy"] = self.energy_units_to_eV * sum(energies) / len(energies)
+        pbc, stress = self.atoms.pbc, [name for name in self.results if name.startswith("stress")]
+        if not outputs or pbc.all() or not pbc.any():
+            return
+        ratio = float(outputs[0]["volume"]) / volume if (volume := self.atoms.cell.volume) else None
+        for name in stress:
+            if ratio is None:
+                del self.results[name]
+            else:
+                self.results[name] = self.results[name] * (ratio**2 if name.endswith("var") else ratio)

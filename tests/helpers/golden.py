@@ -1,0 +1,82 @@
+"""One small checkpoint per family, with an input and the output it gave. Later versions must load it and agree.
+
+    python tests/helpers/golden.py     # writes the files of tests/golden that do not exist; never write one again
+
+A file that no longer loads means that users' checkpoints do not load: add a conversion, or say so in the changelog and
+replace the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tg_equiattn import nn
+from tg_equiattn.groups import cyclic
+
+FOLDER = Path(__file__).parents[1] / "golden"
+
+
+def _group():
+    model = nn.GEViT(cyclic(4), 1, 3, channels=(4, 4), heads=2, kernel_size=3)
+    return model, (torch.randn(1, 1, 7, 7),), {}
+
+
+def _frames():
+    return nn.GroupAttention(cyclic(4), 3, 2, heads=4, kernel_size=3), (torch.randn(1, 3, 4, 5, 6),), {}
+
+
+def _performer():
+    layer = nn.PerformerAttention(4, 4, heads=2, num_random_features=5, pos_dim=2, offset="distance", cutoff=1.5)
+    return layer, (torch.randn(11, 4),), {"pos": torch.randn(11, 2)}
+
+
+def _hyena():
+    model = nn.SE3Hyena(2, 1, 1, 1, hidden_scalars=3, hidden_vectors=2, num_layers=1)
+    return model, (torch.randn(1, 5, 2), torch.randn(1, 5, 1, 3)), {"pos": torch.randn(1, 5, 3)}
+
+
+def _vectors():
+    layer = nn.VectorSelfAttention(2, 2)
+    return layer, (torch.randn(1, 5, 2), torch.randn(1, 5, 2, 3)), {"pos": torch.randn(1, 5, 3)}
+
+
+def _ewald():
+    layer = nn.EwaldAttention(2, 1, width=1.0, avg_num_nodes=5)
+    return layer, (torch.randn(1, 5, 2), torch.randn(1, 5, 1, 3)), {"pos": torch.randn(1, 5, 3)}
+
+
+FAMILIES = {name[1:]: make for name, make in list(globals().items()) if name.startswith("_") and callable(make)}
+
+
+def made(name):
+    """A module of a family in float64, and the arguments of its call; the same in every run."""
+    torch.manual_seed(7)
+    module, arguments, named = FAMILIES[name]()
+    return (
+        module.double().eval(),
+        tuple(x.double() for x in arguments),
+        {key: x.double() for key, x in named.items()},
+    )
+
+
+def outputs(out):
+    return list(out) if isinstance(out, tuple) else [out]
+
+
+def write(name):
+    """Random weights and what the module makes of a random input."""
+    module, arguments, named = made(name)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    with torch.no_grad():
+        out = outputs(module(*arguments, **named))
+    FOLDER.mkdir(exist_ok=True)
+    torch.save({"state": module.state_dict(), "input": arguments, "named": named, "output": out}, FOLDER / f"{name}.pt")
+
+
+if __name__ == "__main__":
+    for name in FAMILIES:
+        if not (FOLDER / f"{name}.pt").exists():
+            write(name)

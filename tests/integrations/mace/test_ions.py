@@ -1,0 +1,203 @@
+"""Charged and lone atoms, slabs and the tools around a MACE with long range."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import molecule
+from ase.calculators.calculator import PropertyNotImplementedError
+from atoms import differences, salt
+from mace import modules
+from mace.tools.scripts_utils import extract_model, remove_pt_head
+from mace_models import batch_of, energy, make_mace, mixed
+from space import error
+from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
+from tg_equiattn.integrations.mace import (
+    LongRangeCalculator,
+    add_long_range,
+    copy_long_range,
+    select_head,
+    without_long_range,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("double"),
+]
+AFTER = [(0,), (1,), "energies"]
+
+
+@pytest.fixture
+def charged(far):
+    """A model as mace_run_train builds it, without a residual in its first block, of which every parameter counts."""
+
+    def charged(after="energies", **options):
+        first = modules.interaction_classes["RealAgnosticInteractionBlock"]
+        model = far(after=after, first=first, **options)
+        with torch.no_grad():
+            for name, x in model.named_parameters():
+                if "long_range" in name and not name.endswith("gain"):
+                    x += 0.2 * torch.randn_like(x)
+        return model
+
+    return charged
+
+
+def pair(first, second, distance):
+    return Atoms([first, second], [[0, 0, 0], [distance, 0, 0]])
+
+
+def with_charge(atoms, charge):
+    data = batch_of(atoms).to_dict()
+    return data | {"total_charge": torch.tensor([float(charge)])}
+
+
+@pytest.mark.parametrize("after", AFTER)
+def test_lone_atoms_attract_and_are_told_apart(after, charged):
+    """Beyond r_max of all others, in a model whose first block gives them no features."""
+    model, water = charged(after), molecule("H2O")
+    alone = energy(model, Atoms("Na")) + energy(model, Atoms("Cl"))
+    near, far = (energy(model, pair("Na", "Cl", d)) - alone for d in (6.0, 12.0))
+    assert abs(near) > abs(far) > 1e-9
+    found = [energy(model, water + Atoms(name, [[8, 0, 0]])) - energy(model, Atoms(name)) for name in ("Na", "Cl", "C")]
+    assert min(abs(found[0] - found[1]), abs(found[0] - found[2])) > 1e-9
+
+
+@pytest.mark.parametrize("after", AFTER)
+def test_a_single_atom_has_its_own_energy(after, charged):
+    """That of the model without long range, whatever its charge; in a crystal it sees its images."""
+    model, plain = charged(after), without_long_range(charged(after))
+    for charge in (0, 1):
+        data = with_charge(Atoms("Na"), charge)
+        assert abs(model(data)["energy"].item() - plain(data)["energy"].item()) < 1e-12
+    crystal = Atoms("Na", cell=[4, 4, 4], pbc=True)
+    assert abs(energy(model, crystal) - energy(plain, crystal)) > 1e-9
+
+
+def test_total_charge_is_read(charged):
+    model, atoms = charged(), pair("Na", "Na", 6.0)
+    neutral, ions = (model(with_charge(atoms, charge))["energy"].item() for charge in (0, 2))
+    assert abs(neutral - ions) > 1e-9
+
+
+def test_a_crystal_with_vacuum_tends_to_the_slab(charged):
+    """Energies of a slab in ever more vacuum; they used to grow in proportion to it."""
+    model = charged()
+    slab = Atoms("NaCl", [[0, 0, 0], [0.3, 0.2, 2.4]], cell=[4, 4, 30], pbc=[True, True, False])
+    wanted, found = energy(model, slab), []
+    for height in (40, 80, 160):
+        crystal = slab.copy()
+        crystal.cell[2, 2], crystal.pbc = height, True
+        found.append(abs(energy(model, crystal) - wanted))
+    assert found[1] < 0.6 * found[0]
+    assert found[2] < 0.6 * found[1]
+
+
+def test_scale_follows_the_energies_of_the_batch(make):
+    """On an untrained model, whose own outputs are far from what it is to learn."""
+    systems = mixed()
+    for n, atoms in enumerate(systems):
+        atoms.info["energy"] = atoms.numbers.astype(float).sum() + (7.0 * n - 3.0) * len(atoms)
+    batch = batch_of(*systems)
+    model = add_long_range(make(), "energies", batch=batch, gain=1.0)
+    wanted = torch.tensor([7.0 * n for n in range(4)]).std()
+    out = model(batch.to_dict())
+    each = out["long_range_energy"] / batch.ptr.diff()
+    assert 0.01 * wanted < each.abs().max() < 30 * wanted
+    small = add_long_range(make(), "energies", batch=batch_of(*mixed()), gain=1.0)  # without labels: of the readouts
+    assert small(batch.to_dict())["long_range_energy"].abs().max() < 0.1 * out["long_range_energy"].abs().max()
+
+
+def test_energy_of_long_range_is_apart(charged):
+    model, batch = charged(kind="ScaleShiftMACE", heads=("first", "second")), batch_of(*mixed())
+    out, plain = model(batch.to_dict()), without_long_range(model)(batch.to_dict())
+    torch.testing.assert_close(out["long_range_energy"], out["energy"] - plain["energy"], rtol=1e-10, atol=1e-12)
+    atoms = molecule("CH3CH2OH")
+    atoms.calc = LongRangeCalculator(models=[charged()], default_dtype="float64")
+    atoms.get_potential_energy()
+    assert abs(atoms.calc.results["long_range_energy"]) > 1e-9
+
+
+def test_stress_of_slabs_is_of_their_own_cell(charged):
+    """Wherever the slab lies; and none if the cell has no volume."""
+    calculator = LongRangeCalculator(models=[charged()], default_dtype="float64")
+    atoms = salt()
+    atoms.pbc, atoms.cell[2] = [True, True, False], [0, 0, 20]
+    atoms.calc = calculator
+
+    def strained(size):
+        near, strain = atoms.copy(), np.eye(3)
+        strain[0, 0] += size
+        near.set_cell(near.cell.array @ strain, scale_atoms=True)
+        near.calc = calculator
+        return near.get_potential_energy()
+
+    wanted = differences(strained) / atoms.get_volume()
+    for height in (0.0, 150.0):
+        moved = atoms.copy()
+        moved.positions[:, 2] += height
+        moved.calc = calculator
+        assert abs(moved.get_stress()[0] - wanted) < 1e-6 * abs(wanted)
+    flat = atoms.copy()
+    flat.cell[2] = 0
+    flat.calc = calculator
+    assert np.isfinite(flat.get_potential_energy())
+    with pytest.raises(PropertyNotImplementedError):
+        flat.get_stress()
+
+
+def test_stress_of_a_slab_by_mace_itself_is_a_warning(far):
+    atoms = salt()
+    atoms.pbc = [True, True, False]
+    with pytest.warns(UserWarning, match="MACE divides the stress of slabs by the volume of a padded cell"):
+        far()(batch_of(atoms).to_dict(), compute_stress=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="MACE divides")
+        far()(batch_of(salt()).to_dict(), compute_stress=True)
+
+
+@pytest.mark.parametrize("after", [(0,), "energies"])
+def test_selecting_a_head_keeps_long_range(after, charged):
+    model = charged(after, heads=("first", "second"))
+    for n, head in enumerate(("first", "second")):
+        single, data = select_head(model, head), batch_of(*mixed()).to_dict()
+        assert single.heads == [head]
+        wanted = model(data | {"head": torch.full((4,), n)})["energy"]
+        assert error(single(data)["energy"], wanted) < 1e-10
+
+
+def test_fine_tuning_on_fewer_elements_keeps_long_range(charged):
+    """Rows of elements follow atomic numbers; elements that the source lacks are refused."""
+    source = charged()
+    target = make_mace(numbers=[1, 8])
+    copy_long_range(source, target)
+    ours, theirs = target.readouts[-1].long_range.attention.neutral, source.readouts[-1].long_range.attention.neutral
+    assert torch.equal(ours.embedding, theirs.embedding[[0, 2]])
+    assert torch.equal(ours.constants, theirs.constants[[0, 2]])
+    assert target(batch_of(molecule("H2O"), numbers=[1, 8]).to_dict())["long_range_energy"].abs() > 1e-9
+    with pytest.raises(ValueError, match=r"target must have elements of source, .*, got \[9\] beside them"):
+        copy_long_range(source, make_mace(numbers=[1, 9]))
+
+
+def test_tools_that_build_anew_say_why_they_cannot(far):
+    """mace_select_head, cuequivariance and LAMMPS ML-IAP build a model from its configuration."""
+    model = far(heads=("first", "second"))
+    for build in (lambda: remove_pt_head(model, "first"), lambda: extract_model(model)):
+        with pytest.raises(NotImplementedError, match=r"ML-IAP.*select_head\(model, head\)"):
+            build()
+
+
+def test_models_of_earlier_releases_stay_as_they_were(far):
+    """Their attention has no atoms: pickled models keep it, and state_dicts make a new model have it."""
+    model = far()
+    layer = model.products[0].long_range
+    old = IrrepsEwaldAttention(layer.attention.irreps_in, layer.attention.irreps_out, width=1.5)
+    pickled = copy.deepcopy(model)
+    pickled.products[0].long_range.attention = old
+    data = batch_of(*mixed()).to_dict()
+    wanted = pickled(dict(data))["energy"]
+    model.load_state_dict(pickled.state_dict())
+    assert torch.equal(model(data)["energy"], wanted)
