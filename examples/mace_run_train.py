@@ -26,7 +26,7 @@ def long_range_flags(words):
     parser.add_argument("--num_oscillating", type=int, default=0)
     parser.add_argument("--width", type=float, help="width of the narrowest kernel, by default half of r_max")
     parser.add_argument("--max_width", type=float)
-    parser.add_argument("--gain", type=float, default=0.0)
+    parser.add_argument("--gain", type=float)
     found, others = parser.parse_known_args(words)
     after = "energies" if found.after == ["energies"] else tuple(map(int, found.after))
     return vars(found) | {"after": after}, others

@@ -8,7 +8,7 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn.nn.waves.neutral_sources import Atoms
+from tg_equiattn.nn.waves.neutral_sources import Atoms, NeutralSources
 
 from .ewald_attention import IrrepsEwaldAttention
 
@@ -51,9 +51,11 @@ class AtomsEwaldAttention(IrrepsEwaldAttention):
         if not o3.Irreps(irreps_in).count(o3.Irrep("0e")):
             raise ValueError(f"irreps_in must have scalars 0e, which elements join, got {irreps_in}")
         super().__init__(irreps_in, irreps_out, **attn_kwargs)
-        self.neutral = self.neutral_sources(num_elements, cutoff, avg_num_neighbors)
+        self.neutral: NeutralSources | None = self.neutral_sources(num_elements, cutoff, avg_num_neighbors)
 
-    def forward(self, x: Tensor, pos: Tensor, batch: Tensor | None = None, *, atoms: Atoms, **graphs: Any) -> Tensor:
+    def forward(  # type: ignore[override]  # atoms are required
+        self, x: Tensor, pos: Tensor, batch: Tensor | None = None, *, atoms: Atoms, **graphs: Any
+    ) -> Tensor:
         """Evaluate, with the arguments of `IrrepsEwaldAttention` and the atoms."""
         return self.evaluate(x, pos, batch, neutral=self.neutral, atoms=atoms, **graphs)
 

@@ -31,7 +31,7 @@ class LongRangeCalculator(MACECalculator):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.implemented_properties = [*self.implemented_properties, "long_range_energy"]
+        self.implemented_properties.append("long_range_energy")
 
     def calculate(self, atoms: Atoms | None = None, properties: Any = None, system_changes: Any = all_changes) -> None:
         outputs: list[dict[str, Any]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
@@ -28,7 +29,7 @@ def add_long_range(
     *,
     batch: Any,
     width: float | None = None,
-    gain: float = 0.0,
+    gain: float | None = None,
     **attn_kwargs: Any,
 ) -> MACE:
     r"""Add Ewald attention between all atoms to a MACE model, after some of its product blocks, in place.
@@ -62,11 +63,13 @@ def add_long_range(
         after: Product blocks, counted from 0, that attention follows, or "energies". After the last block it changes
             scalars alone.
         batch: Sample of the training data, as MACE's loaders give it, on which the scales are measured. It should be
-            typical of the data. With "energies" the scale is how much its labels of the energy per atom, less single
-            atoms, differ among graphs, or, without labels, the outputs of the last readout.
+            typical of the data. With "energies" the scale is the factor by which energies of the new layer fit best
+            what the model lacks of its labels, beside an energy of each element, but at least so that they differ as
+            much among graphs. Without labels it is the size of the outputs of the last readout.
         width: Width of the narrowest kernel, in the unit of positions. The default, ``None``, means half of the model's
             ``r_max``: messages already model shorter distances.
-        gain: Initial value of the learned gain. The default, 0, leaves a trained model as it is.
+        gain: Initial value of the learned gain. The default, ``None``, means 0, which leaves a model as it is. With
+            "energies" it means 1 if the model does not explain the labels of ``batch`` yet, as before training.
         max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an
             octave of its own between the two.
         num_gaussians: Number of Gaussian kernels, 4 by default.
@@ -119,15 +122,17 @@ def add_long_range(
             for name, x in dict(batch.to_dict() if hasattr(batch, "to_dict") else batch).items()
             if isinstance(x, Tensor)}  # fmt: skip
     layers, width = [], float(model.r_max) / 2 if width is None else width
-    for n, (x, near) in zip(blocks, _seen(model, data, targets), strict=True):  # before the model is touched
+    seen, energy = _seen(model, data, targets)  # before the model is touched
+    labels, untrained = _labels(model, data, energy) if energies else (None, False)
+    gain = float(untrained) if gain is None else gain
+    for n, (x, near) in zip(blocks, seen, strict=True):
         irreps = o3.Irreps(model.interactions[n].hidden_irreps)
         attention = AtomsEwaldAttention(
             irreps, "0e" if energies else irreps, width=width, num_elements=len(model.atomic_numbers),
             cutoff=float(model.r_max), avg_num_neighbors=float(model.interactions[n].avg_num_neighbors), **attn_kwargs,
         )  # fmt: skip
-        size = _energy_scale(model, data) if energies else None
-        wanted = _sizes(near, attention.irreps_out) if size is None else near.new_full((1,), size)
-        layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, x, wanted, data))
+        attention = attention.to(like.device, like.dtype)
+        layers.append(LongRangeFeatures(attention, gain, x, near, data, labels))
     for target, layer in zip(targets, layers, strict=True):
         target.__class__, target.long_range = _WITH[type(target)], layer
     model.__class__ = _LONG_RANGE[type(model)]
@@ -141,15 +146,18 @@ class LongRangeFeatures(torch.nn.Module):
     scale_out: Tensor
 
     def __init__(
-        self, attention: AtomsEwaldAttention, gain: float, x: Tensor, wanted: Tensor, data: dict[str, Any]
-    ) -> None:
+        self, attention: AtomsEwaldAttention, gain: float, x: Tensor, near: Tensor, data: dict[str, Any],
+        labels: Tensor | None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.attention = attention
         self.gain = torch.nn.Parameter(x.new_tensor(gain))
         self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
         with torch.no_grad():
             found = attention(x / self.scale_in, **_atoms(data, None, attention))
-        self.register_buffer("scale_out", wanted / _sizes(found, attention.irreps_out))
+        sizes = _sizes(found, attention.irreps_out)
+        scale = _sizes(near, attention.irreps_out) / sizes if labels is None else _fitted(labels, found, data) / sizes
+        self.register_buffer("scale_out", scale)
 
     def forward(self, x: Tensor) -> Tensor:
         call = _CALL.get()
@@ -315,22 +323,38 @@ def _atoms(data: dict[str, Any], displacement: Tensor | None, attention: IrrepsE
     }
 
 
-def _energy_scale(model: MACE, data: dict[str, Tensor]) -> float | None:
-    """Spread among graphs of their labels of the energy per atom, less single atoms, in the unit of readouts. ``None``
-    without labels that differ."""
-    if data.get("energy") is None or data["ptr"].numel() < 3:
-        return None
+def _labels(model: MACE, data: dict[str, Tensor], energy: Tensor) -> tuple[Tensor | None, bool]:
+    """What the model lacks of the energies of graphs, (graphs,), in the unit of readouts, ``None`` without labels that
+    differ; and True if that is most of what they have beside single atoms, as before training."""
+    if data.get("energy") is None or data["ptr"].numel() < 3 or not bool(data["energy"].any()):
+        return None, False
     single = model.atomic_energies_fn(data["node_attrs"])
     head = data["head"][data["batch"]] if "head" in data else data["batch"] * 0
     single = single.gather(1, head[:, None])[:, 0] if single.ndim == 2 else single
-    energy = data["energy"].index_add(0, data["batch"], single.to(data["energy"].dtype), alpha=-1)
-    spread = (energy / data["ptr"].diff()).std()
+    binding = data["energy"].index_add(0, data["batch"], single.to(data["energy"].dtype), alpha=-1)
+    lacking, counts = data["energy"] - energy.to(data["energy"].dtype), data["ptr"].diff()
+    spread, wanted = ((x / counts).std() for x in (lacking, binding))
     scale = model.scale_shift.scale.abs().mean() if hasattr(model, "scale_shift") else 1.0
-    return float(spread / scale) if spread > 0 and data["energy"].any() else None
+    return (lacking / scale if spread > 0 else None), bool(spread > 0.5 * wanted)
 
 
-def _seen(model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module]) -> list[tuple[Tensor, Tensor]]:
-    """For these product blocks and readouts, the features that attention will see and their own output."""
+def _fitted(labels: Tensor, found: Tensor, data: dict[str, Tensor]) -> float:
+    """Size that energies of atoms (T, 1) should have, with a sign, from a fit of their sums to labels of graphs."""
+    batch, counts = data["batch"], data["ptr"].diff().to(found.dtype)
+    elements = found.new_zeros(len(counts), data["node_attrs"].shape[1]).index_add(0, batch, data["node_attrs"])
+    others = elements if len(counts) > elements.shape[1] + 2 else counts[:, None]
+    energies = found.new_zeros(len(counts), 1).index_add(0, batch, found)
+    columns = torch.cat([energies, others], 1).to("cpu", torch.float64)
+    factor = torch.linalg.lstsq(columns, labels[:, None].to(columns), driver="gelsd").solution[0, 0].item()
+    size, spread = float(found.square().mean().sqrt()), float((labels / counts).std())
+    return math.copysign(max(abs(factor) * size, spread), factor)
+
+
+def _seen(
+    model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module]
+) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """For these product blocks and readouts, the features that attention will see and their own output; and the energy
+    of each graph."""
     found: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
 
     def see(target: torch.nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
@@ -338,11 +362,11 @@ def _seen(model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module])
 
     hooks = [target.register_forward_hook(see) for target in targets]
     try:
-        model(dict(data), compute_force=False)
+        energy = model(dict(data), compute_force=False)["energy"].detach()
     finally:
         for hook in hooks:
             hook.remove()
-    return [found[target] for target in targets]
+    return [found[target] for target in targets], energy
 
 
 def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:

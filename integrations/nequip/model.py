@@ -47,7 +47,8 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
     neighbors = model.get("avg_num_neighbors")
     each = list(neighbors.values()) if isinstance(neighbors, Mapping) else [1.0 if neighbors is None else neighbors]
     mean, own = float(sum(each) / len(each)), {name: model[name] for name in ("type_names", "r_max")}
-    options = {"width": model["r_max"] / 2, "avg_num_nodes": mean, "avg_num_neighbors": mean} | own | (long_range or {})
+    scales = {"width": model["r_max"] / 2, "avg_num_nodes": mean, "avg_num_neighbors": mean}
+    options = {**scales, **own, **(long_range or {})}
     for n in after:
         layer = f"layer{n}_convnet"
         module = LongRange(irreps_in=network.get_submodule(layer).irreps_out, **options)

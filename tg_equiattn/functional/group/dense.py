@@ -63,14 +63,13 @@ class DenseOperands:
         self.pairs: Any = offsets_of_pairs(self.spatial, query.device) if encoded else None
         (batch, heads), pixels, seen = query.shape[:2], math.prod(self.spatial), self.keys * key.shape[4]
         budget = tile_numbers(query.device, _CHUNK, 6) if chunk < 0 else chunk
-        step = max(1, min(pixels, budget // max(1, seen * min(_HEADS, batch * heads))))
-        step = -(-pixels // -(-pixels // step))  # chunks of equal size
-        some = max(1, budget // max(1, step * seen))
-        steps = (step, max(1, some // max(1, heads)), some) if budget else (pixels, batch, heads)
-        self.slices = [
-            [slice(start, start + step) for start in range(0, size, step)]
-            for size, step in zip((pixels, batch, heads), steps, strict=True)
-        ]
+        self.slices = [[slice(None)]] * 3  # of pixels, images and heads
+        if budget:
+            step = max(1, min(pixels, budget // (seen * max(1, min(_HEADS, batch * heads)))))
+            step = math.ceil(pixels / math.ceil(pixels / step))  # chunks of equal size
+            some = max(1, budget // (step * seen))
+            steps = (pixels, step), (batch, max(1, some // heads)), (heads, some)
+            self.slices = [[slice(n, n + step) for n in range(0, max(size, 1), step)] for size, step in steps]
         if dropout:
             row, column = hashed_dropout.hashes(batch * heads * pixels, self.outputs * seen, seed)
             self.row, self.column = row.view(batch, heads, pixels, 1), column.view(self.outputs, seen)
@@ -126,7 +125,8 @@ class DenseOperands:
         scores, logits = one.mT @ keys, None if bias is None else bias[:, :, x.heads]
         if rho is not None:
             found = _by_pixel(one[:, :, :-1]).mT @ self.encodings(x, t, rho)
-            found = found.view(len(found), *one.shape[:2], -1, self.spatial.numel())  # (n, b, e, 1 or S, M)
+            found = found.unflatten(-1, (-1, self.spatial.numel()))
+            found = found.unflatten(1, one.shape[:2])  # (n, b, e, 1 or S, M)
             logits = found if logits is None else found + logits
         if logits is not None:
             scores = (scores.unflatten(-1, (self.keys, -1)) + logits.movedim(0, 2)).flatten(3)
@@ -155,7 +155,7 @@ class DenseOperands:
             slope = to_weight * weight
             slope.addcmul_(weight, slope.sum(-1, keepdim=True), value=-1)
             to_query[:, :, :, t] += (keys @ slope.mT)[:, :, :-1]
-            to_keys = (of_t @ slope).view(*key.shape[:2], -1, *key.shape[3:])
+            to_keys = (of_t @ slope).unflatten(-1, key.shape[3:])
             to_key += to_keys[:, :, :-1]
             if table.shape[1]:
                 to_table[:, self.index[x.output, t]] += to_keys.sum((0, -1)).mT
