@@ -8,9 +8,10 @@ import logging
 import os
 import pickle
 import shutil
+import time
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,24 @@ class Regressor(Learner):
 
     def measure(self, out: Tensor, target: Tensor) -> Tensor:
         return F.mse_loss(out, target)
+
+
+class Timed(Learner):
+    """Counts the processor's seconds in steps, through a resume."""
+
+    seconds = 0.0
+
+    def on_train_batch_start(self, batch: Any, number: int) -> None:
+        self.start = time.process_time()
+
+    def on_train_batch_end(self, out: Any, batch: Any, number: int) -> None:
+        self.seconds += time.process_time() - self.start
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["seconds"] = self.seconds
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.seconds = checkpoint["seconds"]
 
 
 @dataclasses.dataclass
@@ -237,8 +256,10 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def match_parameters(build: Callable[[int], nn.Module], wanted: int) -> nn.Module:
+def match_parameters(
+    build: Callable[[int], nn.Module], wanted: int, widths: Sequence[int] = range(4, 513, 4)
+) -> nn.Module:
     """The model of the width whose number of parameters comes closest to what is wanted."""
     with torch.device("meta"):
-        width = min(range(4, 513, 4), key=lambda channels: abs(parameters(build(channels)) - wanted))
+        width = min(widths, key=lambda channels: abs(parameters(build(channels)) - wanted))
     return build(width)
