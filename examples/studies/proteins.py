@@ -536,7 +536,9 @@ def response_table(rows: list[Row]) -> str:
         cells = []
         for name in names:
             found = np.array([row.more["errors"][name]["beyond"] for row in group if name in row.more["errors"]])
-            cells += [mean_and_spread(column, 3) if found.size else "-" for column in (found.T if found.size else [0, 0])]
+            cells += [
+                mean_and_spread(column, 3) if found.size else "-" for column in (found.T if found.size else [0, 0])
+            ]
         first = group[0]
         seconds = np.mean([row.seconds for row in group])
         lines.append([model, *cells, f"{first.parameters:,}", f"{seconds:.0f}", str(first.setting("learning_rate"))])
@@ -626,7 +628,9 @@ def binding_table(rows: list[Row]) -> str:
             line = [title, *(mean_and_spread(share, 3) for share in shares)]
             lines += [line] if place == 1 else []
         fitted = [title, *(f"{share[0]:.3f}" for share in shares)]
-    sizes = [f"{low:g} to {high:g} Å ({n:.0f})" for low, high, n in zip(MOTIONS, MOTIONS[1:], counts, strict=False) if n]
+    sizes = [
+        f"{low:g} to {high:g} Å ({n:.0f})" for low, high, n in zip(MOTIONS, MOTIONS[1:], counts, strict=False) if n
+    ]
     zero = ["zero", *["1.000"] * (1 + len(sizes))]
     return markdown(["model", "all", *sizes], [zero, *lines, fitted])
 
