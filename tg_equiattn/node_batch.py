@@ -11,7 +11,7 @@ from torch import Tensor
 from . import checks
 from .modes import as_numbers, is_concrete, is_readable
 from .ranks import Ranks
-from .slots import Slots, beside, in_order, nodes_of_rows
+from .slots import Slots, beside, nodes_of_rows
 
 _UNREAD = "batch_size and max_num_nodes must be given with batch that is traced or that torch.vmap goes over, got None"
 
@@ -31,17 +31,16 @@ class NodeBatch:
         longest: a bound of the sizes; ``None`` if there is none.
         even: whether every graph has ``longest`` slots.
         mask: bool (T,), false for padding; ``None`` without padding.
-        order: node ``order[p]`` is at position p for :meth:`padded` and :meth:`mix`; ``None`` for the order as given.
         ranks: the processes that share the graphs; ``None`` for this process alone.
     """
 
     def __init__(
         self, nodes: int, sizes: Tensor, batch: Tensor | None = None, longest: int | None = None,
         known_sizes: list[int] | None = None, mask: Tensor | None = None, ranks: Ranks | None = None,
-        totals: Tensor | None = None, order: Tensor | None = None,
+        totals: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.nodes, self.sizes, self.mask, self.ranks, self._batch = nodes, sizes, mask, ranks, batch
-        self.known_sizes, self.longest, self.order = known_sizes, longest, order
+        self.known_sizes, self.longest = known_sizes, longest
         self.totals = sizes if totals is None else totals
         self.even = batch is None or (known_sizes is not None and nodes == self.count * (longest or 0))
 
@@ -172,23 +171,16 @@ class NodeBatch:
         mean = self.mean(pos.detach() if detach else pos)
         return self.zero_padding(pos - self.spread(mean))
 
-    def ordered(self, order: Tensor) -> NodeBatch:
-        """The same graphs, whose nodes :meth:`padded` and :meth:`mix` take in another order."""
-        return NodeBatch(
-            self.nodes, self.sizes, self._batch, self.longest, self.known_sizes, self.mask, self.ranks, self.totals,
-            order,
-        )  # fmt: skip
-
     def padded(self) -> PaddedBatch:
         """One padded row for each graph."""
         length = max(1, self.bound)
         if self.even:
             mask = None if self.mask is None else self.mask.view(-1, length)
-            return PaddedBatch(self, self.nodes // length, length, mask, in_order(None, self.order))
+            return PaddedBatch(self, self.nodes // length, length, mask, None)
         starts = self.starts
         node, mask = nodes_of_rows(starts, self.sizes, length, self.nodes)
         slots = Slots(node, mask.flatten(), self.batch * length + self.within(starts), None)
-        return PaddedBatch(self, self.count, length, mask, in_order(slots, self.order))
+        return PaddedBatch(self, self.count, length, mask, slots)
 
     def within(self, starts: Tensor) -> Tensor:
         """The position of each node in its graph, (T,), from the first node of each graph."""
@@ -248,7 +240,7 @@ class NodeBatch:
             packed = (first >= 0) & (within < self.sizes[batch])
             slot = torch.where(packed, slot, 0)
         full = all(part.mask is None for part in parts)
-        return parts, in_order(Slots(torch.cat(node), None if full else torch.cat(filled), slot, packed), self.order)
+        return parts, Slots(torch.cat(node), None if full else torch.cat(filled), slot, packed)
 
 
 class PaddedBatch:

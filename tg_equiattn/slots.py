@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,11 @@ class Slots(NamedTuple):
     filled: Tensor | None
     slot: Tensor
     packed: Tensor | None
+
+    @classmethod
+    def of_order(cls, order: Tensor) -> Slots:
+        """Slots that take node ``order[p]`` at position p."""
+        return cls(order, None, inverse(order), None)
 
     def pack(self, x: Tensor) -> Tensor:
         return _gather(x, self.node, self.filled, self.slot, self.packed)
@@ -64,17 +69,6 @@ def nodes_of_rows(starts: Tensor, sizes: Tensor, length: int, nodes: int) -> tup
     """The node of each slot of rows, flattened, and which slots have one, (rows, length); rows begin at ``starts``."""
     slot = torch.arange(length, device=starts.device)
     return (starts[:, None] + slot).clamp(max=max(nodes - 1, 0)).flatten(), slot < sizes[:, None]
-
-
-def in_order(slots: Slots | None, order: Tensor | None) -> Any:
-    """Slots that take the nodes in another order; ``None`` for a slot for each node, one after the other."""
-    if order is None:
-        return slots
-    back = inverse(order)
-    if slots is None:
-        return Slots(order, None, back, None)
-    packed = None if slots.packed is None else slots.packed[back]
-    return Slots(order[slots.node], slots.filled, slots.slot[back], packed)
 
 
 def inverse(order: Tensor) -> Tensor:

@@ -46,9 +46,10 @@ from tqdm import tqdm
 from tg_equiattn.functional import vector_long_conv
 from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention
 from tg_equiattn.nn.vector.grades import Grades
+from tg_equiattn.nn.vector.placement import TokenBatch
 from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
-from tg_equiattn.node_batch import NodeBatch, PaddedBatch
+from tg_equiattn.node_batch import PaddedBatch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -92,10 +93,10 @@ class LongConv(nn.Module):
 class AllPairs(VectorAttentionOperator):
     """Vector attention as the equations are written: every pair's cross product exists at once."""
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
         if query.ndim == 2:
-            return super().mix(query, key, value, node_batch)
-        return node_batch.mix(_all_pairs, query, key, value)
+            return super().mix(query, key, value, tokens)
+        return tokens.graphs.mix(_all_pairs, query, key, value)
 
 
 def _all_pairs(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:

@@ -41,6 +41,7 @@ from tg_equiattn.nn import EwaldAttention, SE3Hyena, VectorTransformer
 from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
 from tg_equiattn.nn.vector.clifford import MultivectorMLP
 from tg_equiattn.nn.vector.grades import Grades, features, with_position
+from tg_equiattn.nn.vector.placement import TokenBatch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -134,8 +135,8 @@ class LocalOnly(HyenaOperator):
         super().__init__(in_grades, out_grades, **settings)
         self.project = self.gate = None
 
-    def forward(self, x: Tensor, pos: Tensor, node_batch: Any, edges: Any = None) -> Tensor:
-        return features(self.out(self.in_grades.parts(self.local(x, pos, edges))))
+    def forward(self, x: Tensor, tokens: TokenBatch) -> Tensor:
+        return features(self.out(self.in_grades.parts(self.local(x, tokens.pos, tokens.edges))))
 
 
 class EwaldOperator(HyenaOperator):
@@ -147,10 +148,10 @@ class EwaldOperator(HyenaOperator):
         self.project = MultivectorMLP(in_grades.plus(POSITION), in_grades, max(1, *in_grades), len(self.out.blocks))
         self.attention = EwaldAttention(in_grades.scalars, in_grades.vectors, width=WIDTH, max_width=MAX_WIDTH)
 
-    def forward(self, x: Tensor, pos: Tensor, node_batch: Any, edges: Any = None) -> Tensor:
-        projected = features(self.project(with_position(self.in_grades.parts(x), pos)))
+    def forward(self, x: Tensor, tokens: TokenBatch) -> Tensor:
+        projected = features(self.project(with_position(self.in_grades.parts(x), tokens.pos)))
         scalars, vectors = projected.split([self.in_grades.scalars, 3 * self.in_grades.vectors], 1)
-        found = self.attention(scalars, vectors.unflatten(1, (-1, 3)), pos=pos, batch=node_batch.batch)
+        found = self.attention(scalars, vectors.unflatten(1, (-1, 3)), pos=tokens.pos, batch=tokens.graphs.batch)
         return features(self.out(self.in_grades.parts(x + torch.cat([found[0], found[1].flatten(1)], 1))))
 
 

@@ -15,8 +15,10 @@ from tg_equiattn.checks import python_numbers
 from tg_equiattn.functional.hyena.long_conv import bilinear_long_conv
 from tg_equiattn.modes import full_precision
 from tg_equiattn.nn.modules import NotScriptable, StoresSettings
+from tg_equiattn.nn.vector.placement import order_and_sequences
+from tg_equiattn.nn.vector.sequences import ChainArguments, Sequences
 from tg_equiattn.node_batch import NodeBatch, PaddedBatch
-from tg_equiattn.orders import check_order
+from tg_equiattn.slots import Slots
 
 from .layout import Features, check_features, like_its_copies
 
@@ -110,8 +112,11 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         x2: Tensor,
         batch: Tensor | None = None,
         *,
+        index: Tensor | None = None,
+        chain: Tensor | None = None,
         order: Tensor | None = None,
         batch_size: int | None = None,
+        num_chains: int | None = None,
         max_num_nodes: int | None = None,
     ) -> Tensor:
         """Evaluate.
@@ -127,6 +132,16 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         batch : `torch.Tensor`, optional
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
 
+        index : `torch.Tensor`, optional
+            the number of each node along its chain, int64 of shape ``(nodes,)``, for example its residue number; it
+            must increase strictly; convolutions take differences of it as lags, so that missing nodes count as zero;
+            steps above 128 count as 128; without it no node is missing
+
+        chain : `torch.Tensor`, optional
+            any number for each chain, int64 of shape ``(nodes,)``; convolutions run along each chain of a graph by
+            itself;
+            without it each graph is one chain
+
         order : `torch.Tensor`, optional
             a permutation of the nodes within each graph, of shape ``(nodes,)``
 
@@ -134,9 +149,13 @@ class LongTensorProduct(NotScriptable, StoresSettings):
             number of graphs; by default it is read from ``batch``, which torch.compile cannot do, and for which CUDA
             waits
 
+        num_chains : int, optional
+            number of chains in the batch, or a bound of it; by default it is read from ``chain``, which torch.compile
+            cannot do, and for which CUDA waits
+
         max_num_nodes : int, optional
-            a bound of the sizes of graphs; by default it is read from ``batch``, which torch.compile cannot do, and
-            for which CUDA waits
+            a bound of the sizes of graphs, and of the spans of ``index``; by default it is read from ``batch`` and
+            ``index``, which torch.compile cannot do, and for which CUDA waits
 
         Returns
         -------
@@ -148,22 +167,28 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         if x1.shape[0] != x2.shape[0]:
             raise ValueError(f"x2 must have the {x1.shape[0]} nodes of x1, got {x2.shape[0]}")
         node_batch = NodeBatch.flat(x1, batch, batch_size, max_num_nodes)
-        if order is not None:
-            check_order(order, node_batch)
-            node_batch = node_batch.ordered(order)
+        along = ChainArguments(order, index, chain, num_chains, max_num_nodes)
+        along.check(node_batch, "input")
+        order, sequences = order_and_sequences(node_batch, along, order)
+        x1, x2 = (x.to(self._reference.dtype) for x in (x1, x2))
         with full_precision(x1.device):
-            return self.convolve(x1.to(self._reference.dtype), x2.to(self._reference.dtype), node_batch)
+            if order is None:
+                return self.convolve(x1, x2, sequences)
+            slots = Slots.of_order(order)
+            return slots.unpack(self.convolve(slots.pack(x1), slots.pack(x2), sequences))
 
-    def convolve(self, x1: Tensor, x2: Tensor, node_batch: NodeBatch) -> Tensor:
-        """Evaluate on a batch that has been read already."""
+    def convolve(self, x1: Tensor, x2: Tensor, sequences: Sequences) -> Tensor:
+        """Evaluate on sequences that have been read already."""
         if not x1.shape[0]:
             return x1.new_zeros(0, self.irreps_out.dim)
 
         def convolution(a: Tensor, b: Tensor, rows: PaddedBatch) -> Tensor:
             with _recomputed_whole(self.tensor_product):
-                return bilinear_long_conv(a, b, self.tensor_product, rows.lengths, self.mode, self.norm)
+                return bilinear_long_conv(
+                    a, b, self.tensor_product, rows.lengths, self.mode, self.norm, sequences.counts(rows)
+                )
 
-        return node_batch.mix(convolution, x1, x2).contiguous()
+        return sequences.mix(convolution, x1, x2).contiguous()
 
     def __repr__(self) -> str:
         return (

@@ -16,6 +16,7 @@ from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
 from tg_equiattn.nn.modules import NotScriptable
 from tg_equiattn.nn.vector.operator import TokenModel, TokenNetwork
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
+from tg_equiattn.nn.vector.sequences import ChainArguments
 from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.tables import Tables
 
@@ -57,8 +58,11 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
         edge_index: Tensor | None = None,
         edge_attr: Tensor | None = None,
         *,
+        index: Tensor | None = None,
+        chain: Tensor | None = None,
         order: Tensor | None = None,
         batch_size: int | None = None,
+        num_chains: int | None = None,
         max_num_nodes: int | None = None,
     ) -> Tensor:
         """Evaluate.
@@ -69,17 +73,29 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
             features of shape ``(nodes, irreps_in.dim)``
 
         pos : `torch.Tensor`, optional
-            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, as one more 1o. Give
-            large coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to 0.5
+            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, as one more 1o; they must
+            be ``None`` with ``causal=True``, as later nodes change the mean; give large coordinates (UTM: 5e6) in
+            float64, whatever dtype the features have: float32 rounds them to 0.5
 
         batch : `torch.Tensor`, optional
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
 
         edge_index : `torch.Tensor`, optional
-            source and target nodes, of shape ``(2, edges)``; needed with ``local_context=True``
+            source and target nodes, of shape ``(2, edges)``; needed with ``local_context=True``; with ``causal=True``,
+            no source may come later than its target
 
         edge_attr : `torch.Tensor`, optional
             invariant scalars of the edges, of shape ``(edges, edge_channels)``; needed if ``edge_channels`` is not 0
+
+        index : `torch.Tensor`, optional
+            the number of each node along its chain, int64 of shape ``(nodes,)``, for example its residue number; it
+            must increase strictly; convolutions take differences of it as lags, so that missing nodes count as zero;
+            steps above 128 count as 128; without it no node is missing
+
+        chain : `torch.Tensor`, optional
+            any number for each chain, int64 of shape ``(nodes,)``; convolutions run along each chain of a graph by
+            itself, while positions are centred, and attention mixes, over the whole graph;
+            without it each graph is one chain
 
         order : `torch.Tensor`, optional
             a permutation of the nodes within each graph, of shape ``(nodes,)``, used instead of the module's order
@@ -88,9 +104,13 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
             number of graphs; by default it is read from ``batch``, which torch.compile cannot do, and for which CUDA
             waits
 
+        num_chains : int, optional
+            number of chains in the batch, or a bound of it; by default it is read from ``chain``, which torch.compile
+            cannot do, and for which CUDA waits
+
         max_num_nodes : int, optional
-            a bound of the sizes of graphs; by default it is read from ``batch``, which torch.compile cannot do, and
-            for which CUDA waits
+            a bound of the sizes of graphs, and of the spans of ``index``; by default it is read from ``batch`` and
+            ``index``, which torch.compile cannot do, and for which CUDA waits
 
         Returns
         -------
@@ -100,7 +120,8 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
         check_features("x", x, self._features, self.module.reference_parameter)
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
         x = x.index_select(1, self.columns_in(x.device))
-        out = self.module.run(x, pos, node_batch, order, edge_index, edge_attr)
+        along = ChainArguments(order, index, chain, num_chains, max_num_nodes)
+        out = self.module.run(x, pos, node_batch, along, edge_index, edge_attr)
         return out.index_select(1, self.columns_out(out.device))
 
     def reset_parameters(self) -> None:
@@ -137,8 +158,9 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
         lag; use ``'implicit'`` for chains whose beginning has no meaning
 
     causal : bool
-        let nodes see earlier nodes only, by default all; with ``filter='data'`` outputs still depend on the size of the
-        graph
+        let nodes see earlier nodes of their chain only, by default all; it needs ``order='input'`` and rules out
+        ``pos`` and edges from later nodes; with ``filter='data'`` outputs still depend on the size of the graph; use it
+        to predict the next node
 
     short_conv : int, optional
         taps, an odd number, of a short convolution of query, key and value before the long one, with one weight a

@@ -13,9 +13,10 @@ from torch import Tensor
 from tg_equiattn import checks
 from tg_equiattn.modes import full_precision
 from tg_equiattn.nn.hyena.implicit_filter import ImplicitFilter
-from tg_equiattn.nn.hyena.se3_hyena import FILTERS, norm_of
+from tg_equiattn.nn.hyena.se3_hyena import FILTERS, check_causal, norm_of
 from tg_equiattn.nn.modules import NotScriptable, StoresSettings
-from tg_equiattn.nn.vector.operator import place_tokens
+from tg_equiattn.nn.vector.placement import place_tokens
+from tg_equiattn.nn.vector.sequences import ChainArguments, Sequences
 from tg_equiattn.nn.vector.short_conv import ShortConv
 from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.orders import ORDERS
@@ -59,8 +60,8 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         lag; use ``'implicit'`` for chains whose beginning has no meaning
 
     causal : bool
-        let nodes see earlier nodes only, by default all; with ``filter='data'`` outputs still depend on the size of the
-        graph
+        let nodes see earlier nodes of their chain only, by default all; it needs ``order='input'`` and rules out
+        ``pos``; with ``filter='data'`` outputs still depend on the size of the graph; use it to predict the next node
 
     short_conv : int, optional
         taps, an odd number, of a short convolution of query, key and value before the long one, with one weight a
@@ -92,6 +93,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         super().__init__()
         checks.choice("filter", filter, FILTERS)
         checks.choice("order", order, ORDERS)
+        check_causal(causal, order)
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         hidden = hidden.remove_zero_multiplicities().simplify()
@@ -120,9 +122,8 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         self.multiply = like_its_copies(o3.FullyConnectedTensorProduct(hidden, hidden, hidden))
         self.shortcut = o3.Linear(self.irreps_in, hidden)
         self.out = o3.Linear(hidden, self.irreps_out)
-        found, without_pos = (
-            _reachable(irreps, hidden) for irreps in (self.irreps_in + o3.Irreps("1o"), self.irreps_in)
-        )
+        without_pos = _reachable(self.irreps_in, hidden)
+        found = without_pos if causal else _reachable(self.irreps_in + o3.Irreps("1o"), hidden)
         wanted = {ir for mul, ir in self.irreps_out if mul}
         zero = [str(ir) for ir in wanted - found]
         if zero:
@@ -144,8 +145,11 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         pos: Tensor | None = None,
         batch: Tensor | None = None,
         *,
+        index: Tensor | None = None,
+        chain: Tensor | None = None,
         order: Tensor | None = None,
         batch_size: int | None = None,
+        num_chains: int | None = None,
         max_num_nodes: int | None = None,
     ) -> Tensor:
         """Evaluate.
@@ -156,11 +160,22 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             features of shape ``(nodes, irreps_in.dim)``
 
         pos : `torch.Tensor`, optional
-            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, as one more 1o. Give
-            large coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to 0.5
+            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, as one more 1o; they must
+            be ``None`` with ``causal=True``, as later nodes change the mean; give large coordinates (UTM: 5e6) in
+            float64, whatever dtype the features have: float32 rounds them to 0.5
 
         batch : `torch.Tensor`, optional
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
+
+        index : `torch.Tensor`, optional
+            the number of each node along its chain, int64 of shape ``(nodes,)``, for example its residue number; it
+            must increase strictly; convolutions take differences of it as lags, so that missing nodes count as zero;
+            steps above 128 count as 128; without it no node is missing
+
+        chain : `torch.Tensor`, optional
+            any number for each chain, int64 of shape ``(nodes,)``; convolutions run along each chain of a graph by
+            itself, while positions are centred over the whole graph;
+            without it each graph is one chain
 
         order : `torch.Tensor`, optional
             a permutation of the nodes within each graph, of shape ``(nodes,)``, used instead of the module's order
@@ -169,9 +184,13 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             number of graphs; by default it is read from ``batch``, which torch.compile cannot do, and for which CUDA
             waits
 
+        num_chains : int, optional
+            number of chains in the batch, or a bound of it; by default it is read from ``chain``, which torch.compile
+            cannot do, and for which CUDA waits
+
         max_num_nodes : int, optional
-            a bound of the sizes of graphs; by default it is read from ``batch``, which torch.compile cannot do, and
-            for which CUDA waits
+            a bound of the sizes of graphs, and of the spans of ``index``; by default it is read from ``batch`` and
+            ``index``, which torch.compile cannot do, and for which CUDA waits
 
         Returns
         -------
@@ -182,21 +201,22 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         check_features("x", x, self._features, reference)
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
         with full_precision(x.device):
-            x, pos, node_batch = place_tokens(
-                x.to(reference.dtype), pos, node_batch, order, by=self.order, invariants=self._invariants,
-                needs_positions=self._needs_positions,
+            along = ChainArguments(order, index, chain, num_chains, max_num_nodes)
+            x, tokens = place_tokens(
+                x.to(reference.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
+                invariants=self._invariants, needs_positions=self._needs_positions,
             )  # fmt: skip
-            return self._mix(x, pos, node_batch)
+            return tokens.restore(self._mix(x, tokens.pos, tokens.sequences))
 
-    def _mix(self, x: Tensor, pos: Tensor, node_batch: NodeBatch) -> Tensor:
+    def _mix(self, x: Tensor, pos: Tensor, sequences: Sequences) -> Tensor:
         projected = self.project(torch.cat([x, pos], 1))
         if self.short_conv is not None:
-            projected = self.short_conv(projected, node_batch)
+            projected = self.short_conv(projected, sequences)
         query, key, value = projected.chunk(3, 1)
         if self.implicit_filter is None:
-            mixed = self.convolution.convolve(query, key, node_batch)
+            mixed = self.convolution.convolve(query, key, sequences)
         else:
-            mixed = self.tensor_product(query, self.implicit_filter(key, node_batch, self._channels(key.device)))
+            mixed = self.tensor_product(query, self.implicit_filter(key, sequences, self._channels(key.device)))
         invariants = torch.cat([self.norm(mixed), *(mixed[:, part] for part in self._scalars)], 1)
         mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
         return self.out(self.shortcut(x) + self.multiply(mixed, value))

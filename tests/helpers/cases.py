@@ -115,15 +115,29 @@ def flat_batch(sizes):
     return lambda: batch_of(sizes)
 
 
-def tokens(make, *, flat=False, edges=False):
+def tokens(make, *, flat=False, edges=False, causal=False):
     """Clouds for a module of scalars and vectors: ragged and padded, or flat with their sizes given."""
 
     def inputs(step):
         sizes = [SIZES[0] + step, SIZES[1] + 2 * step, *SIZES[2:], *[4] * step]
-        x = sample("local" if edges else "plain", sizes)
+        x = sample("local" if edges else "causal" if causal else "plain", sizes)
         if flat:
             return {**x, "batch_size": len(sizes), "max_num_nodes": max(sizes)}
         return dense(x, sizes, 13 + 2 * step, 0.0)[0]
+
+    return Case(make, inputs)
+
+
+def chains(make):
+    """Complexes of two chains with missing tokens, flat, with no values read."""
+    flat = tokens(make, flat=True).inputs
+
+    def inputs(step):
+        x = flat(step)
+        place = torch.arange(len(x["batch"]))
+        chain = (place % 3 == 0).long()
+        x |= {"chain": chain, "index": 2 * place - 3 * chain + (place > 7) * 2}
+        return x | {"num_chains": 2 * x["batch_size"], "max_num_nodes": 2 * len(place) + 3}
 
     return Case(make, inputs)
 
@@ -303,14 +317,18 @@ CORE = {
     "RelativePerformer batch": relative_performer(position=None, norm="batch", num_layers=1),
     "CliffordMLP": layer(lambda: layers.CliffordMLP(3, 5, num_blocks=2), 11, 3, 8, axes=(0,)),
     "SE3HyenaOperator": tokens(lambda: layers.SE3HyenaOperator(S, V)),
-    "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, causal=True), flat=True),
+    "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, causal=True), flat=True, causal=True),
     "SE3HyenaOperator radial": tokens(lambda: layers.SE3HyenaOperator(S, V, order="radial")),
     "SE3HyenaOperator radial local": tokens(
         lambda: layers.SE3HyenaOperator(S, V, order="radial", **LOCAL, **SMALL), flat=True, edges=True
     ),
     "SE3HyenaOperator lag causal flat": tokens(
-        lambda: layers.SE3HyenaOperator(S, V, filter="implicit", causal=True, short_conv=3), flat=True
+        lambda: layers.SE3HyenaOperator(S, V, filter="implicit", causal=True, short_conv=3), flat=True, causal=True
     ),
+    "SE3Hyena chains": chains(
+        lambda: layers.SE3Hyena(S, V, num_layers=1, attn_kwargs={"filter": "implicit", "short_conv": 3}, **SMALL)
+    ),
+    "SE3HyenaOperator chains": chains(lambda: layers.SE3HyenaOperator(S, V, short_conv=3)),
     "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, num_layers=2, pool="mean", **SMALL)),
     "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
     "VectorSelfAttention local": tokens(lambda: layers.VectorSelfAttention(S, V, **LOCAL), flat=True, edges=True),

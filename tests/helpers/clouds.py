@@ -17,6 +17,8 @@ def sample(name, sizes, dtype=torch.float64, device=None, edges=3):
         "scalars": torch.randn(total, S, dtype=dtype), "vectors": torch.randn(total, V, 3, dtype=dtype),
         "pos": torch.randn(total, 3, dtype=dtype), "batch": batch_of(sizes),
     }  # fmt: skip
+    if "causal" in name:  # positions are relative to their mean, which later tokens change
+        del out["pos"]
     if "local" in name:
         starts = torch.tensor([sum(sizes[:b]) for b in range(len(sizes))])[out["batch"]]
         source = starts + (torch.rand(edges, total) * torch.tensor(sizes)[out["batch"]]).long()
@@ -28,13 +30,13 @@ def sample(name, sizes, dtype=torch.float64, device=None, edges=3):
 
 def moved(x, r, shift):
     """The sample turned, and every sequence shifted by itself."""
-    positions = move(x["pos"], r) + shift[x["batch"]]
-    return {**x, "vectors": move(x["vectors"], r), "pos": positions}
+    positions = {"pos": move(x["pos"], r) + shift[x["batch"]]} if "pos" in x else {}
+    return {**x, "vectors": move(x["vectors"], r), **positions}
 
 
 def permuted(x, p):
     """The sample with token p[i] at place i, edges relabelled and in another order."""
-    out = {**x, **{key: x[key][p] for key in ("scalars", "vectors", "pos", "batch")}}
+    out = {**x, **{key: value[p] for key, value in x.items() if "edge" not in key}}
     if "edge_index" in x:
         e = torch.randperm(x["edge_index"].shape[1])
         out["edge_index"] = p.argsort()[x["edge_index"][:, e]]
@@ -49,7 +51,7 @@ def within(sizes):
 
 def one(x, b):
     there = x["batch"] == b
-    out = {key: x[key][there] for key in ("scalars", "vectors", "pos")}
+    out = {key: value[there] for key, value in x.items() if key != "batch" and "edge" not in key}
     if "edge_index" in x:
         e = there[x["edge_index"][1]]
         out["edge_index"] = x["edge_index"][:, e] - int(there.int().argmax())
@@ -60,7 +62,7 @@ def one(x, b):
 
 def dense(x, sizes, longest, fill):
     out, there = {"lengths": torch.tensor(sizes)}, torch.arange(longest) < torch.tensor(sizes)[:, None]
-    for key in ("scalars", "vectors", "pos"):
+    for key in [key for key in x if key != "batch" and "edge" not in key]:
         out[key] = torch.full((*there.shape, *x[key].shape[1:]), fill, dtype=x[key].dtype)
         out[key][there] = x[key]
     if "edge_index" in x:

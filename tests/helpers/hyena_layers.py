@@ -11,10 +11,10 @@ OPTIONS = {
     "causal": (SE3HyenaOperator, {"causal": True}),
     "widths": (SE3HyenaOperator, {"out_scalars": 1, "out_vectors": 5, **SMALL}),
     "vectors": (SE3HyenaOperator, {"out_scalars": 0, "hidden_scalars": 0}),
-    "short": (SE3HyenaOperator, {"short_conv": 5, "causal": True}),
+    "short causal": (SE3HyenaOperator, {"short_conv": 5, "causal": True}),
     "implicit": (SE3HyenaOperator, {"filter": "implicit", "short_conv": 3}),
     "implicit causal": (SE3HyenaOperator, {"filter": "implicit", "causal": True, "hidden_scalars": 0}),
-    "implicit model": (
+    "implicit causal model": (
         SE3Hyena,
         {"num_layers": 1, "attn_kwargs": {"filter": "implicit", "causal": True, "short_conv": 3}, **SMALL},
     ),
@@ -24,7 +24,7 @@ OPTIONS = {
     "model": (SE3Hyena, {"num_layers": 2, "num_blocks": 2, **SMALL}),
     "pooled": (
         SE3Hyena,
-        {"out_scalars": 1, "out_vectors": 2, "num_layers": 1, "pool": "mean", "attn_kwargs": {"causal": True}, **SMALL},
+        {"out_scalars": 1, "out_vectors": 2, "num_layers": 1, "pool": "mean", **SMALL},
     ),
     "radial local": (SE3Hyena, {"num_layers": 1, "order": "radial", "attn_kwargs": LOCAL, **SMALL}),
 }

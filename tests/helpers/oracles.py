@@ -263,21 +263,54 @@ def long_convolution(q, k, lengths, mode, multiply=None, norm="forward"):
     return torch.stack(out)
 
 
-def lag_sums(x, h, first):
-    """sum_j h_{i-j} x_j of (N, C, ...) with filters (L, C) of the lags from ``first`` on, one pair at a time."""
+def sequence_convolution(q, k, index, mode, multiply, norm):
+    """sum_jm q_j . k_m over the tokens with index_j + index_m = index_i, of (N, ...), divided by the number of tokens;
+    indices count from the first token, and modulo their span if circular."""
+    n, span = len(index), index[-1] - index[0] + 1
+    at = [i - index[0] for i in index]
     out = []
+    for i in at:
+        pairs = [(j, m) for j in range(n) for m in range(n)]
+        met = [(j, m) for j, m in pairs if (at[j] + at[m] - i) % (span if mode == "circular" else 2 * span) == 0]
+        zero = torch.zeros_like(multiply(q[0], k[0]))
+        out.append(sum((multiply(q[j], k[m]) for j, m in met), zero))
+    return torch.stack(out) / {"forward": n, "ortho": math.sqrt(n), "backward": 1}[norm]
+
+
+def in_chains(function, index, chain, *tensors):
+    """A function of tensors (N, ...) and the indices of their tokens, for each chain by itself."""
+    out = {}
+    for c in chain.unique().tolist():
+        own = (chain == c).nonzero()[:, 0]
+        out |= zip(own.tolist(), function(*(x[own] for x in tensors), index[own].tolist()), strict=True)
+    return torch.stack([out[i] for i in range(len(chain))])
+
+
+def lag_sums(x, h, first, index=None):
+    """sum_j h_{i-j} x_j of (N, C, ...) with filters (L, C) of the lags from ``first`` on, one pair at a time; lags are
+    differences of ``index``."""
+    out, at = [], range(len(x)) if index is None else index
     for i in range(len(x)):
         total = torch.zeros_like(x[i])
         for j in range(len(x)):
-            if 0 <= i - j - first < len(h):
-                total = total + h[i - j - first].view(-1, *[1] * (x.ndim - 2)) * x[j]
+            lag = at[i] - at[j] - first
+            if 0 <= lag < len(h):
+                total = total + h[lag].view(-1, *[1] * (x.ndim - 2)) * x[j]
         out.append(total)
     return torch.stack(out) if out else x
 
 
-def taps(x, weight, causal=False):
+def taps(x, weight, causal=False, index=None):
     """Sums over neighbors of (N, C, ...) with weights (C, K): a filter whose last tap is of the lag zero if causal."""
-    return lag_sums(x, weight.flip(1).T, 0 if causal else -(weight.shape[1] // 2))
+    return lag_sums(x, weight.flip(1).T, 0 if causal else -(weight.shape[1] // 2), index)
+
+
+def implicit_sums(layer, x, index, channels=slice(None)):
+    """An ImplicitFilter's convolution of one sequence (N, C, ...), from its parameters."""
+    span = index[-1] - index[0] + 1
+    first = 0 if layer.causal else 1 - span
+    h = torch.stack([implicit_filter(layer, lag) for lag in range(first, span)])
+    return lag_sums(x, h[:, channels], first, index)
 
 
 def implicit_filter(layer, lag):
@@ -413,8 +446,10 @@ def local_context(local, x, pos, edge_index, edge_attr):
     return [a + b for a, b in zip(x, update, strict=True)]
 
 
-def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None):
-    """An operator from its parameters, of one sequence: four tensors and centred positions."""
+def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, chain=None):
+    """An operator from its parameters, of one graph: four tensors and centred positions."""
+    index = torch.arange(len(pos)) if index is None else index
+    chain = torch.zeros(len(pos)).long() if chain is None else chain
     n, attention = len(pos), not hasattr(operator, "gate")
     if edge_index is not None:
         x = local_context(operator.local, x, pos, edge_index, edge_attr)
@@ -424,7 +459,11 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None):
     causal = not attention and operator.mode == "causal"
     if operator.short_conv is not None:
         weights = operator.short_conv.weight.split([part.shape[1] for part in projected])
-        projected = [taps(part, weight, causal) for part, weight in zip(projected, weights, strict=True)]
+        short = lambda w: lambda x, index: taps(x, w, causal, index)  # noqa: E731
+        projected = [
+            in_chains(short(weight), index, chain, part) if part.numel() else part
+            for part, weight in zip(projected, weights, strict=True)
+        ]
     query, key, value = zip(*(part.chunk(3, 1) for part in projected), strict=True)
     if attention:
         f = torch.softmax(query[0][..., 0] @ key[0][..., 0].T / math.sqrt(max(1, query[0].shape[1])), -1)
@@ -432,19 +471,17 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None):
         vectors = cross_product_attention(*(t[1][None] for t in (query, key, value)), [n])[0]
     else:
         q0, k0, q1, k1 = query[0][..., 0], key[0][..., 0], query[1], key[1]
-        if by_lag:
-            first = 0 if causal else 1 - n
-            h = {
-                kind: torch.stack([implicit_filter(layer, lag) for lag in range(first, n)])
-                for kind, layer in operator.filters.items()
-            }
-            u = q0 * lag_sums(k0, h["scalars"], first) if q0.shape[1] else q0
-            w = torch.linalg.cross(q1, lag_sums(k1, h["vectors"], first)) if q1.shape[1] else q1
-        else:
-            u, w = (
-                long_convolution(q[None], k[None], [n], operator.mode, norm=operator.norm)[0]
-                for q, k in ((q0, k0), (q1, k1))
-            )
+
+        def convolution(kind, q, k, multiply):
+            if not q.shape[1]:
+                return q
+            if by_lag:
+                sums = lambda k, index: implicit_sums(operator.filters[kind], k, index)  # noqa: E731
+                return multiply(q, in_chains(sums, index, chain, k))
+            conv = lambda q, k, index: sequence_convolution(q, k, index, operator.mode, multiply, operator.norm)  # noqa: E731
+            return in_chains(conv, index, chain, q, k)
+
+        u, w = convolution("scalars", q0, k0, torch.mul), convolution("vectors", q1, k1, torch.linalg.cross)
         gate = torch.sigmoid(clifford_mlp(operator.gate, only(scalars=u, bivectors=w))[0])
         scalars = gate[:, : u.shape[1]] * u[..., None] * value[0]
         vectors = torch.linalg.cross(gate[:, u.shape[1] :] * w, value[1])
@@ -452,18 +489,19 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None):
     return clifford_mlp(operator.out, [x[0] + scalars, x[1] + vectors, x[2], x[3]])
 
 
-def token_network(module, scalars, vectors, pos=None, edge_index=None, edge_attr=None):
-    """An operator or a model (Figure 2b) on one sequence, scalars (N, S) and vectors (N, V, 3), to both again."""
+def token_network(module, scalars, vectors, pos=None, edge_index=None, edge_attr=None, index=None, chain=None):
+    """An operator or a model (Figure 2b) on one graph, scalars (N, S) and vectors (N, V, 3), to both again."""
     pos = torch.zeros_like(vectors[:, 0]) if pos is None else pos - pos.mean(0)
     if edge_index is not None and edge_attr is None:
         edge_attr = scalars.new_zeros(edge_index.shape[1], 0)
     x = only(scalars, vectors)
     if not hasattr(module, "operators"):
-        x = algorithm_1(module, x, pos, edge_index, edge_attr)
+        x = algorithm_1(module, x, pos, edge_index, edge_attr, index, chain)
     else:
         x = clifford_linear(module.embed, beside(x, only(vectors=pos[:, None])))
         for operator in module.operators:
-            x = [a + b for a, b in zip(x, algorithm_1(operator, x, pos, edge_index, edge_attr), strict=True)]
+            update = algorithm_1(operator, x, pos, edge_index, edge_attr, index, chain)
+            x = [a + b for a, b in zip(x, update, strict=True)]
         x = [part.mean(0, keepdim=True) for part in x] if module.pool else x
         x = clifford_mlp(module.out, x)
     return x[0][..., 0], x[1]

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from tg_equiattn import checks
 from tg_equiattn.functional.hyena.fft_convolution import fft_convolution
 from tg_equiattn.functional.softmax_attention import softmax_attention
-from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn.vector.grades import Grades, grades_of_channels
 from tg_equiattn.nn.vector.operator import TokenNetwork
+from tg_equiattn.nn.vector.placement import TokenBatch
 from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
 from tg_equiattn.nn.vector.short_conv import ShortConv
-from tg_equiattn.node_batch import NodeBatch, PaddedBatch
+from tg_equiattn.node_batch import PaddedBatch
 
 GATE_CHANNELS = 8  # as of SE(3)-Hyena
 
@@ -31,15 +31,15 @@ class SequenceOperator(nn.Module, ABC):
         self.short_conv = None if short_conv is None else ShortConv(range(3 * channels), short_conv)
         self.out = _mlp(channels, channels, channels)
 
-    def forward(self, x: Tensor, node_batch: NodeBatch) -> Tensor:
+    def forward(self, x: Tensor, tokens: TokenBatch) -> Tensor:
         projected = self.project(x)
         if self.short_conv is not None:
-            projected = self.short_conv(projected, node_batch)
+            projected = self.short_conv(projected, tokens.sequences)
         query, key, value = projected.chunk(3, -1)
-        return self.out(x + self.mix(node_batch, query, key, value))
+        return self.out(x + self.mix(tokens, query, key, value))
 
     @abstractmethod
-    def mix(self, node_batch: NodeBatch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def mix(self, tokens: TokenBatch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Mix tokens along sequences, (T, channels)."""
 
 
@@ -51,19 +51,19 @@ class LongConvolution(SequenceOperator):
         self.norm = norm
         self.gate = _mlp(channels, GATE_CHANNELS, channels)
 
-    def mix(self, node_batch: NodeBatch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def mix(self, tokens: TokenBatch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         def convolve(q: Tensor, k: Tensor, rows: PaddedBatch) -> Tensor:
-            return fft_convolution(q, k, rows.lengths, "circular", norm=self.norm)
+            return fft_convolution(q, k, rows.lengths, "circular", self.norm, tokens.sequences.counts(rows))
 
-        mixed = node_batch.mix(convolve, query, key)
+        mixed = tokens.sequences.mix(convolve, query, key)
         return torch.sigmoid(self.gate(mixed)) * mixed * value
 
 
 class SelfAttention(SequenceOperator):
     """By softmax attention, all channels one head."""
 
-    def mix(self, node_batch: NodeBatch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return node_batch.mix(lambda q, k, v, rows: softmax_attention(q, k, v, rows.mask), query, key, value)
+    def mix(self, tokens: TokenBatch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return tokens.graphs.mix(lambda q, k, v, rows: softmax_attention(q, k, v, rows.mask), query, key, value)
 
 
 def _mlp(inside: int, hidden: int, outside: int) -> nn.Sequential:
@@ -85,11 +85,11 @@ class SequenceNetwork(TokenNetwork):
         self.operators = nn.ModuleList([operator(channels, **options) for _ in range(num_layers)])
         self.out = _mlp(channels, channels, out_grades.dim)
 
-    def forward(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, edges: NeighborList | None = None) -> Tensor:
-        x = self.embed(torch.cat([x, pos], 1))
+    def forward(self, x: Tensor, tokens: TokenBatch) -> Tensor:
+        x = self.embed(torch.cat([x, tokens.pos], 1))
         for operator in self.operators:
-            x = x + operator(x, node_batch)
-        return self.out(node_batch.mean(x) if self.pool else x)
+            x = x + operator(x, tokens)
+        return self.out(tokens.graphs.mean(x) if self.pool else x)
 
 
 class Hyena(ScalarVectorModule):

@@ -71,6 +71,8 @@ def graphs():
     def make(module, sizes, device=None):
         batch = batch_of(sizes)
         out = {"x": module.irreps_in.randn(sum(sizes), -1), "pos": torch.randn(sum(sizes), 3), "batch": batch}
+        if getattr(getattr(module, "module", module), "causal", False):
+            del out["pos"]
         if getattr(getattr(module, "module", None), "local_context", False):
             joined = (batch[:, None] == batch) & (torch.rand(len(batch), len(batch)) < 0.3)
             edges = joined.nonzero().T

@@ -7,6 +7,7 @@ from tg_equiattn.integrations import e3nn as irreps_modules
 
 from tg_equiattn import nn as core_modules
 
+FORWARD = "batch", "index", "chain", "order", "batch_size", "num_chains", "max_num_nodes"
 OUT_AND_HIDDEN = ("out_scalars", "out_vectors", "hidden_scalars", "hidden_vectors")  # said by irreps
 
 
@@ -19,7 +20,7 @@ def settings(kind):
 
 def forward(kind):
     arguments = inspect.signature(kind.forward).parameters.values()
-    return {a.name: a.default for a in arguments if a.name in ("batch", "order", "batch_size", "max_num_nodes")}
+    return {a.name: a.default for a in arguments if a.name in FORWARD}
 
 
 @pytest.mark.parametrize("name", ["SE3HyenaOperator", "SE3Hyena", "VectorSelfAttention"])

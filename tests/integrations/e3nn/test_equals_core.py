@@ -22,7 +22,7 @@ CASES = {
     "pooled": ("SE3Hyena", {"num_layers": 2, "pool": "mean", "order": "radial"}),
     "attention": ("VectorSelfAttention", {}),
     "implicit": ("SE3HyenaOperator", {"filter": "implicit", "short_conv": 3}),
-    "implicit model": (
+    "implicit causal model": (
         "SE3Hyena",
         {"num_layers": 1, "attn_kwargs": {"filter": "implicit", "causal": True, "short_conv": 3}},
     ),
@@ -40,13 +40,16 @@ def test_equal(case, double, device, randomise, equal):
     module, core = module.to(device), core.to(device)
     batch = batch_of(SIZES).to(device)
     scalars, vectors = torch.randn(len(batch), S, device=device), torch.randn(len(batch), V, 3, device=device)
-    pos = torch.randn(len(batch), 3, device=device)
+    pos = None if "causal" in case else torch.randn(len(batch), 3, device=device)
     edges, given = {}, {"order": torch.arange(len(batch), device=device)}
     if "edge_channels" in {**options, **options.get("attn_kwargs", {})}:
         edge_index = (batch[:, None] == batch).nonzero().T
         edges = {"edge_index": edge_index, "edge_attr": torch.randn(edge_index.shape[1], 2, device=device)}
     x = torch.cat([scalars, vectors.flatten(1)], 1)
-    for arguments in (edges, edges | given, edges | {"batch_size": 3, "max_num_nodes": 13}):
+    place = torch.arange(len(batch), device=device)
+    chains = {"chain": place % 2, "index": 2 * place}
+    along = (given,) if "radial" in (options.get("order"), case) else (given, chains)
+    for arguments in (edges, *(edges | some for some in along), edges | {"batch_size": 3, "max_num_nodes": 13}):
         got = module(x, pos, batch, **arguments)
         wanted = core(scalars, vectors, pos=pos, batch=batch, **arguments)
         equal(got, torch.cat([part.flatten(1) for part in wanted], 1))

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from e3nn import o3
-from oracles import implicit_filter, lag_sums, taps
-from tg_equiattn.integrations.e3nn import TensorProductHyenaOperator
+from oracles import implicit_sums, in_chains, sequence_convolution, taps
+from space import batch_of
+from tg_equiattn.integrations.e3nn import LongTensorProduct, TensorProductHyenaOperator
 
 IRREPS = "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", "2x0e+3x1o+1x2e+1x0e"
 OPTIONS = {
@@ -21,23 +22,26 @@ def channels(irreps):
     return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
 
 
-def by_definition(module, x, pos):
+def by_definition(module, x, pos, index=None, chain=None):
     hidden, n = module.irreps_hidden, len(x)
+    index = torch.arange(n) if index is None else index
+    chain = torch.zeros(n).long() if chain is None else chain
     projected = module.project(torch.cat([x, pos - pos.mean(0)], 1))
     if module.short_conv is not None:
         weight = module.short_conv.weight[channels(hidden + hidden + hidden)]
-        projected = taps(projected, weight, module.short_conv.causal)
+        projected = in_chains(
+            lambda x, index: taps(x, weight, module.short_conv.causal, index), index, chain, projected
+        )
     query, key, value = projected.chunk(3, 1)
     if module.implicit_filter is not None:
-        first = 0 if module.implicit_filter.causal else 1 - n
-        h = torch.stack([implicit_filter(module.implicit_filter, lag) for lag in range(first, n)])
-        mixed = module.tensor_product(query, lag_sums(key, h[:, channels(hidden)], first))
+        sums = lambda key, index: implicit_sums(module.implicit_filter, key, index, channels(hidden))  # noqa: E731
+        mixed = module.tensor_product(query, in_chains(sums, index, chain, key))
     else:
         conv = module.convolution
-        factor = {"forward": n, "ortho": n**0.5, "backward": 1}[conv.norm]
-        seen = [torch.arange(i + 1 if conv.mode == "causal" else n) for i in range(n)]
-        mixed = torch.stack([conv.tensor_product(query[j], key[(i - j) % n]).sum(0) for i, j in enumerate(seen)])
-        mixed = mixed / factor
+        mixed = in_chains(
+            lambda q, k, index: sequence_convolution(q, k, index, conv.mode, conv.tensor_product, conv.norm),
+            index, chain, query, key,
+        )  # fmt: skip
     parts = [mixed[:, p].reshape(n, mul, ir.dim) for (mul, ir), p in zip(hidden, hidden.slices(), strict=True)]
     gates = [columns.square().sum(-1) for columns in parts]
     scalars = [c[:, :, 0] for c, (_, ir) in zip(parts, hidden, strict=True) if ir == o3.Irrep("0e")]
@@ -52,11 +56,34 @@ def test_equals_the_definition(name, double, device, randomise, equal):
     module = randomise(TensorProductHyenaOperator(*IRREPS, **OPTIONS[name]))
     for n in (1, 2, 5):
         x, pos = module.cpu().irreps_in.randn(n, -1), torch.randn(n, 3)
+        pos = torch.zeros(n, 3) if module.causal else pos
         wanted = by_definition(module, x, pos)
         direction, weights = torch.randn_like(wanted), [p for p in module.parameters() if p.numel()]
         expected = torch.autograd.grad((wanted * direction).sum(), weights)
-        out = module.to(device)(x.to(device), pos.to(device)).cpu()
+        out = module.to(device)(x.to(device), None if module.causal else pos.to(device)).cpu()
         equal(out, wanted)
         assert out.is_contiguous()
         for a, b in zip(torch.autograd.grad((out * direction).sum(), weights), expected, strict=True):
             equal(a.cpu(), b.cpu(), 1e-11)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gaps_and_chains_equal_the_definition(name, double, randomise, equal):
+    module = randomise(TensorProductHyenaOperator(*IRREPS, **OPTIONS[name]))
+    x, pos = module.irreps_in.randn(11, -1), torch.zeros(11, 3) if module.causal else torch.randn(11, 3)
+    index, chain = torch.tensor([3, 0, 4, 2, 9, 3, 10, 13, 4, 14, 19]), torch.tensor([5, 2, 5, 2, 5, 2, 5, 5, 2, 5, 2])
+    wanted = by_definition(module, x, pos, index, chain)
+    given = {"pos": None if module.causal else pos, "index": index, "chain": chain}
+    equal(module(x, **given), wanted)
+    equal(module(x, **given, num_chains=3, max_num_nodes=29), wanted)
+    assert (module(x, **given | {"index": None}) - wanted).abs().max() > 1e-3
+    assert (module(x, **given | {"index": torch.arange(11), "chain": None}) - wanted).abs().max() > 1e-3
+
+
+def test_long_tensor_product_with_gaps_and_chains(double, randomise, equal):
+    conv = randomise(LongTensorProduct("2x0e+1x1o", "1x0e+1x1o", "1x0e+2x1o+1x1e", causal=True))
+    x1, x2, batch = torch.randn(11, 5), torch.randn(11, 4), batch_of([7, 4])
+    index, chain = torch.tensor([1, 3, 4, 0, 8, 9, 2, 7, 9, 1, 30]), torch.tensor([1, 1, 1, 0, 1, 1, 0, 1, 1, 0, 0])
+    sums = lambda a, b, index: sequence_convolution(a, b, index, "causal", conv.tensor_product, "forward")  # noqa: E731
+    wanted = in_chains(sums, index, chain + 2 * batch, x1, x2)
+    equal(conv(x1, x2, batch, index=index, chain=chain), wanted)

@@ -59,7 +59,7 @@ def test_blocks_of_tokens_change_nothing(name, make, monkeypatch):
     check_batch_equals_each_alone(layer, sample(name, sizes, edges=1), sizes)
 
 
-@pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "implicit", "implicit model", "attention"])
+@pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "implicit", "implicit causal model", "attention"])
 def test_nothing_and_one_token(name, make):
     layer, x = make(name), sample(name, [1])
     close([part[:1] for part in layer(**x)], layer(**{k: v for k, v in x.items() if k != "batch"}))
@@ -70,7 +70,8 @@ def test_nothing_and_one_token(name, make):
         assert vectors.shape[1:] == (layer.module.out_grades.vectors, 3)
         (scalars.sum() + vectors.sum()).backward()
     for b, n in ((0, 5), (3, 0), (0, 0)):
-        y = {"scalars": torch.ones(b, n, S), "vectors": torch.ones(b, n, V, 3), "pos": torch.ones(b, n, 3)}
+        y = {"scalars": torch.ones(b, n, S), "vectors": torch.ones(b, n, V, 3)}
+        y |= {"pos": torch.ones(b, n, 3)} if "pos" in x else {}
         y = {key: value.double() for key, value in y.items()} | {k: nothing[k] for k in nothing if "edge" in k}
         for lengths in (None, torch.zeros(b, dtype=torch.int64)):
             scalars, vectors = layer(**y, lengths=lengths)

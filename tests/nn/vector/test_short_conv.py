@@ -5,6 +5,7 @@ import torch
 from clouds import close, gradients
 from oracles import beyond, taps
 
+from tg_equiattn.nn.vector.sequences import Sequences
 from tg_equiattn.nn.vector.short_conv import ShortConv
 from tg_equiattn.node_batch import NodeBatch
 
@@ -25,7 +26,7 @@ def test_equals_the_definition(vectors, causal, k, ragged, device):
     wanted = torch.cat([taps(x[b, :n], layer.weight, causal) for b, n in enumerate(own)])
     expected = [wanted, *gradients([wanted], (x, layer.weight))]
     lengths, holes = torch.tensor(own, device=device) if ragged else None, beyond(x, own)
-    node_batch = NodeBatch.dense(B, N, lengths, torch.device(device))
-    out = layer.to(device)(holes.flatten(0, 1).flatten(1).to(device), node_batch).cpu().view(x.shape)
+    sequences = Sequences(NodeBatch.dense(B, N, lengths, torch.device(device)))
+    out = layer.to(device)(holes.flatten(0, 1).flatten(1).to(device), sequences).cpu().view(x.shape)
     out = torch.cat([out[b, :n] for b, n in enumerate(own)])
     close([out, *(g.cpu() for g in gradients([out], (holes, layer.weight)))], expected)

@@ -85,18 +85,20 @@ def invert(
     mode: str,
     correlate: bool = False,
     norm: str = "forward",
+    counts: Tensor | None = None,
 ) -> Tensor:
     """Transform a product of the two spectra back to sequences (B, N, ...), add tails back, and divide by ``norm``."""
     raw = torch.fft.irfft(spectrum, total, dim=1)
     out = raw[:, :length]
-    if lengths is None:
-        if total > length and mode == "circular":
-            out = out + (raw[:, total - length :] if correlate else raw[:, length : 2 * length])
-        return out if total == length and norm == "forward" else out * (total * length_factor(length, norm))
-    if mode == "circular":
+    if lengths is None and mode == "circular" and total > length:
+        out = out + (raw[:, total - length :] if correlate else raw[:, length : 2 * length])
+    elif lengths is not None and mode == "circular":
         tail = torch.arange(length, device=raw.device) + (total - lengths if correlate else lengths)[:, None]
         out = out + raw.gather(1, along(tail.clamp(max=total - 1), raw).expand_as(out))
-    return zero_beyond(out, lengths) * along(total * length_factor(lengths.to(out.dtype), norm), out)
+    counts = lengths if counts is None else counts
+    if counts is not None:
+        return zero_beyond(out, lengths) * along(total * length_factor(counts.to(out.dtype), norm), out)
+    return out if total == length and norm == "forward" else out * (total * length_factor(length, norm))
 
 
 def length_factor(n: Length, norm: str) -> Length:
@@ -105,11 +107,14 @@ def length_factor(n: Length, norm: str) -> Length:
     return n ** {"forward": -1.0, "ortho": -0.5, "backward": 0.0}[norm]
 
 
-def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, norm: str = "forward") -> Tensor:
-    """The convolution of scalars (B, N, C) or vectors (B, N, C, 3) of own lengths (B,), or N if None. Values beyond the
-    own lengths are never read, and zero in the output."""
+def fft_convolution(
+    a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, norm: str = "forward", counts: Tensor | None = None
+) -> Tensor:
+    """The convolution of scalars (B, N, C) or vectors (B, N, C, 3) of own lengths (B,), or N if None, divided by their
+    own lengths, or by ``counts`` (B,). Values beyond the own lengths are never read, and zero in the output."""
     forms: dict[str, Callable[..., Tensor]] = {DEFINITION: _plain, OPERATOR: _operator, FUSABLE: _Convolution.apply}
-    return forms[choose_form(a, 2 * a.numel())](a, b, lengths, mode, False, norm)  # spectra have twice the length
+    form = choose_form(a, 2 * a.numel())  # spectra have twice the length
+    return forms[form](a, b, lengths, counts, mode, False, norm)
 
 
 def number_or_cross_product(a: Tensor, b: Tensor, vectors: bool, dim: int = -1) -> Tensor:
@@ -117,11 +122,13 @@ def number_or_cross_product(a: Tensor, b: Tensor, vectors: bool, dim: int = -1) 
     return cross_product(a, b, dim) if vectors else a * b
 
 
-def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:
+def _convolve_block(
+    a: Tensor, b: Tensor, lengths: Tensor | None, counts: Tensor | None, mode: str, correlate: bool, norm: str
+) -> Tensor:
     x, y, total = transform(a, b, lengths, mode)
     multiply = functools.partial(number_or_cross_product, vectors=a.ndim == 4, dim=-2)
     product = _product_of_spectra(x.movedim(1, -1), y.movedim(1, -1), correlate, multiply).movedim(-1, 1)
-    return invert(product, total, a.shape[1], lengths, mode, correlate, norm)
+    return invert(product, total, a.shape[1], lengths, mode, correlate, norm, counts)
 
 
 def _product_of_spectra(x: Tensor, y: Tensor, conjugate: bool, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -148,29 +155,32 @@ def blocks(x: Tensor, total: int) -> list[tuple[slice, slice]]:
 
 
 @torch.library.custom_op("tg_equiattn::fft_convolution", mutates_args=())
-def _operator(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:
+def _operator(
+    a: Tensor, b: Tensor, lengths: Tensor | None, counts: Tensor | None, mode: str, correlate: bool, norm: str
+) -> Tensor:
     refuse_forward_mode()
     if not a.numel():
         return empty_sequences(a)
     parts = blocks(a, transform_length(a.shape[1], lengths is not None, mode))
     with full_precision(a.device):
         if len(parts) == 1:
-            out = _convolve_block(a, b, lengths, mode, correlate, norm)
+            out = _convolve_block(a, b, lengths, counts, mode, correlate, norm)
             return out.movedim(1, -1).contiguous().movedim(-1, 1)
         out = empty_sequences(a)
         for rows, channels in parts:
-            own, part = None if lengths is None else lengths[rows], (rows, slice(None), channels)
-            out[part] = _convolve_block(a[part], b[part], own, mode, correlate, norm)
+            part = rows, slice(None), channels
+            own, own_counts = (None if x is None else x[rows] for x in (lengths, counts))
+            out[part] = _convolve_block(a[part], b[part], own, own_counts, mode, correlate, norm)
     return out
 
 
 @_operator.register_fake
-def _(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:
+def _(a: Tensor, *rest: object) -> Tensor:
     return empty_sequences(a)
 
 
 @flop_formula("fft_convolution")
-def _(a, b, lengths, mode, correlate, norm, out_shape) -> int:
+def _(a, b, lengths, counts, mode, correlate, norm, out_shape) -> int:
     """Two transforms, and one back."""
     if not a.numel():
         return 0
@@ -178,20 +188,20 @@ def _(a, b, lengths, mode, correlate, norm, out_shape) -> int:
 
 
 def _gradient_of_first(
-    grad, a, b, lengths, mode, correlate, norm, convolve: Callable[..., Tensor] = _operator
+    grad, a, b, lengths, counts, mode, correlate, norm, convolve: Callable[..., Tensor] = _operator
 ) -> Tensor:
     """A cross product changes sign with the order of its factors."""
     if not correlate:
-        return convolve(b, grad, lengths, mode, True, norm)
-    return _sign(a) * convolve(grad, b, lengths, mode, True, norm)
+        return convolve(b, grad, lengths, counts, mode, True, norm)
+    return _sign(a) * convolve(grad, b, lengths, counts, mode, True, norm)
 
 
 def _gradient_of_second(
-    grad, a, b, lengths, mode, correlate, norm, convolve: Callable[..., Tensor] = _operator
+    grad, a, b, lengths, counts, mode, correlate, norm, convolve: Callable[..., Tensor] = _operator
 ) -> Tensor:
     if correlate:
-        return convolve(grad, a, lengths, mode, False, norm)
-    return _sign(a) * convolve(a, grad, lengths, mode, True, norm)
+        return convolve(grad, a, lengths, counts, mode, False, norm)
+    return _sign(a) * convolve(a, grad, lengths, counts, mode, True, norm)
 
 
 def _sign(a: Tensor) -> int:
@@ -214,14 +224,14 @@ class _Convolution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, a: Tensor, b: Tensor, lengths: Tensor | None, *settings: Any) -> Tensor:
-        ctx.save_for_backward(a, b, lengths)
+    def forward(ctx, a: Tensor, b: Tensor, lengths: Tensor | None, counts: Tensor | None, *settings: Any) -> Tensor:
+        ctx.save_for_backward(a, b, lengths, counts)
         ctx.settings = settings
-        return _plain(a, b, lengths, *settings)
+        return _plain(a, b, lengths, counts, *settings)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         given = grad, *ctx.saved_tensors, *ctx.settings, _convolve_block
         with full_precision(grad.device):
             needed = zip((_gradient_of_first, _gradient_of_second), ctx.needs_input_grad, strict=False)
-            return *(gradient(*given) if wanted else None for gradient, wanted in needed), *[None] * 4
+            return *(gradient(*given) if wanted else None for gradient, wanted in needed), *[None] * 5

@@ -109,6 +109,7 @@ def bilinear_long_conv(
     lengths: Tensor | None = None,
     mode: str = "circular",
     norm: str = "forward",
+    counts: Tensor | None = None,
     *,
     block: int | None = None,
 ) -> Tensor:
@@ -129,4 +130,4 @@ def bilinear_long_conv(
         x, y, total = transform(q, k, lengths, mode)
         parts = [part.flatten(0, 1) for part in (x.real, x.imag, y.real, y.imag)]
         real, imaginary = map_chunks(at_frequencies, block, parts).unflatten(0, x.shape[:2]).chunk(2, -1)
-        return invert(torch.complex(real, imaginary), total, q.shape[1], lengths, mode, norm=norm)
+        return invert(torch.complex(real, imaginary), total, q.shape[1], lengths, mode, norm=norm, counts=counts)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ...merging import merge_attentions
 from ...node_batch import NodeBatch, PaddedBatch
 from ...ranks import Ranks
-from ...slots import Slots, in_order, nodes_of_rows
+from ...slots import Slots, nodes_of_rows
 
 _SHORTEST = 16  # slots of a row
 
@@ -65,5 +65,5 @@ def graph_rows(node_batch: NodeBatch) -> GraphRows:
     starts = node_batch.starts
     node, mask = nodes_of_rows(starts[graph] + before, sizes[graph] - before, length, node_batch.nodes)
     slot = first[node_batch.batch] * length + node_batch.within(starts)
-    slots = in_order(Slots(node, mask.flatten(), slot, None), node_batch.order)
+    slots = Slots(node, mask.flatten(), slot, None)
     return GraphRows(PaddedBatch(node_batch, row.shape[0], length, mask, slots, graph), graph)

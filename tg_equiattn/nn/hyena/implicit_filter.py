@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +10,9 @@ from torch import Tensor, nn
 from ...functional.backend import tile_numbers
 from ...functional.chunks import map_chunks
 from ...functional.hyena.lag_convolution import first_lag, lag_convolution
-from ...node_batch import NodeBatch, PaddedBatch
+from ...node_batch import PaddedBatch
 from ..modules import reset_children
+from ..vector.sequences import Sequences
 
 _OCTAVES = 10  # periods of 4, 8, ... 2048 tokens
 _WIDTH = 16  # of the MLP
@@ -67,9 +67,9 @@ class ImplicitFilter(nn.Module):
         x = self.outside(self.between(self.inside(x).sin()).sin())
         return x * torch.exp(-nn.functional.softplus(self.decay) * distance[:, None])
 
-    def forward(self, x: Tensor, node_batch: NodeBatch, channels: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, sequences: Sequences, channels: Tensor | None = None) -> Tensor:
         """Convolve (T, channels) or (T, channels, 3), or, if ``channels`` gives the filter of each column, (T, dim)."""
-        longest = cast(int, node_batch.longest)  # batches of whole graphs know it
+        longest = sequences.longest
         h = self.filter(longest)
         h = h if channels is None else h.index_select(1, channels)
 
@@ -78,7 +78,7 @@ class ImplicitFilter(nn.Module):
             begin = first - first_lag(longest, self.causal)
             return lag_convolution(x, h[begin : begin + rows.length - first], rows.lengths, first)
 
-        return node_batch.mix(kernel, x)
+        return sequences.mix(kernel, x)
 
     def extra_repr(self) -> str:
         return f"{self.channels}" + (", causal=True" if self.causal else "")

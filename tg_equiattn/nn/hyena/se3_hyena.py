@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from ... import checks
 from ...functional.hyena.fft_convolution import fft_convolution, number_or_cross_product
 from ...functional.vector.clifford import cross_product
-from ...node_batch import NodeBatch, PaddedBatch
+from ...node_batch import PaddedBatch
 from ..vector.clifford import MultivectorMLP
 from ..vector.grades import Grades, grades_of_channels
 from ..vector.operator import TokenModel, TokenOperator
+from ..vector.placement import TokenBatch
 from ..vector.scalars_and_vectors import ScalarVectorModule
 from .implicit_filter import ImplicitFilter
 
@@ -25,6 +26,15 @@ GATE_CHANNELS = 8  # multivectors within the gate
 def norm_of(order: str) -> str:
     """Normalisation of ``"data"``: the length, as published, for tokens sorted by radius; else the root of it."""
     return "forward" if order == "radial" else "ortho"
+
+
+def check_causal(causal: bool, order: str) -> None:
+    """Raise ValueError for a causal convolution over tokens that are sorted by radius."""
+    if causal and order == "radial":
+        raise ValueError(
+            "causal must be False with order='radial', got True: sorted by radius, no token is later than another; use "
+            "order='input'"
+        )
 
 
 class HyenaOperator(TokenOperator):
@@ -46,6 +56,7 @@ class HyenaOperator(TokenOperator):
         **settings: Any,
     ) -> None:
         checks.choice("filter", filter, FILTERS)
+        check_causal(causal, order)
         implicit = filter == "implicit"
         super().__init__(  # with an implicit filter, tokens of zeros must change nothing: no bias
             in_grades, out_grades, hidden_grades, causal=causal, order=order, num_blocks=num_blocks, bias=not implicit,
@@ -64,14 +75,16 @@ class HyenaOperator(TokenOperator):
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"filter": "data" if self.filters is None else "implicit"}
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
+        sequences = tokens.sequences
+
         def kernel(q: Tensor, k: Tensor, rows: PaddedBatch) -> Tensor:
-            return fft_convolution(q, k, rows.lengths, self.mode, self.norm)
+            return fft_convolution(q, k, rows.lengths, self.mode, self.norm, sequences.counts(rows))
 
         if self.filters is None:
-            return node_batch.mix(kernel, query, key)
+            return sequences.mix(kernel, query, key)
         vectors = query.ndim == 3
-        filtered = self.filters["vectors" if vectors else "scalars"](key, node_batch)
+        filtered = self.filters["vectors" if vectors else "scalars"](key, sequences)
         return number_or_cross_product(query, filtered, vectors)
 
     def combine(
@@ -109,7 +122,8 @@ class SE3HyenaOperator(ScalarVectorModule):
     with :math:`\otimes` the product of scalars or the cross product of vectors, and h a learned function: an MLP of the
     lag, times a learned power of it. It is not divided by the length, and projections have no biases. So without
     ``pos`` and ``local_context``, a chain among zeros has the same outputs wherever it stands (:doc:`/chains`), and
-    with ``causal=True`` appended tokens change no earlier output.
+    with ``causal=True`` appended tokens change no earlier output. With ``index`` and ``chain`` in ``forward``, lags are
+    differences of the index within a chain.
 
     ``order="radial"`` makes the operator equivariant to permutations of clouds without ties. Outputs then jump where
     two tokens exchange their distances (:doc:`/guarantees`): do not use it for dynamics, relaxation or phonons.
@@ -123,8 +137,9 @@ class SE3HyenaOperator(ScalarVectorModule):
             differ, a linear map takes the input to the residual.
         hidden_vectors: vectors of query, key and value; ``None`` means those of the input.
         filter: ``"data"``, the keys, as published, or ``"implicit"``, a learned function of the lag.
-        causal: let tokens see earlier tokens only. With ``filter="data"`` outputs still depend on the sequence's
-            length.
+        causal: let tokens see earlier tokens of their chain only. It needs ``order="input"``, and rules out ``pos`` and
+            edges from later tokens. With ``filter="data"`` outputs still depend on the sequence's length. The default
+            is ``False``; use ``True`` to predict the next token.
         short_conv: taps, an odd number, of a short convolution of query, key and value before the long one, with one
             weight a channel and tap; ``None`` for none. With ``causal=True`` it reaches back only. Recall needs it
             (:doc:`/chains`).

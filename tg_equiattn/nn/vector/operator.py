@@ -7,65 +7,37 @@ definite parity, so channels of both parities pass through side by side.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
+from ...edges import check_edges
 from ...functional.chunks import map_chunks
-from ...modes import full_precision
+from ...modes import full_precision, is_concrete
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
-from ...orders import ORDERS, check_order, radial_order
+from ...orders import ORDERS
 from ..modules import StoresSettings, reset_children
 from .clifford import CliffordLinear, MultivectorMLP
 from .grades import POSITION, Grades, features, with_position
 from .messages import LocalContext
+from .placement import TokenBatch, place_tokens
+from .sequences import ChainArguments
 from .short_conv import ShortConv
 
-
-def place_tokens(
-    x: Tensor,
-    pos: Tensor | None,
-    node_batch: NodeBatch,
-    order: Tensor | None,
-    *,
-    by: str,
-    invariants: Sequence[slice],
-    needs_positions: bool,
-) -> tuple[Tensor, Tensor, NodeBatch]:
-    """Tokens and centred positions, zero for padding, and sequences in ``order`` or, if it is None, ordered ``by``
-    input or radius. Columns ``invariants`` of x decide between tokens at one radius."""
-    if pos is None and needs_positions:
-        raise ValueError(
-            "pos must be given, got None: without positions and vectors, part of the output would always be zero"
-        )
-    radial = order is None and by == "radial"
-    if pos is None and radial:
-        raise ValueError("pos must be given with order='radial', got None: pass pos, or use order='input'")
-    x = node_batch.zero_padding(x)
-    if pos is None:
-        pos = x.new_zeros(node_batch.nodes, 3)
-    else:
-        pos = checks.positions(pos, (node_batch.nodes, 3), x, "")
-        pos = node_batch.zero_padding(pos if pos.is_floating_point() else pos.double())
-        if radial:
-            scalars = torch.cat([x[:, :0], *(x[:, part] for part in invariants)], 1)
-            node_batch = node_batch.ordered(radial_order(pos, node_batch, scalars))
-        pos = node_batch.centred(pos).to(x.dtype)
-    if order is not None:
-        check_order(order, node_batch)
-        node_batch = node_batch.ordered(order)
-    return x, pos, node_batch
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 
 class TokenNetwork(StoresSettings):
     """Network from tokens of some grades to tokens, or pooled sequences, of other grades. Subclasses have
-    ``forward(x, pos, node_batch, edges)`` and call their last layers ``out``."""
+    ``forward(x, tokens)`` and call their last layers ``out``."""
 
     out: nn.Module
+    causal: bool = False
     local_context: bool = False
     edge_channels: int = 0
 
@@ -78,26 +50,26 @@ class TokenNetwork(StoresSettings):
 
     def run(
         self,
-        x: Tensor,
+        x: Float[Tensor, "tokens dim"],
         pos: Tensor | None,
         node_batch: NodeBatch,
-        order: Tensor | None,
+        along: ChainArguments,
         edge_index: Tensor | None,
         edge_attr: Tensor | None,
     ) -> Tensor:
-        """Check and place the user's arguments, then call ``forward``. x (T, dim) must have been checked."""
+        """Check and place the user's arguments, then call ``forward``. Features x must have been checked."""
         reference = self.reference_parameter
         checks.full_parameters(reference)
         with full_precision(x.device):
-            x, pos, node_batch = place_tokens(
-                x.to(reference.dtype), pos, node_batch, order, by=self.order,
+            x, tokens = place_tokens(
+                x.to(reference.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
                 invariants=[slice(0, self.in_grades.scalars)],
                 needs_positions=self.reachable(self.in_grades) != self.out_grades,
             )  # fmt: skip
-            out = self(x, pos, node_batch, self._edges(edge_index, edge_attr, node_batch))
-            return out if self.pool else node_batch.zero_padding(out)
+            out = self(x, tokens._replace(edges=self._edges(edge_index, edge_attr, tokens)))
+            return out if self.pool else tokens.restore(out)
 
-    def _edges(self, edge_index: Tensor | None, edge_attr: Tensor | None, node_batch: NodeBatch) -> NeighborList | None:
+    def _edges(self, edge_index: Tensor | None, edge_attr: Tensor | None, tokens: TokenBatch) -> NeighborList | None:
         if (edge_index is not None) != self.local_context:
             wanted = "given with local_context=True" if edge_index is None else "None without local_context=True"
             raise ValueError(f"edge_index must be {wanted}, got {'None' if edge_index is None else 'edges'}")
@@ -106,9 +78,15 @@ class TokenNetwork(StoresSettings):
             raise ValueError(f"edge_attr must have edge_channels={self.edge_channels} scalars an edge, got {came}")
         if edge_index is None:
             return None
+        graphs = tokens.graphs
+        check_edges(edge_index, graphs.nodes)
+        if tokens.slots is not None:
+            edge_index = tokens.slots.slot[edge_index]
+        if self.causal:
+            _check_no_later_source(tokens.sequences.time[edge_index])
         return NeighborList.from_edges(
-            edge_index, node_batch.nodes, batch=node_batch.batch, node_mask=node_batch.mask,
-            edge_dim=self.edge_channels, features=edge_attr, loops=True,
+            edge_index, graphs.nodes, batch=graphs.batch, node_mask=graphs.mask, edge_dim=self.edge_channels,
+            features=edge_attr, loops=True, checked=True,
         )  # fmt: skip
 
     def reachable(self, given: Grades) -> Grades:
@@ -117,7 +95,7 @@ class TokenNetwork(StoresSettings):
 
     def check_reachable(self, name: str) -> None:
         """Raise ValueError, naming the argument that sets the output, if part of the output would always be zero."""
-        reachable = self.reachable(self.in_grades.plus(POSITION))
+        reachable = self.reachable(self.in_grades if self.causal else self.in_grades.plus(POSITION))
         grades = zip(("0e", "1o", "1e", "0o"), self.out_grades, reachable, strict=True)
         zero = [grade for grade, wanted, found in grades if wanted and not found]
         if zero:
@@ -136,6 +114,16 @@ class TokenNetwork(StoresSettings):
 
     def reset_parameters(self) -> None:
         reset_children(self)
+
+
+def _check_no_later_source(time: Int[Tensor, "2 edges"]) -> None:
+    """Raise ValueError unless sources come no later than targets."""
+    note = "edge_index must join no later token to an earlier one with causal=True"
+    if not is_concrete(time):
+        checks.assert_on_device((time[0] <= time[1]).all(), note)
+    elif bool((time[0] > time[1]).any()):
+        source, target = time[:, time[0] > time[1]][:, 0].tolist()
+        raise ValueError(f"{note}, got an edge from {source} to {target} along the sequence: leave such edges out")
 
 
 class TokenOperator(TokenNetwork, ABC):
@@ -183,17 +171,17 @@ class TokenOperator(TokenNetwork, ABC):
         products = len(self.out.blocks)
         return self.out_grades.only(self.hidden_grades.only(given.reachable(products)).reachable(products))
 
-    def forward(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, edges: NeighborList | None = None) -> Tensor:
-        """Map features (T, dim) and centred positions (T, 3) to features (T, dim)."""
-        if self.local is not None and edges is not None:
-            x = self.local(x, pos, edges)
+    def forward(self, x: Float[Tensor, "tokens dim"], tokens: TokenBatch) -> Float[Tensor, "tokens out"]:
+        pos = tokens.pos
+        if self.local is not None and tokens.edges is not None:
+            x = self.local(x, pos, tokens.edges)
         projected = map_chunks(self._project, self.project.tokens_per_block(x.device), (x, pos))
         if self.short_conv is not None:
-            projected = self.short_conv(projected, node_batch)
+            projected = self.short_conv(projected, tokens.sequences)
         grades = [part.chunk(3, 1) for part in self.hidden_grades.times(3).split(projected)]
         scalars = [_side_by_side(grades[0][n], grades[3][n])[..., 0] for n in range(3)]
         vectors = [_side_by_side(grades[1][n], grades[2][n]) for n in range(3)]
-        mixed = [self.mix(q, k, v, node_batch) if q.shape[1] else q for q, k, v in (scalars, vectors)]
+        mixed = [self.mix(q, k, v, tokens) if q.shape[1] else q for q, k, v in (scalars, vectors)]
         step = self.out.tokens_per_block(x.device)
         return map_chunks(self._finish, step, (x, scalars[2], vectors[2], *mixed))
 
@@ -211,8 +199,8 @@ class TokenOperator(TokenNetwork, ABC):
         return features(self.out([a + b for a, b in zip(parts, added, strict=True)]))
 
     @abstractmethod
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
-        """Mix scalars (T, S) or vectors (T, V, 3) along sequences."""
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
+        """Mix scalars (T, S) or vectors (T, V, 3) of the tokens of sequences or graphs."""
 
     @abstractmethod
     def combine(
@@ -260,7 +248,8 @@ class TokenModel(TokenNetwork):
             for _ in range(num_layers)
         ]
         self.operators = nn.ModuleList(operators)
-        self.local_context, self.edge_channels = operators[0].local_context, operators[0].edge_channels
+        first = operators[0]
+        self.causal, self.local_context, self.edge_channels = first.causal, first.local_context, first.edge_channels
         self.out = MultivectorMLP(hidden_grades, out_grades, max(1, *hidden_grades), num_blocks)
 
     def reachable(self, given: Grades) -> Grades:
@@ -270,13 +259,12 @@ class TokenModel(TokenNetwork):
             given = cast(TokenOperator, operator).reachable(given.plus(POSITION) if position else given)
         return self.out_grades.only(given.reachable(len(self.out.blocks)))
 
-    def forward(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, edges: NeighborList | None = None) -> Tensor:
-        """Map features (T, dim) and centred positions (T, 3) to features (T, dim), or (B, dim) if pooled."""
-        x = features(self.embed(with_position(self.in_grades.parts(x), pos)))
+    def forward(self, x: Float[Tensor, "tokens dim"], tokens: TokenBatch) -> Float[Tensor, "tokens_or_graphs out"]:
+        x = features(self.embed(with_position(self.in_grades.parts(x), tokens.pos)))
         for operator in self.operators:
-            x = x + operator(x, pos, node_batch, edges)
+            x = x + operator(x, tokens)
         if self.pool:
-            x = node_batch.mean(x)
+            x = tokens.graphs.mean(x)
         return map_chunks(self._finish, self.out.tokens_per_block(x.device), (x,))
 
     def _finish(self, x: Tensor) -> Tensor:

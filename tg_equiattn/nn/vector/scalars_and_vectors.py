@@ -8,6 +8,15 @@ from torch import Tensor
 from ..modules import NotScriptable
 from ..tokens import read_tokens
 from .operator import TokenNetwork
+from .sequences import ChainArguments
+
+
+def _flat(shape: tuple[int, ...], **arguments: Tensor | None) -> list[Tensor | None]:
+    """Numbers of tokens, flattened. ValueError unless they have the shape of padded tokens, (B, N)."""
+    for name, value in arguments.items():
+        if len(shape) == 2 and isinstance(value, Tensor) and tuple(value.shape) != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
+    return [x.flatten() if isinstance(x, Tensor) and len(shape) == 2 else x for x in arguments.values()]
 
 
 class ScalarVectorModule(NotScriptable, torch.nn.Module):
@@ -25,11 +34,14 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         lengths: Tensor | None = None,
         *,
         batch: Tensor | None = None,
+        index: Tensor | None = None,
+        chain: Tensor | None = None,
         pos: Tensor | None = None,
         order: Tensor | None = None,
         edge_index: Tensor | None = None,
         edge_attr: Tensor | None = None,
         batch_size: int | None = None,
+        num_chains: int | None = None,
         max_num_nodes: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Map scalars and vectors of tokens to scalars and vectors of tokens, or of sequences if the module pools.
@@ -40,17 +52,25 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
             lengths: int64 ``(B,)``, the own length of each padded sequence. Tokens beyond it are never read, and zero
                 in the output.
             batch: sorted int64 ``(T,)``, the sequence of each flat token. ``None`` means one sequence.
+            index: int64 ``(B, N)`` or ``(T,)``, the number of each token along its chain, for example its residue
+                number. It must increase strictly. Convolutions take differences of it as lags, so that missing tokens
+                count as zero; steps above 128 count as 128. ``None`` means that no token is missing.
+            chain: int64 ``(B, N)`` or ``(T,)``, any number for each chain. Convolutions run along each chain of a
+                sequence by itself; positions are centred, and attention mixes, over the whole sequence. ``None`` means
+                that each sequence is one chain.
             pos: positions ``(B, N, 3)`` or ``(T, 3)``. They enter relative to the mean of their sequence, as one more
-                vector. Give large coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds
-                them to 0.5.
+                vector. They must be ``None`` with ``causal=True``, as later tokens change the mean. Give large
+                coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to 0.5.
             order: a permutation of the tokens of every sequence, used instead of the module's order: int64 ``(B, N)``
                 of indices within the sequence, or ``(T,)`` of tokens.
             edge_index: int64 ``(2, E)``, source and target tokens, counted through the batch (b N + i). It is needed
-                with ``local_context=True``.
+                with ``local_context=True``. With ``causal=True``, no source may come later than its target.
             edge_attr: ``(E, edge_channels)``, scalars of the edges. They are needed if ``edge_channels`` is not 0.
             batch_size: number of flat sequences. By default it is read from ``batch``, which torch.compile cannot do.
-            max_num_nodes: a bound of the lengths of flat sequences. By default it is read from ``batch``, which
+            num_chains: number of chains in the batch, or a bound of it. By default it is read from ``chain``, which
                 torch.compile cannot do.
+            max_num_nodes: a bound of the lengths of flat sequences, and of the spans of ``index``. By default it is
+                read from ``batch`` and ``index``, which torch.compile cannot do.
         """
         module = self.module
         inside, outside = module.in_grades, module.out_grades
@@ -61,12 +81,12 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
             raise ValueError(f"pos must have shape {(*shape, 3)}, got {tuple(pos.shape)}")
         if isinstance(pos, Tensor):
             pos = pos.flatten(0, -2)
-        if isinstance(order, Tensor) and len(shape) == 2:
-            if tuple(order.shape) != shape:
-                raise ValueError(f"order must have shape {shape}, got {tuple(order.shape)}")
-            order = (order + shape[1] * torch.arange(shape[0], device=device)[:, None]).flatten()
+        order, index, chain = _flat(shape, order=order, index=index, chain=chain)
+        if order is not None and len(shape) == 2:
+            order = order + (shape[1] * torch.arange(shape[0], device=device)).repeat_interleave(shape[1])
         x = torch.cat([tokens.scalars, tokens.vectors.flatten(1)], 1)
-        out = module.run(x, pos, tokens.node_batch, order, edge_index, edge_attr)
+        along = ChainArguments(order, index, chain, num_chains, max_num_nodes)
+        out = module.run(x, pos, tokens.node_batch, along, edge_index, edge_attr)
         shape = (tokens.node_batch.count,) if module.pool else shape
         out_scalars, out_vectors = out.split([outside.scalars, 3 * outside.vectors], 1)
         out_vectors = out_vectors.reshape(*shape, outside.vectors, 3)

@@ -10,22 +10,23 @@ from torch import Tensor
 from ... import checks
 from ...functional.softmax_attention import softmax_attention
 from ...functional.vector.attention import vector_attention_impl
-from ...node_batch import NodeBatch, PaddedBatch
+from ...node_batch import PaddedBatch
 from .grades import grades_of_channels
 from .operator import TokenModel, TokenOperator
+from .placement import TokenBatch
 from .scalars_and_vectors import ScalarVectorModule
 
 
 class VectorAttentionOperator(TokenOperator):
     """Mixes vectors by cross-product attention and scalars by softmax attention, without a gate."""
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
         def kernel(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
             if query.ndim == 2:
                 return softmax_attention(q, k, v, rows.mask)
             return vector_attention_impl(q, k, v, rows.lengths)
 
-        return node_batch.mix(kernel, query, key, value)
+        return tokens.graphs.mix(kernel, query, key, value)
 
     def combine(
         self, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...node_batch import NodeBatch, PaddedBatch
+from ...functional.hyena.fft_convolution import zero_beyond
+from ...node_batch import PaddedBatch
 from ...tables import Tables
+from .sequences import Sequences
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class ShortConv(nn.Module):
@@ -18,7 +24,7 @@ class ShortConv(nn.Module):
 
     .. math:: y_i = \sum_{t=0}^{K-1} w_t\, x_{i+t-s}
 
-    with K taps, s = (K - 1) / 2, or s = K - 1 if ``causal``. Tokens beyond the ends count as zero.
+    with K taps, s = (K - 1) / 2, or s = K - 1 if ``causal``. Missing tokens and tokens beyond the ends count as zero.
 
     Args:
         channels: the channel of each feature. The components of a vector share one channel, so they share weights.
@@ -38,20 +44,19 @@ class ShortConv(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.taps**-0.5)
 
-    def forward(self, x: Tensor, node_batch: NodeBatch) -> Tensor:
-        """Map features (T, dim) to features (T, dim)."""
+    def forward(self, x: Float[Tensor, "tokens dim"], sequences: Sequences) -> Float[Tensor, "tokens dim"]:
         weight = self.weight.index_select(0, self.channels(x.device)).T
         before = self.taps - 1 if self.causal else self.taps // 2
 
         def convolve(x: Tensor, rows: PaddedBatch) -> Tensor:
             length = x.shape[1]
-            padded = F.pad(x, (0, 0, before, self.taps - 1 - before))
+            padded = F.pad(zero_beyond(x, rows.lengths), (0, 0, before, self.taps - 1 - before))
             out = padded[:, :length] * weight[0]
             for tap in range(1, self.taps):
                 out = torch.addcmul(out, padded[:, tap : tap + length], weight[tap])
             return out
 
-        return node_batch.mix(convolve, node_batch.zero_padding(x))
+        return sequences.mix(convolve, x)
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, taps={self.taps}" + (", causal=True" if self.causal else "")

@@ -1,0 +1,207 @@
+"""Chains with missing tokens, and several chains in a graph: SE(3)-Hyena and short convolutions against double sums."""
+
+import pytest
+import torch
+from clouds import S, V, close, dense, gradients, moved, one, permuted, sample
+from oracles import token_network
+from space import error, motion, move
+
+from tg_equiattn.nn import SE3Hyena, SE3HyenaOperator
+from tg_equiattn.nn.vector.sequences import MAX_STEP
+
+SIZES = [11, 1, 7]
+NAMES = ["plain", "causal", "short causal", "implicit", "implicit causal", "implicit causal model", "model", "pooled"]
+NAMES += ["local", "attention, short", "attention"]
+
+
+def chained(name, sizes=SIZES):
+    """Graphs of two chains whose tokens come in turn, with gaps; numbers of a chain begin anywhere."""
+    x, n = sample(name, sizes), sum(sizes)
+    chain = torch.randint(2, (n,))
+    return {**x, "chain": 3 - 2 * chain, "index": torch.randint(1, 4, (n,)).cumsum(0) - 5 * chain}
+
+
+def run(layer, x):
+    return layer(**x)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_the_definition(name, make, device):
+    """Double sums over the tokens that are there, with lags in differences of the index, for each chain by itself."""
+    layer, x = make(name), chained(name, [11])
+    inputs = [x[key].requires_grad_() for key in ("scalars", "vectors", "pos") if key in x] + list(layer.parameters())
+    del x["batch"]
+    wanted = token_network(layer.module, **x)
+    expected = gradients(wanted, inputs)
+    out = layer.to(device)(**{key: value.to(device) for key, value in x.items()})
+    close([part.cpu() for part in out], wanted, 1e-10)
+    close([g.cpu() for g in gradients(out, inputs)], [g.cpu() for g in expected], 1e-7)
+    if name != "attention":
+        plain = layer(**{key: value.to(device) for key, value in x.items() if key not in ("index", "chain")})
+        assert error([part.cpu() for part in plain], wanted) > 1e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_alone_equals_in_a_batch(name, make, on_device):
+    """Ragged, with bounds instead of values, and padded."""
+    layer, x, most = make(name), chained(name), 40
+    wanted = [torch.cat(part) for part in zip(*(layer(**one(x, b)) for b in range(len(SIZES))), strict=True)]
+    close(layer(**x), wanted)
+    close(layer(**x, batch_size=3, num_chains=7, max_num_nodes=most), wanted)
+    padded, there = dense(x, SIZES, 13, 0)
+    out = layer(**padded)
+    close(out if layer.module.pool else [part[there] for part in out], wanted)
+
+
+def test_sizes_are_not_read_where_bounds_are_given(make):
+    """As compilers and accelerators see it."""
+    layer, x = make("implicit causal model"), chained("causal")
+    step = torch.compile(run, fullgraph=True, backend="eager")
+    close(step(layer, x | {"batch_size": 3, "num_chains": 7, "max_num_nodes": 40}), layer(**x))
+    padded, _ = dense(x, SIZES, 13, 0)
+    close(step(layer, padded | {"num_chains": 7, "max_num_nodes": 40}), layer(**padded))
+
+
+@pytest.mark.parametrize("name", ["implicit bare", "implicit causal"])
+def test_missing_tokens_are_zeros(name, make):
+    """An operator without biases and short convolution; closed up, the chain is another one."""
+    layer, x, there = make(name), sample("causal", [23]), torch.ones(23, dtype=torch.bool)
+    there[[4, 5, 6, 7, 13, 20]] = False
+    del x["batch"]
+    zeros = {key: value * there.view(-1, *[1] * (value.ndim - 1)) for key, value in x.items()}
+    wanted = [part[there] for part in layer(**zeros)]
+    seen = {key: value[there] for key, value in x.items()}
+    assert error(layer(**seen, index=there.nonzero()[:, 0] + 100), wanted) <= 1e-12
+    assert error(layer(**seen), wanted) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["plain", "local", "model", "short causal", "implicit", "pooled", "attention, short"])
+def test_order_of_chains_is_only_layout(name, make):
+    layer, x = make(name), chained(name, [11])
+    other = permuted(x, x["chain"].argsort(descending=True, stable=True))
+    back = torch.arange(11) if layer.module.pool else x["chain"].argsort(descending=True, stable=True).argsort()
+    close([part[back[: len(part)]] for part in layer(**other)], layer(**x), 1e-11)
+
+
+@pytest.mark.parametrize("name", ["plain", "short causal", "implicit causal model", "model"])
+def test_chains_are_sequences_and_graphs_are_centred(name, make):
+    layer, x = make(name), chained(name, [11])
+    order = x["chain"].argsort(stable=True)
+    x = permuted(x, order)
+    chains = {**x, "batch": (x["chain"] > 1).long()}
+    del chains["chain"]
+    without = [{key: value for key, value in given.items() if key != "pos"} for given in (x, chains)]
+    close(layer(**without[0]), layer(**without[1]))
+    if "causal" not in name:
+        assert error(layer(**x), layer(**chains)) > 1e-3
+
+
+def test_an_index_without_gaps_is_none(make):
+    for name in ("plain", "implicit", "model"):
+        layer, x = make(name), sample(name, SIZES)
+        index = torch.arange(sum(SIZES)) - 1000
+        close(layer(**x, index=index), layer(**x), 1e-11)
+
+
+def test_long_steps_count_as_the_longest(make):
+    layer, x = make("implicit"), sample("causal", [3])
+    far = layer(**x, index=torch.tensor([-(10**15), 0, 10**15]))
+    close(far, layer(**x, index=torch.tensor([0, MAX_STEP, 2 * MAX_STEP])), 0)
+    assert error(far, layer(**x, index=torch.tensor([0, MAX_STEP - 1, 2 * MAX_STEP]))) > 1e-6
+
+
+@pytest.mark.parametrize("name", ["plain", "model", "implicit causal", "local"])
+def test_equivariant(name, make):
+    for reflect in (False, True):
+        layer, x, r = make(name), chained(name), motion(torch.float64, reflect)
+        scalars, vectors = layer(**x)
+        shift = torch.randn(3, 3, dtype=torch.float64)
+        assert error(layer(**moved(x, r, shift)), (scalars, move(vectors, r))) <= 1e-10
+
+
+@pytest.mark.parametrize("name", ["implicit causal", "implicit causal model"])
+def test_causal_along_each_chain(name, make):
+    layer, x = make(name), chained(name, [11])
+    last = max(i for i in range(11) if x["chain"][i] == 1)
+    changed = {**x, "scalars": x["scalars"].clone()}
+    changed["scalars"][last] += 3
+    others = torch.arange(11) != last
+    out, got = layer(**x), layer(**changed)
+    close([part[others] for part in got], [part[others] for part in out], 1e-11)
+    assert error([part[last] for part in got], [part[last] for part in out]) > 1e-6
+
+
+TOKENS = {"scalars": torch.ones(6, S), "vectors": torch.ones(6, V, 3)}
+RISING, TWO = torch.tensor([0, 1, 5, 6, 7, 12]), torch.tensor([0, 0, 0, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "more"),
+    [
+        ("index must increase strictly within every chain, got 0 after 0", "plain", {"index": TWO}),
+        ("index must increase strictly", "attention", {"index": -RISING}),
+        (r"index must be int64 of shape \(6,\)", "plain", {"index": RISING.float()}),
+        (r"index must be int64 of shape \(6,\)", "model", {"index": RISING[:5]}),
+        (r"chain must be int64 of shape \(6,\)", "plain", {"chain": TWO.int()}),
+        ("index must be None with order='radial'", "radial", {"index": RISING, "pos": torch.ones(6, 3)}),
+        ("chain must be None with an order", "plain", {"chain": TWO, "order": torch.arange(6)}),
+        ("num_chains must be None without chain, got 2", "plain", {"num_chains": 2}),
+        ("num_chains must be at least the number of chains, 2, got 1", "plain", {"chain": TWO, "num_chains": 1}),
+        ("max_num_nodes must be at least 13, the", "plain", {"index": RISING, "max_num_nodes": 12}),
+        ("pos must be None with causal=True", "causal", {"pos": torch.ones(6, 3)}),
+        ("pos must be None with causal=True", "implicit causal model", {"pos": torch.ones(6, 3)}),
+    ],
+)  # fmt: skip
+def test_bad_input(message, name, more, make):
+    with pytest.raises(ValueError, match=message):
+        make(name, torch.float32)(**TOKENS, **more)
+
+
+def test_padded_index_has_the_shape_of_tokens(make):
+    x = {"scalars": torch.ones(2, 3, S), "vectors": torch.ones(2, 3, V, 3)}
+    with pytest.raises(ValueError, match=r"index must have shape \(2, 3\), got \(6,\)"):
+        make("plain", torch.float32)(**x, index=RISING)
+
+
+def test_causal_tokens_have_no_radius():
+    for kind, options in ((SE3HyenaOperator, {"causal": True}), (SE3Hyena, {"attn_kwargs": {"causal": True}})):
+        with pytest.raises(ValueError, match="causal must be False with order='radial'"):
+            kind(S, V, order="radial", **options)
+
+
+def test_causal_vectors_cannot_come_from_positions():
+    with pytest.raises(ValueError, match="out_vectors must be reachable"):
+        SE3HyenaOperator(S, 0, out_vectors=2, hidden_vectors=3, causal=True)
+
+
+def test_causal_edges_come_from_earlier_tokens(randomise):
+    """Along the order that is given, or by index between chains."""
+    layer, x = randomise(SE3HyenaOperator(S, V, causal=True, local_context=True)), TOKENS
+    edges, order = torch.tensor([[0, 2, 3], [0, 4, 5]]), torch.tensor([5, 4, 3, 2, 1, 0])
+    assert layer(**x, edge_index=edges)[0].shape == (6, S)
+    layer(**x, edge_index=edges.flip(0), order=order)
+    layer(**x, edge_index=edges, chain=TWO, index=torch.tensor([0, 1, 2, 1, 2, 4]))
+    for more in ({"edge_index": edges.flip(0)}, {"edge_index": edges, "order": order}):
+        with pytest.raises(ValueError, match=r"edge_index must join no later token to an earlier one with causal=True"):
+            layer(**x, **more)
+    with pytest.raises(ValueError, match=r"got an edge from 12 to 2 along the sequence"):
+        layer(**x, edge_index=edges, chain=TWO, index=torch.tensor([0, 1, 12, 1, 2, 4]))
+
+
+def test_mirror_images_differ_by_a_product_of_vectors(randomise):
+    """A cross product that is given as a vector turns with a helix, and is not reflected with it."""
+    angle = torch.arange(0, 6, 0.3, dtype=torch.float64)
+    helix = torch.stack([angle.cos(), angle.sin(), 0.3 * angle], 1)
+    model = randomise(SE3Hyena(0, 3, 4, 0, hidden_scalars=5, hidden_vectors=7, num_layers=1, pool="mean")).double()
+
+    def invariants(pos, handed=True):
+        steps = pos.diff(dim=0)
+        first, second = steps[1:], steps[:-1]
+        axial = 5 * torch.linalg.cross(first, second) if handed else first
+        return model(None, torch.stack([first, second, axial], 1), pos=pos[1:-1])[0]
+
+    mirror = helix * torch.tensor([1.0, 1.0, -1.0])
+    wanted = invariants(helix)
+    close(invariants(move(helix, motion())), wanted, 1e-10)
+    assert error([invariants(mirror)], [wanted]) > 1e-3
+    close(invariants(mirror, handed=False), invariants(helix, handed=False), 1e-10)
