@@ -34,9 +34,11 @@ at equal numbers of parameters. Seconds are those of the processor in the steps 
 
 from __future__ import annotations
 
+import bisect
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
 import multiprocessing
 import resource
 import time
@@ -48,14 +50,14 @@ import matplotlib
 import numpy as np
 import torch
 from baselines.chain_layers import EGNN, ChainModel, DistanceAttention, Global, Messages
-from data.protein_graphs import FAR, NEAR, UNIT, Graph, Pushes, graph_of, joined, pushed
+from data.protein_graphs import FAR, NEAR, UNIT, Graph, Pushes, graph_of, joined
 from data.proteins import Protein, load, rigid_motions, split, stiffness, synthetic
 from harness import study
 from harness.loading import Batches
 from harness.results import Row
 from harness.settings import Settings, SettingsError
 from harness.tables import at_best_rates, grouped, markdown, mean_and_spread
-from harness.training import Outcome, Regressor, Timed, fit, match_parameters, parameters
+from harness.training import Outcome, Regressor, Timed, fit, parameters
 from tg_equiattn.integrations.e3nn import TensorProductHyenaOperator
 from torch import Tensor, nn
 
@@ -100,7 +102,7 @@ class ProteinsStudy(Settings):
     """fewest and most of the chains of training"""
     larger: int = 400
     """most residues of larger chains and of complexes in tests"""
-    pushes: int = 4
+    pushes: int = 2
     """of each protein, to validate and test with; training pushes every chain once an epoch"""
     neighbors: int = 10
     """nearest residues from which messages come"""
@@ -114,16 +116,16 @@ class ProteinsStudy(Settings):
     """angstroms, the narrowest kernel of Ewald attention"""
     max_width: float = 24.0
     """angstroms, the widest"""
-    kernels: tuple[int, int] = (3, 2)
+    kernels: tuple[int, int] = (2, 1)
     """Gaussians and Coulomb kernels of Ewald attention"""
     lmax: int = 2
     """of Ewald attention: the response to a force has degrees 0 and 2"""
     tokens: tuple[int, ...] = (2000, 8000, 30000)
     """residues of the chains of the task size"""
-    epochs: int = 40
-    batch: int = 6
+    epochs: int = 8
+    batch: int = 4
     learning_rate: float = 0.005
-    warmup: float = 0.15
+    warmup: float = 0.2
     clip: float = 1.0
 
     def check(self) -> None:
@@ -233,10 +235,13 @@ def build(settings: ProteinsStudy) -> nn.Module:
         return of(settings.hidden)
     wanted = parameters(build(dataclasses.replace(settings, models=("Ewald",))))
     with torch.random.fork_rng():  # so that weights do not depend on what was tried
-        return match_parameters(of, wanted, range(4, 2 * settings.hidden + 12))
+        widths = range(2, 4 * settings.hidden)
+        above = bisect.bisect_left(widths, wanted, key=lambda width: parameters(of(width)))
+        near = widths[max(0, above - 1) : above + 1]
+        width = min(near, key=lambda width: abs(parameters(of(width)) - wanted))
+    return of(width)
 
 
-@functools.cache
 def proteins(data: Path | None, synthetic_count: int, residues: tuple[int, int], larger: int) -> list[list[Protein]]:
     """Proteins to train, validate and test on."""
     if data is not None:
@@ -255,37 +260,57 @@ def single_chains(found: list[Protein]) -> list[Protein]:
     return [protein.part(protein.chain == n) for protein in found for n in protein.chain.unique()]
 
 
-def sets(settings: ProteinsStudy) -> dict[str, list[Protein]]:
+def sets(settings: ProteinsStudy) -> dict[str, tuple[Protein, ...]]:
     """Chains and proteins of training, validation and of each test."""
-    training, validation, test = proteins(settings.data, settings.synthetic, settings.residues, settings.larger)
-    fewest, most = settings.residues
+    return _sets(settings.data, settings.synthetic, settings.residues, settings.larger)
 
-    def chains(found: list[Protein], low: int, high: int, whole: bool = True) -> list[Protein]:
+
+@functools.cache
+def _sets(
+    data: Path | None, synthetic_count: int, residues: tuple[int, int], larger: int
+) -> dict[str, tuple[Protein, ...]]:
+    training, validation, test = proteins(data, synthetic_count, residues, larger)
+    fewest, most = residues
+
+    def chains(found: list[Protein], low: int, high: int, whole: bool = True) -> tuple[Protein, ...]:
         every = single_chains(found)
-        return [chain for chain in every if low <= len(chain) <= high and chain.whole == whole]
+        return tuple(chain for chain in every if low <= len(chain) <= high and chain.whole == whole)
 
-    def several(found: list[Protein]) -> list[Protein]:
-        return [p for p in found if p.chain.max() > 0 and 2 * fewest <= len(p) <= settings.larger]
+    def several(found: list[Protein]) -> tuple[Protein, ...]:
+        return tuple(p for p in found if p.chain.max() > 0 and 2 * fewest <= len(p) <= larger)
 
     return {
         "training": chains(training, fewest, most), "validation": chains(validation, fewest, most),
-        "chains": chains(test, fewest, most), "larger": chains(test, most + 1, settings.larger),
-        "complexes": several(test), "gaps": chains(test, fewest, settings.larger, whole=False),
+        "chains": chains(test, fewest, most), "larger": chains(test, most + 1, larger),
+        "complexes": several(test), "gaps": chains(test, fewest, larger, whole=False),
     }  # fmt: skip
 
 
 class Drawn(Batches):
-    """Batches of graphs. With ``draws``, so many of each protein; what is drawn follows from seed, epoch and number."""
+    """Batches of graphs of similar size, each of the same proteins in every epoch.
+
+    ``draws`` of each protein are made; what is drawn follows from seed, epoch and number.
+
+    Args:
+        draw: makes a graph of a protein's number and a generator.
+        sizes: numbers of residues of the proteins.
+        size: proteins of a batch.
+    """
 
     def __init__(
-        self, draw: Callable[[int, torch.Generator], Graph], length: int, size: int, seed: int | None = None,
-        draws: int = 1,
+        self, draw: Callable[[int, torch.Generator], Graph], sizes: list[int], size: int, device: str,
+        seed: int | None = None, draws: int = 1,
     ) -> None:  # fmt: skip
+        order = np.tile(np.argsort(sizes, kind="stable"), (draws, 1)).T.flatten()
+        groups = np.array_split(np.arange(len(order)), -(-len(order) // size))
+
         def get(numbers: list[int]) -> Graph:
             start = TEST if seed is None else 1_000_003 * (seed + 1) + 10_007 * self.epoch
-            return joined([draw(n % length, torch.Generator().manual_seed(start + 101 * n)) for n in numbers])
+            drawn = [n for number in numbers for n in groups[number]]
+            graphs = [draw(int(order[n]), torch.Generator().manual_seed(start + 101 * int(n))) for n in drawn]
+            return joined(graphs).to(device)
 
-        super().__init__(get, draws * length, size, seed)
+        super().__init__(get, len(groups), 1, seed)
 
 
 def without_order(graph: Graph) -> Graph:
@@ -312,15 +337,22 @@ def answered(protein: Protein, settings: ProteinsStudy) -> Graph | None:
     return dataclasses.replace(graph, target=target.float(), known=torch.stack([known, known], 1))
 
 
-def batches(settings: ProteinsStudy, found: list[Protein], seed: int | None = None) -> Drawn | None:
+@functools.cache
+def pushes(proteins: tuple[Protein, ...], neighbors: int) -> Pushes:
+    """Kept for all models."""
+    return Pushes(list(proteins), neighbors)
+
+
+def batches(settings: ProteinsStudy, found: tuple[Protein, ...], seed: int | None = None) -> Drawn | None:
     """Batches of proteins with what is to be predicted of them; none where there are no proteins."""
     if settings.tasks == ("response",):
-        pushes = Pushes(found, settings.neighbors)
-        draw, length, draws = pushes.draw, len(pushes), 1 if seed is not None else settings.pushes
+        drawn = pushes(found, settings.neighbors)
+        draw, graphs, draws = drawn.draw, drawn.graphs, 1 if seed is not None else settings.pushes
     else:
         graphs = [graph for graph in (answered(protein, settings) for protein in found) if graph is not None]
-        draw, length, draws = lambda number, _: graphs[number], len(graphs), 1
-    return Drawn(draw, length, settings.batch, seed, draws) if length else None
+        draw, draws = lambda number, _: graphs[number], 1
+    sizes = [len(graph.residue) for graph in graphs]
+    return Drawn(draw, sizes, settings.batch, settings.data_device, seed, draws) if graphs else None
 
 
 def predict(model: nn.Module, graph: Graph) -> tuple[Tensor, Tensor]:
@@ -392,7 +424,7 @@ def elastic_modes(protein: Protein, displacement: Tensor) -> Tensor:
     return (basis.flatten(0, 1) @ fit_to.solution).view(-1, 3)
 
 
-def binding_errors(model: nn.Module, found: list[Protein], settings: ProteinsStudy) -> dict[str, list[float]]:
+def binding_errors(model: nn.Module, found: tuple[Protein, ...], settings: ProteinsStudy) -> dict[str, list[float]]:
     """Squares of the displacement, of the model's errors and of the elastic modes' errors by size of the motion."""
     sums = np.zeros((len(MOTIONS) - 1, 3))
     counts = np.zeros(len(MOTIONS) - 1)
@@ -430,9 +462,11 @@ def train(settings: ProteinsStudy) -> Outcome:
     if settings.tasks == ("size",):
         return cost(settings)
     parts = sets(settings)
-    every = {name: batches(settings, found, settings.seed if name == "training" else None)
-             for name, found in parts.items() if settings.tasks == ("response",) or name in ("training", "validation", "chains")}  # fmt: skip
-    for name in ("training", "validation", "chains"):
+    first = ("training", "validation", "chains")
+    used = parts if settings.tasks == ("response",) else first
+    seeds = {"training": settings.seed}
+    every = {name: batches(settings, parts[name], seeds.get(name)) for name in used}
+    for name in first:
         if every[name] is None:
             raise SettingsError(f"--data must have proteins of {settings.residues} residues for {name}, got none")
     learner = Learner(build(settings), predict, settings)
@@ -576,7 +610,7 @@ def response_figure(rows: list[Row], path: Path) -> None:
             seconds = [row.seconds * epoch / row.setting("epochs") for epoch in epochs]
             axes[0].plot(seconds, values, style, color=colour, alpha=0.8, label=None if place else name)
         for axis, kind, edges in ((axes[1], "space", SPACE), (axes[2], "along", ALONG)):
-            middle = [(low * high) ** 0.5 for low, high in zip(edges, edges[1:], strict=False)]
+            middle = [(low * high) ** 0.5 for low, high in itertools.pairwise(edges)]
             means = np.mean([row.more["errors"]["chains"][kind] for row in group], 0)
             axis.plot(middle, means, f"o{style}", color=colour, ms=3)
     axes[0].set(xlabel="seconds of training", ylabel="validation error, of that of zero", xscale="log")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 from baselines.egnn import EGNNLayer
 from data.protein_graphs import CLASSES, Graph, pair_geometry
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, scaled_dot_product_attention
+from torch_geometric.utils import to_dense_batch
 
 BUMPS = 16
 PUSH = 10.0  # the size of a force of 1 where it enters
@@ -63,7 +63,8 @@ class Messages(nn.Module):
         there = self.before(v.mT)[source]  # edges, 3, V
         vector = own[:, None] * there + unit[..., None] * (along * (unit[:, None] @ there)[:, 0])[:, None]
         scalar, vector = (total(x, target, len(h)) / self.neighbors for x in (scalar, vector))
-        angles = (graph.frames @ graph.frames.mT)[:, *torch.triu_indices(3, 3)]
+        row, column = torch.triu_indices(3, 3)
+        angles = (graph.frames @ graph.frames.mT)[:, row, column]
         parts = self.node(torch.cat([h, scalar, angles], 1)).split(self.node_sizes, 1)
         turned = graph.frames.mT @ (parts[3].view(len(h), 3, 3, -1) * (graph.frames @ v.mT)[:, None]).sum(2)
         mixed = torch.cat([parts[1][:, None] * vector, parts[2][:, None] * v.mT, turned], 2)
@@ -87,17 +88,19 @@ class DistanceAttention(nn.Module):
         self.out_vectors = nn.Linear(heads * vectors, vectors, bias=False)
 
     def forward(self, h: Tensor, v: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        (source, target), _, length, _ = pair_geometry(graph)
         query, key, value = (x.unflatten(1, (self.heads, -1)) for x in self.project(self.norm(h)).chunk(3, 1))
-        inside = torch.cat([bumps(length, self.reach), length[:, None] / self.reach], 1)
-        logits = (query[target] * key[source]).sum(2) / math.sqrt(query.shape[2]) + self.bias(inside)
-        weights = (logits - logits.detach().max()).exp()
-        sums = total(weights, target, len(h))
-        weights = weights / sums[target]
-        scalars = total(weights[..., None] * value[source], target, len(h)).flatten(1)
-        vectors = self.value(v.mT).unflatten(2, (self.heads, -1))[source]  # pairs, 3, heads, V
-        vectors = total(weights[:, None, :, None] * vectors, target, len(h)).flatten(2)
-        return self.out(scalars), self.out_vectors(vectors).mT
+        vectors = self.value(v.mT).unflatten(2, (self.heads, -1)).transpose(1, 2)  # N, heads, 3, V
+        values = torch.cat([value, vectors.flatten(2)], 2)
+        query, key, values, pos = (to_dense_batch(x, graph.batch)[0] for x in (query, key, values, graph.pos))
+        there = to_dense_batch(torch.ones_like(h[:, 0]), graph.batch)[1]
+        length = torch.cdist(pos, pos)
+        bias = self.bias(torch.cat([bumps(length, self.reach), length[..., None] / self.reach], 3)).movedim(3, 1)
+        bias = bias.masked_fill(~there[:, None, None], -torch.inf)
+        mixed = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (query, key, values)), bias)
+        mixed = mixed.transpose(1, 2)[there]
+        scalars, vectors = mixed.split([value.shape[2], 3 * v.shape[1]], 2)
+        vectors = vectors.unflatten(2, (3, -1)).transpose(1, 2).flatten(2)
+        return self.out(scalars.flatten(1)), self.out_vectors(vectors).mT
 
 
 class ChainModel(nn.Module):
@@ -118,7 +121,7 @@ class ChainModel(nn.Module):
         super().__init__()
         self.pushed, self.invariant = pushed, invariant
         self.embed = nn.Embedding(20, scalars)
-        self.inputs = nn.Linear(2, scalars)
+        self.inputs = nn.Linear(3, scalars)
         self.start = nn.Linear(1 if pushed else 3, vectors, bias=False)
         self.messages = nn.ModuleList(Messages(scalars, vectors, hidden, reach, neighbors) for _ in range(depth))
         self.norms = nn.ModuleList(nn.LayerNorm(scalars) for _ in range(depth))
@@ -185,7 +188,7 @@ class EGNN(nn.Module):
     def __init__(self, channels: int, depth: int, all_pairs: bool, pushed: bool, invariant: bool) -> None:
         super().__init__()
         self.all_pairs, self.pushed, self.invariant = all_pairs, pushed, invariant
-        self.embed, self.inputs = nn.Embedding(20, channels), nn.Linear(2, channels)
+        self.embed, self.inputs = nn.Embedding(20, channels), nn.Linear(3, channels)
         self.layers = nn.ModuleList(EdgeEGNNLayer(channels, CLASSES + 1) for _ in range(depth))
         self.out = mlp(channels, channels, 1)
 

@@ -16,12 +16,13 @@ CLASSES = 2 * SEPARATIONS + 2  # the last is another chain, or farther
 NEAR, FAR = 8.0, 25.0  # angstroms from the push, beyond which errors are measured
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
     """Residues of one or more proteins, lengths in units of ten angstroms.
 
     ``frames`` (N, 3, 3) are three vectors of each residue: to the next, to the one before it, and from the middle of
-    its protein. ``push`` (N, 3) is a force, ``target`` (N, 3) or (N, 1) what is to be predicted, ``known`` (N, 2) where
+    its protein, in units of the radius of gyration; ``size`` (N, 2) are logarithms of the number of residues and of
+    that radius. ``push`` (N, 3) is a force, ``target`` (N, 3) or (N, 1) what is to be predicted, ``known`` (N, 2) where
     errors are measured: everywhere that counts, and far away.
     """
 
@@ -40,6 +41,11 @@ class Graph:
     target: Tensor
     known: Tensor
     count: int = 1
+
+    def to(self, device: torch.device | str, *_: object, **__: object) -> Graph:
+        """The graph on a device."""
+        tensors = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "count"}
+        return Graph(**{name: x.to(device) for name, x in tensors.items()}, count=self.count)
 
     @property
     def mark(self) -> Tensor:
@@ -70,9 +76,12 @@ def graph_of(protein: Protein, neighbors: int) -> Graph:
     length = offset.norm(dim=1)
     steps = pos.diff(dim=0) * protein.follows[:, None] * (UNIT / 3.8)
     zero = torch.zeros(1, 3, dtype=pos.dtype)
-    frames = torch.stack([torch.cat([steps, zero]), torch.cat([zero, -steps]), pos - pos.mean(0)], 1)
+    centred = pos - pos.mean(0)
+    radius = centred.square().sum(1).mean().sqrt()
+    frames = torch.stack([torch.cat([steps, zero]), torch.cat([zero, -steps]), centred / radius], 1)
+    size = torch.tensor([math.log(count / 100), float(radius.log())])
     return Graph(
-        residue=protein.residue, size=torch.full((count, 1), math.log(count / 100)).float(), pos=pos.float(),
+        residue=protein.residue, size=size.expand(count, 2), pos=pos.float(),
         frames=frames.float(), index=protein.index, chain=protein.chain,
         batch=torch.zeros(count, dtype=torch.int64), edge_index=torch.stack([source, target]),
         edge_class=separations(protein.index, protein.chain, source, target), edge_length=length.float(),
@@ -124,11 +133,12 @@ class Pushes:
 
 def pair_geometry(graph: Graph) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As :attr:`Graph.edges`, of all pairs of residues of a protein."""
+    device = graph.pos.device
     sizes = torch.bincount(graph.batch, minlength=graph.count)
     starts = sizes.cumsum(0) - sizes
     pairs = sizes.square()
-    graph_of_pair = torch.arange(graph.count).repeat_interleave(pairs)
-    number = torch.arange(int(pairs.sum())) - (pairs.cumsum(0) - pairs)[graph_of_pair]
+    graph_of_pair = torch.arange(graph.count, device=device).repeat_interleave(pairs)
+    number = torch.arange(int(pairs.sum()), device=device) - (pairs.cumsum(0) - pairs)[graph_of_pair]
     target, source = number // sizes[graph_of_pair], number % sizes[graph_of_pair]
     edge_index = (torch.stack([source, target]) + starts[graph_of_pair])[:, source != target]
     source, target = edge_index

@@ -14,7 +14,7 @@ BOND = 4.5  # angstroms; consecutive C-alpha atoms of a whole chain are 3.8 apar
 WORD, SHARE = 5, 0.02  # length of the words that homologues share, and the share of the shorter sequence's words
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Protein:
     """One or more chains; lengths in angstroms.
 

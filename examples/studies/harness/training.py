@@ -11,7 +11,7 @@ import shutil
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -256,10 +256,8 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def match_parameters(
-    build: Callable[[int], nn.Module], wanted: int, widths: Sequence[int] = range(4, 513, 4)
-) -> nn.Module:
+def match_parameters(build: Callable[[int], nn.Module], wanted: int) -> nn.Module:
     """The model of the width whose number of parameters comes closest to what is wanted."""
     with torch.device("meta"):
-        width = min(widths, key=lambda channels: abs(parameters(build(channels)) - wanted))
+        width = min(range(4, 513, 4), key=lambda channels: abs(parameters(build(channels)) - wanted))
     return build(width)
