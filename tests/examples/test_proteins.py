@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 import torch
 from baselines.chain_layers import without_rigid_motion
+from baselines.protein_models import ORDERED
+from data.protein_errors import changes, elastic_modes
 from data.protein_graphs import NEAR, UNIT, Pushes, graph_of, joined, pair_geometry
+from data.protein_sets import proteins, sets, without_order
 from data.proteins import MISSING, Protein, clusters, load, response, rigid_motions, split, stiffness, synthetic
 from harness.training import parameters
-from proteins import ORDERED, ProteinsStudy, batches, build, changes, elastic_modes, proteins, sets, without_order
+from proteins import ProteinsStudy, batches, build
 
-SMALL = {
+SMALL = {  # settings of models and of synthetic proteins
     "synthetic": 24, "residues": (12, 20), "larger": 30, "neighbors": 4, "scalars": 8, "vectors": 4, "hidden": 8,
-    "depth": 2, "kernels": (1, 1),
+    "depth": 2, "kernels": (1, 1), "batch": 1,
 }  # fmt: skip
 
 
@@ -35,7 +38,13 @@ def test_reading_a_file(tmp_path):
     with pytest.raises(ValueError, match=r"some\.npz lacks the arrays b_factor, bound, chain"):
         load(path)
     with pytest.raises(ValueError, match=r"--data must be an \.npz file of C-alpha traces, or --synthetic"):
-        sets(ProteinsStudy())
+        sets(None, 0, (40, 220), 400)
+
+
+def graphs_of(run, name, number=0):
+    """A batch of a set of synthetic proteins."""
+    found = sets(None, run.synthetic, run.residues, run.larger)[name]
+    return batches(run, found, 0).get([number])
 
 
 def homologue(protein, share, seed):
@@ -132,7 +141,7 @@ def test_models_are_of_one_size(task):
 def test_a_protein_in_a_batch_is_as_alone(task):
     torch.manual_seed(0)
     for run in ProteinsStudy(tasks=(task,), **SMALL).runs():
-        graphs = [batches(run, sets(run)["training"], 0).get([n]) for n in (0, 1)]
+        graphs = [graphs_of(run, "training", n) for n in (0, 1)]
         model = build(run).eval()
         together = model(joined(graphs))
         alone = torch.cat([model(graph) for graph in graphs])
@@ -142,7 +151,7 @@ def test_a_protein_in_a_batch_is_as_alone(task):
 def test_models_turn_with_proteins():
     torch.manual_seed(0)
     for run in ProteinsStudy(**SMALL).runs():
-        graph = batches(run, sets(run)["complexes"]).get([0])
+        graph = graphs_of(run, "complexes")
         assert max(changes(build(run), graph).values()) < 1e-10, run.models
 
 
@@ -151,7 +160,7 @@ def test_numbers_of_residues_matter_to_convolutions_only():
     for run in ProteinsStudy(**SMALL).runs():
         if "EGNN" in run.models[0] or "all pairs" in run.models[0]:
             continue  # these know separations along the chain for all pairs
-        graph = batches(run, sets(run)["complexes"]).get([0])
+        graph = graphs_of(run, "complexes")
         model = build(run)
         change = (model(graph) - model(without_order(graph))).abs().max()
         assert (change > 1e-6) == (run.models[0] in ORDERED), run.models

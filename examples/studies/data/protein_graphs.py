@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import torch
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 from .proteins import Protein, response
@@ -68,8 +69,8 @@ def separations(index: Tensor, chain: Tensor, source: Tensor, target: Tensor) ->
 def graph_of(protein: Protein, neighbors: int) -> Graph:
     """The graph of a protein, with edges from the nearest residues; nothing is pushed and nothing to be predicted."""
     pos, count = protein.pos / UNIT, len(protein)
-    distance = torch.cdist(pos, pos).fill_diagonal_(torch.inf)
-    source = distance.topk(min(neighbors, count - 1), largest=False).indices
+    nearest = cKDTree(protein.pos.numpy()).query(protein.pos.numpy(), min(neighbors + 1, count))[1]
+    source = torch.from_numpy(nearest[:, 1:])
     target = torch.arange(count)[:, None].expand_as(source)
     source, target = source.flatten(), target.flatten()
     offset = pos[source] - pos[target]
