@@ -221,7 +221,7 @@ def train(settings: ProteinsStudy) -> Outcome:
         graph = next(tests.get("complexes", tests["chains"]).whole())
         *_, largest = tests["chains"].whole()
         name = settings.models[0].replace(" ", "")
-        draw_protein(model, largest, settings.results_file.with_name(f"protein-{name}.png"))
+        draw_protein(model, largest, settings.output / settings.STUDY / f"protein-{name}.png")
         more["changes"] = changes(model, graph)
     elif settings.tasks == ("binding",):
         more["binding"] = binding_errors(model, parts["chains"], settings.neighbors)

@@ -152,7 +152,9 @@ def test_models_turn_with_proteins():
     torch.manual_seed(0)
     for run in ProteinsStudy(**SMALL).runs():
         graph = graphs_of(run, "complexes")
-        assert max(changes(build(run), graph).values()) < 1e-10, run.models
+        # e3nn rounds its coupling coefficients to float32, in which models are built
+        exact = 1e-7 if run.models == ("tensor-product Hyena",) else 1e-10
+        assert max(changes(build(run), graph).values()) < exact, run.models
 
 
 def test_numbers_of_residues_matter_to_convolutions_only():

@@ -24,7 +24,7 @@ def proteins(data: Path | None, synthetic_count: int, residues: tuple[int, int],
         return split(load(data), SPLIT)
     if not synthetic_count:
         raise SettingsError("--data must be an .npz file of C-alpha traces, or --synthetic a number of random chains")
-    kinds = [(*residues, 1), (*residues, 1), (residues[1] + 1, larger, 1), (residues[0] // 2, residues[1] // 2, 2)]
+    kinds = [(*residues, 1), (*residues, 1), (residues[1] + 1, larger, 1), (residues[0], larger // 2, 2)]
     made = [synthetic(synthetic_count // 4, low, high, seed, chains) for seed, (low, high, chains) in enumerate(kinds)]
     gap = residues[0] // 3
     holes = [protein.part(torch.arange(len(protein)) // 3 != gap // 3) for protein in made[1]]
