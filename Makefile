@@ -5,7 +5,7 @@
 # make test-oldest  the tests of the core with the oldest torch that pyproject.toml allows, in .venv-oldest (OLDEST=...)
 # make docs      the documentation, in docs/_build/html; GALLERY=0 leaves out running the tutorials
 # make report    rebuild the tables and figures of the README and the docs from the result rows in examples/results
-# make studies   train what has no result row yet; MOLECULES=folder of published files adds theirs, a folder or link mnist its own
+# make studies   train what has no result row yet; MOLECULES=folder of published files adds theirs, PROTEINS=file of C-alpha traces its own, a folder or link mnist its own
 # make bench     time the layers against what they replace
 # make first-gpu   on a GPU: its tests, every benchmark, what "auto" should choose there; a table in out/first_gpu
 # Each sets up what it needs first, in .venv; later runs find it done. SCATTER=0 skips building torch-scatter.
@@ -79,6 +79,7 @@ bench: setup
 	$(RUN) -W ignore examples/benchmarks/waves.py
 
 PUBLISHED = @[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore
+TRACES = @[ -z "$(PROTEINS)" ] || $(RUN) -W ignore
 # Only runs without a row in examples/results are trained; from nothing that takes hours on two cores.
 studies: setup
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study

@@ -232,28 +232,26 @@ def train(settings: ProteinsStudy) -> Outcome:
 
 
 def step_cost(settings: ProteinsStudy, tokens: int) -> tuple[float, float]:
-    """Seconds of the processor of a training step, after one that does not count, and MiB that it takes at most."""
+    """Seconds of the processor of a training step, after one that does not count, and the process's peak in MiB."""
     torch.set_num_threads(1)
     graph = graph_of(synthetic(1, tokens, tokens, 0)[0], settings.neighbors)
     push = torch.zeros_like(graph.push)
     push[tokens // 2, 0] = 1.0
     graph = dataclasses.replace(graph, push=push)
     model = build(settings)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(2):
         start = time.process_time()
         model(graph).square().mean().backward()
         seconds = time.process_time() - start
-    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def cost(settings: ProteinsStudy) -> Outcome:
-    """One training step at each size, each in a process of its own; a size at which memory ends has no numbers."""
+    """One training step at each size, in a process of its own; sizes from one on at which memory ends have no numbers."""
     found: dict[str, list[float]] = {}
     start = time.perf_counter()
-    for tokens in settings.tokens:
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for tokens in sorted(settings.tokens):  # peaks of memory rise with the size
             try:
                 found[str(tokens)] = [round(x, 2) for x in pool.submit(step_cost, settings, tokens).result()]
             except (BrokenProcessPool, RuntimeError):
@@ -261,7 +259,7 @@ def cost(settings: ProteinsStudy) -> Outcome:
     if not found:
         raise SettingsError(f"--tokens must have a size whose training step fits into memory, got {settings.tokens}")
     seconds = time.perf_counter() - start
-    value = found[str(settings.tokens[0])][0]
+    value = found[str(min(settings.tokens))][0]
     return Outcome("seconds of a step", value, parameters(build(settings)), seconds, {"cost": found})
 
 

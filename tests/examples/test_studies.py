@@ -233,9 +233,7 @@ FLAGS = {
     "molecules": ["--messages", "bonds", "pairs"],
     "scaled_digits": ["--test-images", 10, "--models", "scales", "convolution", "convolution, scales"],
     "depots": ["--tasks", "displacement", "distance"],
-    "proteins": [
-        "--tasks", "response", "b-factors", "binding", "size", "--models", "Ewald", "Hyena, implicit", "EGNN",
-    ],
+    "proteins": ["--tasks", *("response", "b-factors", "binding", "size"), "--models", "Ewald", "Hyena, implicit"],
 }  # fmt: skip
 
 
