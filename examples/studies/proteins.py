@@ -247,7 +247,7 @@ def step_cost(settings: ProteinsStudy, tokens: int) -> tuple[float, float]:
 
 
 def cost(settings: ProteinsStudy) -> Outcome:
-    """One training step at each size, in a process of its own; sizes from one on at which memory ends have no numbers."""
+    """One training step at each size, in a process of its own, up to the size at which memory ends."""
     found: dict[str, list[float]] = {}
     start = time.perf_counter()
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
