@@ -219,9 +219,9 @@ def train(settings: ProteinsStudy) -> Outcome:
         for name in {"complexes", "gaps"} & set(tests) if settings.models[0] in ORDERED else ():
             more["errors"][f"{name}, without index"] = response_errors(model, tests[name], ordered=False)
         graph = next(tests.get("complexes", tests["chains"]).whole())
-        *_, largest = tests["chains"].whole()
+        chains = list(tests["chains"].whole())  # sorted by size
         name = settings.models[0].replace(" ", "")
-        draw_protein(model, largest, settings.output / settings.STUDY / f"protein-{name}.png")
+        draw_protein(model, chains[len(chains) // 2], settings.output / settings.STUDY / f"protein-{name}.png")
         more["changes"] = changes(model, graph)
     elif settings.tasks == ("binding",):
         more["binding"] = binding_errors(model, parts["chains"], settings.neighbors)

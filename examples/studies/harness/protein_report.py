@@ -21,32 +21,36 @@ import matplotlib.pyplot as plt
 
 
 def draw_protein(model: nn.Module, graph: Graph, path: Path) -> None:
-    """The largest protein of some, with its true and its predicted displacements side by side."""
-    sizes = torch.bincount(graph.batch, minlength=graph.count)
-    here = graph.batch == int(sizes.argmax())
+    """The first protein of some, with its true and its predicted displacements side by side."""
+    here = graph.batch == 0
     with torch.no_grad():
         out = model(graph)[here]
     pos, target, known = UNIT * graph.pos[here], graph.target[here], graph.known[here, 0]
-    pos = pos - pos.mean(0)
-    pos, target, out = (x @ torch.linalg.svd(pos, full_matrices=False).Vh.T for x in (pos, target, out))
     place = int(graph.mark[here, 0].argmax())
-    figure = plt.figure(figsize=(10, 5.2))
-    top = float(target[known].norm(dim=1).max())
+    pos = pos - pos.mean(0)
+    axes = torch.linalg.svd(pos, full_matrices=False).Vh  # the longest across the page
+    push = graph.push[here][place] @ axes.T
+    pos, target, out = (x @ axes.T for x in (pos, target, out))
+    top = float(target[known].norm(dim=1).quantile(0.95))
+    figure = plt.figure(figsize=(11, 5))
     for number, (title, shown) in enumerate((("true", target), ("predicted", out))):
-        axis = figure.add_subplot(1, 2, 1 + number, projection="3d")
-        axis.plot(*pos.T.numpy(), color="0.75", lw=2, zorder=1)
+        axis = figure.add_axes((0.45 * number, 0.02, 0.46, 0.92), projection="3d", computed_zorder=False)
+        axis.plot(*pos.T.numpy(), color="0.8", lw=2.5, zorder=1)
         colours = plt.colormaps["viridis"]((shown[known].norm(dim=1) / top).clamp(max=1).numpy())
-        for colour, start, arrow in zip(colours, pos[known].numpy(), shown[known].numpy(), strict=True):
-            axis.quiver(*start, *(4 * arrow), color=colour, lw=1.6, arrow_length_ratio=0.3)
-        axis.scatter(*pos[place].numpy(), color="C3", s=70, depthshade=False, label="pushed residue")
-        axis.set(title=f"{title} displacements", xlabel="x", ylabel="y", zlabel="z")
-        axis.set_box_aspect(np.ptp(pos.numpy(), axis=0), zoom=1.3)
+        for colour, start, arrow in zip(colours, pos[known].numpy(), (9 / top * shown[known]).numpy(), strict=True):
+            axis.quiver(*start, *arrow, color=colour, lw=1.8, arrow_length_ratio=0.3, zorder=2)
+        axis.scatter(*pos[place].numpy(), color="C3", s=70, depthshade=False, label="pushed residue", zorder=3)
+        axis.quiver(*pos[place].numpy(), *(14 * push).numpy(), color="C3", lw=3, label="push", zorder=3)
+        axis.view_init(elev=75, azim=-90)
+        axis.set_title(f"{title} displacements", y=0.97)
+        axis.set_box_aspect(np.ptp(pos.numpy(), axis=0) + 10, zoom=1.5)
         axis.set_axis_off()
-    axis.legend(loc="lower right")
+    axis.legend(loc="lower right", fontsize="small")
+    bar = figure.add_axes((0.93, 0.2, 0.012, 0.6))
     mapped = plt.cm.ScalarMappable(plt.Normalize(0, top), "viridis")
-    figure.colorbar(mapped, ax=figure.axes, label="size of the displacement", shrink=0.6, pad=0.02)
+    figure.colorbar(mapped, cax=bar, label="size, root mean square is 1")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100, bbox_inches="tight")
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
