@@ -210,6 +210,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/depots.py --study --tasks distance --seeds 0 --models "dense, shifts"
 	$(RUN) -W ignore examples/studies/depots.py --study --tasks distance --seeds 1 2 --learning-rate 0.012 --models "far offsets" "far offsets, pairs" content GATv2 PointTransformer "Performer, centred"
 	$(RUN) -W ignore examples/studies/depots.py --study --tasks distance --seeds 1 2 --models "dense, shifts"
+	$(TRACES) examples/studies/proteins.py --study --data "$(PROTEINS)" --tasks response --seeds 0 --models messages EGNN Ewald
 	$(RUN) -W ignore examples/studies/report.py
 
 report: setup

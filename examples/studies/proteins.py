@@ -228,7 +228,7 @@ def train(settings: ProteinsStudy) -> Outcome:
     else:
         more["correlations"] = [round(x, 4) for x in correlations(model, every["chains"])]
         outcome = dataclasses.replace(outcome, metric="correlation", value=float(np.mean(more["correlations"])))
-    return dataclasses.replace(outcome, seconds=learner.seconds, more=more)
+    return dataclasses.replace(outcome, seconds=round(learner.seconds, 1), more=more)
 
 
 def step_cost(settings: ProteinsStudy, tokens: int) -> tuple[float, float]:

@@ -19,6 +19,9 @@ from .tables import at_best_rates, grouped, markdown, mean_and_spread
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+TESTS = "chains", "larger", "complexes", "complexes, without index", "gaps", "gaps, without index"
+WAYS = "moved", "turned", "mirrored"
+
 
 def draw_protein(model: nn.Module, graph: Graph, path: Path) -> None:
     """The first protein of some, with its true and its predicted displacements side by side."""
@@ -43,7 +46,7 @@ def draw_protein(model: nn.Module, graph: Graph, path: Path) -> None:
         axis.quiver(*pos[place].numpy(), *(14 * push).numpy(), color="C3", lw=3, label="push", zorder=3)
         axis.view_init(elev=75, azim=-90)
         axis.set_title(f"{title} displacements", y=0.97)
-        axis.set_box_aspect(np.ptp(pos.numpy(), axis=0) + 10, zoom=1.5)
+        axis.set_box_aspect(np.ptp(pos.numpy(), axis=0) + 10, zoom=1.1)
         axis.set_axis_off()
     axis.legend(loc="lower right", fontsize="small")
     bar = figure.add_axes((0.93, 0.2, 0.012, 0.6))
@@ -65,7 +68,8 @@ def of_task(rows: list[Row], task: str) -> dict[str, list[Row]]:
 def response_table(rows: list[Row]) -> str:
     """Errors of each test by model, beyond 8 and beyond 25 angstroms."""
     groups = of_task(rows, "response")
-    names = list(dict.fromkeys(name for group in groups.values() for name in group[0].more["errors"]))
+    there = {name for group in groups.values() for name in group[0].more["errors"]}
+    names = [name for name in TESTS if name in there]
     lines = []
     for model, group in groups.items():
         cells = []
@@ -129,9 +133,8 @@ def changes_table(rows: list[Row]) -> str:
     """Largest relative changes of outputs in float64 where a complex is moved, turned and mirrored."""
     lines = []
     for name, group in of_task(rows, "response").items():
-        most = {way: max(row.more["changes"][way] for row in group) for way in group[0].more["changes"]}
-        lines.append([name, *(f"{x:.0e}" for x in most.values())])
-    return markdown(["model", *most], lines)
+        lines.append([name, *(f"{max(row.more['changes'][way] for row in group):.0e}" for way in WAYS)])
+    return markdown(["model", *WAYS], lines)
 
 
 def hyena_beside_ewald(rows: list[Row]) -> str:
@@ -140,7 +143,7 @@ def hyena_beside_ewald(rows: list[Row]) -> str:
     if not {"Ewald", "Ewald + Hyena"} <= set(groups):
         return "Not trained yet."
     lines = []
-    for test in groups["Ewald"][0].more["errors"]:
+    for test in (name for name in TESTS if name in groups["Ewald"][0].more["errors"]):
         for place, far in enumerate((NEAR, FAR)):
             one, both = (
                 [row.more["errors"][test]["beyond"][place] for row in groups[name]]
@@ -183,7 +186,7 @@ def b_factor_table(rows: list[Row]) -> str:
 def size_table(rows: list[Row]) -> str:
     """Seconds and memory of a training step by number of residues."""
     groups = grouped([row for row in rows if row.setting("tasks") == "size"], "models")
-    sizes = list(dict.fromkeys(n for (row, *_) in groups.values() for n in row.more["cost"]))
+    sizes = sorted({n for (row, *_) in groups.values() for n in row.more["cost"]}, key=int)
     lines = []
     for (name,), (row, *_) in groups.items():
         cells = [row.more["cost"].get(n) for n in sizes]
