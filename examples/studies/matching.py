@@ -24,7 +24,6 @@ Seconds are those of the processor in the steps of training, whatever else the m
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -41,7 +40,7 @@ from harness.loading import Batches, tensor_batches
 from harness.results import Row
 from harness.settings import Settings, flag
 from harness.tables import grouped, markdown, mean_and_spread
-from harness.training import Classifier, Outcome, fit, parameters
+from harness.training import Classifier, Outcome, Timed, fit, parameters
 from torch import Tensor, nn
 
 from tg_equiattn.groups import cyclic
@@ -204,22 +203,8 @@ class Stream(Batches):
         yield from super().__iter__()
 
 
-class Timed(Classifier):
-    """Counts the processor's seconds in steps, through a resume."""
-
-    seconds = 0.0
-
-    def on_train_batch_start(self, batch: Any, number: int) -> None:
-        self.start = time.process_time()
-
-    def on_train_batch_end(self, out: Any, batch: Any, number: int) -> None:
-        self.seconds += time.process_time() - self.start
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["seconds"] = self.seconds
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.seconds = checkpoint["seconds"]
+class Learner(Timed, Classifier):
+    """Accuracy, and the processor's seconds."""
 
 
 def train(settings: Matching) -> Outcome:
@@ -228,7 +213,7 @@ def train(settings: Matching) -> Outcome:
         tensor_batches(draw(count, settings.cells[0], settings.side, seed), 250, device=settings.data_device)
         for count, seed in ((settings.validation, VALIDATION), (settings.test, TEST))
     ]
-    learner = Timed(build(settings), predict, settings)
+    learner = Learner(build(settings), predict, settings)
     outcome = fit(learner, Stream(settings), *held_out)
     return dataclasses.replace(outcome, seconds=learner.seconds)
 

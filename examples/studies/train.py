@@ -4,8 +4,8 @@ The runs of a study are the lines of examples/results/NAME/runs.txt: the flags o
 several runs. Rows go to examples/results/NAME/results.csv, and tables and figures are rebuilt at the end.
 
 Lines with `--data FOLDER` read published files from that folder (or link) of the current directory: `mnist` has the
-four files of MNIST, `molecules` the sets that examples/studies/real_molecules.py names. Lines whose folder is missing
-are left out. real_molecules needs an environment with MACE.
+four files of MNIST, `molecules` the sets that examples/studies/real_molecules.py names, and `proteins` is a file of
+C-alpha traces. Lines whose files are missing are left out. real_molecules needs an environment with MACE.
 
     python examples/studies/train.py                    # all studies
     python examples/studies/train.py matching depots    # two

@@ -6,6 +6,7 @@ import re
 from importlib import import_module
 
 import pytest
+from baselines.protein_models import ORDERED
 from devices import DEVICES
 from harness.settings import parse
 from harness.training import parameters
@@ -50,6 +51,7 @@ REFUSED = [
         {"kernels": (1, 2)},
         "--kernels must be numbers of .* and of oscillating Gaussians, got \\[1, 2\\]",
     ),
+    ("proteins", {"residues": (40, 400)}, "--residues must be more than --neighbors 10 and rise, .* got 40 400"),
     ("depots", {"nodes": 8}, "--nodes must be at least --colours 6 and more than --k 8, got 8"),
     ("depots", {"heads": 5}, "--channels must divide among --heads 5, got 64"),
     ("beacons", {"nodes": 6}, "--nodes must be more than 3 beacons and --k 6, got 6"),
@@ -198,6 +200,19 @@ def check_real_molecules(rows, module, folder):
     assert "| with |" in (folder / "errors.md").read_text()
 
 
+def check_proteins(rows, module, folder):
+    for row in rows:
+        task = row.setting("tasks")
+        if task == "response":
+            assert max(row.more["changes"].values()) < 1e-10
+            found = row.more["errors"]
+            assert ("complexes, without index" in found) == (row.setting("models") in ORDERED)
+            assert row.value == pytest.approx(found["chains"]["beyond"][0], rel=0.1)  # their means are of other weights
+        elif task == "size":
+            assert list(row.more["cost"]) == ["30", "60"]
+    assert (folder / "protein-Ewald.png").stat().st_size > 5000
+
+
 FLAGS = {
     "pixel_graphs": ["--seeds", 0, 1],
     "nbody": ["--augment"],
@@ -207,6 +222,7 @@ FLAGS = {
     "molecules": ["--messages", "bonds", "pairs"],
     "scaled_digits": ["--test-images", 10, "--models", "scales", "convolution", "convolution, scales"],
     "depots": ["--tasks", "displacement", "distance"],
+    "proteins": ["--tasks", *("response", "b-factors", "binding", "size"), "--models", "Ewald", "Hyena, implicit"],
 }  # fmt: skip
 
 

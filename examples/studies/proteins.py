@@ -1,0 +1,280 @@
+"""Real chains: how a protein moves when one residue is pushed, how it moves to bind, and where it is mobile.
+
+``--data`` is an .npz file of C-alpha traces (data/proteins.py says what is in it); ``--synthetic 40`` makes random
+chains in its place. Proteins are split by clusters of sequences, so that none of training is a homologue of one of a
+test. Tasks:
+
+response     one residue of an elastic network is pushed (springs between all pairs, stiffness 1 / distance^2): where do
+             the others move? Displacements are scaled to a mean square of 1 beyond 8 angstroms from the push, where
+             errors are measured, so 1 is what zero displacements leave. Trained on whole chains of 40 to 220 residues;
+             tested on other such chains, on chains of 220 to 400, on complexes of several chains, and on chains with
+             gaps, with and without residue numbers and chains given to the layers
+binding      the displacement of each C-alpha atom from the unbound to the bound form
+b-factors    crystallographic B-factors, standardised for each chain
+size         no training: seconds and memory of one training step with synthetic chains of --tokens residues
+
+All models but EGNN have the same messages along the edges to the nearest residues, and behind each layer of messages
+
+messages                 nothing
+messages, all pairs      the same messages along all pairs of residues
+distance attention       a transformer's self-attention with a learned function of the distance in its logits
+vector attention         VectorSelfAttention
+Hyena                    SE3HyenaOperator with a filter made of the data
+Hyena, implicit          SE3HyenaOperator, filter="implicit", short_conv=3
+tensor-product Hyena     TensorProductHyenaOperator, filter="implicit", short_conv=3
+Ewald                    EwaldAttention
+Ewald + Hyena            both
+EGNN                     Satorras et al.'s layers along the same edges, with the push as velocity
+EGNN, all pairs          the same along all pairs
+
+at equal numbers of parameters. Seconds are those of the processor in the steps of training.
+
+    python examples/studies/proteins.py --data proteins.npz --models Ewald messages    # minutes
+"""
+
+from __future__ import annotations
+
+import bisect
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from baselines.chain_layers import EGNN, ChainModel
+from baselines.protein_models import ORDERED, Model, global_layers
+from data.protein_errors import binding_errors, changes, correlations, response_errors
+from data.protein_graphs import UNIT, Graph, graph_of
+from data.protein_sets import Drawn, answered, pushes, sets
+from data.proteins import Protein, synthetic
+from harness import study
+from harness.protein_report import (
+    b_factor_table,
+    binding_table,
+    changes_table,
+    draw_protein,
+    equal_times,
+    hyena_beside_ewald,
+    response_figure,
+    response_table,
+    size_table,
+)  # fmt: skip
+from harness.results import Row
+from harness.settings import Settings, SettingsError
+from harness.training import Outcome, Regressor, Timed, fit, parameters
+from torch import Tensor, nn
+
+REACH = 16.0  # angstroms up to which messages tell lengths of edges apart
+Task = Literal["response", "binding", "b-factors", "size"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProteinsStudy(Settings):
+    """Settings of this example."""
+
+    STUDY: ClassVar[str] = "proteins"
+    SWEEP: ClassVar[tuple[str, ...]] = ("tasks", "models", "seeds")
+    HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
+    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs", "tokens")
+
+    tasks: tuple[Task, ...] = ("response",)
+    """what to predict"""
+    models: tuple[Model, ...] = Model.__args__
+    """which to train"""
+    data: Path | None = None
+    """.npz file of C-alpha traces"""
+    synthetic: int = 0
+    """so many random chains in place of --data"""
+    residues: tuple[int, int] = (40, 220)
+    """fewest and most of the chains of training"""
+    larger: int = 400
+    """most residues of larger chains and of complexes in tests"""
+    pushes: int = 2
+    """of each protein, to validate and test with; training pushes every chain once an epoch"""
+    neighbors: int = 10
+    """nearest residues from which messages come"""
+    scalars: int = 24
+    vectors: int = 8
+    hidden: int = 32
+    """width of the networks of messages beside Ewald attention; others' are chosen for as many parameters"""
+    depth: int = 3
+    """layers of messages"""
+    width: float = 3.0
+    """angstroms, the narrowest kernel of Ewald attention"""
+    max_width: float = 24.0
+    """angstroms, the widest"""
+    kernels: tuple[int, int] = (2, 1)
+    """Gaussians and Coulomb kernels of Ewald attention"""
+    lmax: int = 2
+    """of Ewald attention: the response to a force has degrees 0 and 2"""
+    tokens: tuple[int, ...] = (2000, 8000, 30000)
+    """residues of the chains of the task size"""
+    epochs: int = 8
+    batch: int = 4
+    learning_rate: float = 0.005
+    warmup: float = 0.2
+    clip: float = 1.0
+
+    def check(self) -> None:
+        super().check()
+        for name in ("pushes", "neighbors", "scalars", "vectors", "hidden", "depth", "width", "max_width"):
+            self.positive(name)
+        fewest, most = self.residues
+        if not self.neighbors < fewest < most < self.larger:
+            raise ValueError(
+                f"--residues must be more than --neighbors {self.neighbors} and rise, and stay below --larger "
+                f"{self.larger}, got {fewest} {most}"
+            )
+
+    def runs(self) -> Iterator[ProteinsStudy]:
+        """Steps of one size are timed once."""
+        return (run for run in super().runs() if run.tasks != ("size",) or run.seeds == self.seeds[:1])
+
+
+PRESETS = {
+    "quick": ProteinsStudy(
+        synthetic=24, residues=(12, 20), larger=30, pushes=2, neighbors=4, scalars=8, vectors=4, hidden=8, depth=1,
+        kernels=(1, 1), epochs=1, tokens=(30, 60),
+    ),
+    "study": ProteinsStudy(
+        tasks=("response", "b-factors", "binding"), seeds=(0, 1, 2), results=study.committed("proteins")
+    ),
+}  # fmt: skip
+
+
+def build(settings: ProteinsStudy) -> nn.Module:
+    """The model, as wide as it takes to have as many parameters as that with Ewald attention."""
+    (task,), (name,) = settings.tasks, settings.models
+    kernels = settings.width / UNIT, settings.max_width / UNIT
+    kind = {"pushed": task in ("response", "size"), "invariant": task == "b-factors"}
+
+    def of(width: int) -> nn.Module:
+        if name.startswith("EGNN"):
+            return EGNN(width, settings.depth + 1, name == "EGNN, all pairs", **kind)
+        return ChainModel(
+            settings.scalars, settings.vectors, width, layers, settings.depth, REACH / UNIT,
+            settings.neighbors, **kind,
+        )  # fmt: skip
+
+    channels = settings.scalars, settings.vectors, settings.hidden
+    layers = [] if "EGNN" in name else global_layers(name, *channels, kernels, settings.kernels, settings.lmax)
+    if name == "Ewald":
+        return of(settings.hidden)
+    wanted = parameters(build(dataclasses.replace(settings, models=("Ewald",))))
+    with torch.random.fork_rng():  # so that weights do not depend on what was tried
+        widths = range(2, 4 * settings.hidden)
+        above = bisect.bisect_left(widths, wanted, key=lambda width: parameters(of(width)))
+        near = widths[max(0, above - 1) : above + 1]
+        width = min(near, key=lambda width: abs(parameters(of(width)) - wanted))
+    return of(width)
+
+
+def batches(settings: ProteinsStudy, found: tuple[Protein, ...], seed: int | None = None) -> Drawn | None:
+    """Batches of proteins with what is to be predicted of them; none where there are no proteins."""
+    if settings.tasks == ("response",):
+        drawn = pushes(found, settings.neighbors)
+        draw, graphs, draws = drawn.draw, drawn.graphs, 1 if seed is not None else settings.pushes
+    else:
+        every = (answered(protein, settings.tasks[0], settings.neighbors) for protein in found)
+        graphs = [graph for graph in every if graph is not None]
+        draw, draws = lambda number, _: graphs[number], 1
+    sizes = [len(graph.residue) for graph in graphs]
+    return Drawn(draw, sizes, settings.batch, settings.data_device, seed, draws) if graphs else None
+
+
+def predict(model: nn.Module, graph: Graph) -> tuple[Tensor, Tensor]:
+    """Predictions and targets where errors count."""
+    known = graph.known[:, 0]
+    return model(graph)[known], graph.target[known]
+
+
+class Learner(Timed, Regressor):
+    """Squared errors, and the processor's seconds."""
+
+
+def train(settings: ProteinsStudy) -> Outcome:
+    """One model, trained and tested; or timed."""
+    if settings.tasks == ("size",):
+        return cost(settings)
+    parts = sets(settings.data, settings.synthetic, settings.residues, settings.larger)
+    first = ("training", "validation", "chains")
+    used = parts if settings.tasks == ("response",) else first
+    seeds = {"training": settings.seed}
+    every = {name: batches(settings, parts[name], seeds.get(name)) for name in used}
+    for name in first:
+        if every[name] is None:
+            raise SettingsError(f"--data must have proteins of {settings.residues} residues for {name}, got none")
+    learner = Learner(build(settings), predict, settings)
+    outcome = fit(learner, every["training"], every["validation"], every["chains"], checks=10)
+    model, more = learner.model, outcome.more | {"sizes": {name: len(found) for name, found in parts.items()}}
+    if settings.tasks == ("response",):
+        tests = {name: x for name, x in every.items() if x is not None and name not in ("training", "validation")}
+        more["errors"] = {name: response_errors(model, found) for name, found in tests.items()}
+        for name in {"complexes", "gaps"} & set(tests) if settings.models[0] in ORDERED else ():
+            more["errors"][f"{name}, without index"] = response_errors(model, tests[name], ordered=False)
+        graph = next(tests.get("complexes", tests["chains"]).whole())
+        chains = list(tests["chains"].whole())  # sorted by size
+        name = settings.models[0].replace(" ", "")
+        draw_protein(model, chains[len(chains) // 2], settings.output / settings.STUDY / f"protein-{name}.png")
+        more["changes"] = changes(model, graph)
+    elif settings.tasks == ("binding",):
+        more["binding"] = binding_errors(model, parts["chains"], settings.neighbors)
+    else:
+        more["correlations"] = [round(x, 4) for x in correlations(model, every["chains"])]
+        outcome = dataclasses.replace(outcome, metric="correlation", value=float(np.mean(more["correlations"])))
+    return dataclasses.replace(outcome, seconds=round(learner.seconds, 1), more=more)
+
+
+def step_cost(settings: ProteinsStudy, tokens: int) -> tuple[float, float]:
+    """Seconds of the processor of a training step, after one that does not count, and the process's peak in MiB."""
+    torch.set_num_threads(1)
+    graph = graph_of(synthetic(1, tokens, tokens, 0)[0], settings.neighbors)
+    push = torch.zeros_like(graph.push)
+    push[tokens // 2, 0] = 1.0
+    graph = dataclasses.replace(graph, push=push)
+    model = build(settings)
+    for _ in range(2):
+        start = time.process_time()
+        model(graph).square().mean().backward()
+        seconds = time.process_time() - start
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def cost(settings: ProteinsStudy) -> Outcome:
+    """One training step at each size, in a process of its own, up to the size at which memory ends."""
+    found: dict[str, list[float]] = {}
+    start = time.perf_counter()
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for tokens in sorted(settings.tokens):  # peaks of memory rise with the size
+            try:
+                found[str(tokens)] = [round(x, 2) for x in pool.submit(step_cost, settings, tokens).result()]
+            except (BrokenProcessPool, RuntimeError):
+                break
+    if not found:
+        raise SettingsError(f"--tokens must have a size whose training step fits into memory, got {settings.tokens}")
+    seconds = time.perf_counter() - start
+    value = found[str(min(settings.tokens))][0]
+    return Outcome("seconds of a step", value, parameters(build(settings)), seconds, {"cost": found})
+
+
+def report(rows: list[Row], folder: Path) -> dict[str, str]:
+    """Tables of each task that has rows, and a figure of the response."""
+    tables: dict[str, dict[str, Callable[[list[Row]], str]]] = {
+        "response": {"response": response_table, "times": equal_times, "changes": changes_table,
+                     "hyena_beside_ewald": hyena_beside_ewald},
+        "binding": {"binding": binding_table}, "b-factors": {"b_factors": b_factor_table}, "size": {"size": size_table},
+    }  # fmt: skip
+    there = {row.setting("tasks") for row in rows}
+    if "response" in there:
+        response_figure(rows, folder / "response.png")
+    return {name: make(rows) for task, some in tables.items() if task in there for name, make in some.items()}
+
+
+if __name__ == "__main__":
+    study.main(ProteinsStudy(), PRESETS, __doc__, train, report)

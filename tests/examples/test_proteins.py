@@ -1,0 +1,178 @@
+"""Proteins: their split, the elastic network that answers a push, graphs in batches, and models of one size."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from baselines.chain_layers import without_rigid_motion
+from baselines.protein_models import ORDERED
+from data.protein_errors import changes, elastic_modes
+from data.protein_graphs import NEAR, UNIT, Pushes, graph_of, joined, pair_geometry
+from data.protein_sets import proteins, sets, without_order
+from data.proteins import MISSING, Protein, clusters, load, response, rigid_motions, split, stiffness, synthetic
+from harness.training import parameters
+from proteins import ProteinsStudy, batches, build
+
+SMALL = {  # settings of models and of synthetic proteins
+    "synthetic": 24, "residues": (12, 20), "larger": 30, "neighbors": 4, "scalars": 8, "vectors": 4, "hidden": 8,
+    "depth": 2, "kernels": (1, 1), "batch": 1,
+}  # fmt: skip
+
+
+def test_reading_a_file(tmp_path):
+    path = tmp_path / "some.npz"
+    arrays = {
+        "start": [0, 2, 5], "name": ["1ABC_l", "1ABC_r"], "residue": [0, 19, 3, 4, 5], "number": [1, 2, 7, 8, 1],
+        "chain": [0, 0, 0, 0, 1], "unbound": np.full((5, 3), 1500), "bound": np.full((5, 3), MISSING),
+        "b_factor": [100, 200, 300, 400, 550],
+    }  # fmt: skip
+    np.savez(path, **arrays)
+    first, second = load(path)
+    assert (first.name, len(first), second.name, len(second)) == ("1ABC_l", 2, "1ABC_r", 3)
+    assert first.pos.tolist() == [[1.5] * 3] * 2
+    assert first.bound.isnan().all()
+    assert second.b_factor.tolist() == [3.0, 4.0, 5.5]
+    assert second.index.tolist() == [7, 8, 1]
+    np.savez(path, start=[0])
+    with pytest.raises(ValueError, match=r"some\.npz lacks the arrays b_factor, bound, chain"):
+        load(path)
+    with pytest.raises(ValueError, match=r"--data must be an \.npz file of C-alpha traces, or --synthetic"):
+        sets(None, 0, (40, 220), 400)
+
+
+def graphs_of(run, name, number=0):
+    """A batch of a set of synthetic proteins."""
+    found = sets(None, run.synthetic, run.residues, run.larger)[name]
+    return batches(run, found, 0).get([number])
+
+
+def homologue(protein, share, seed):
+    """The same chain with a share of its residues drawn anew."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(20, protein.residue.shape, generator=generator)
+    other = torch.rand(protein.residue.shape, generator=generator) < share
+    return dataclasses.replace(protein, residue=torch.where(other, drawn, protein.residue))
+
+
+def test_homologues_are_in_one_split():
+    families = [synthetic(1, 150, 190, seed)[0] for seed in range(30)]
+    found = [protein for n, family in enumerate(families) for protein in (family, homologue(family, 0.4, n))]
+    label = clusters(found)
+    assert label[::2] == label[1::2]
+    assert len(set(label)) == len(families)
+    parts = split(found, 0)
+    names = [{id(protein) for protein in part} for part in parts]
+    places = [next(n for n, part in enumerate(names) if id(protein) in part) for protein in found]
+    assert places[::2] == places[1::2]
+    assert [len(part) for part in parts] == [42, 6, 12]
+
+
+def test_no_cluster_is_in_two_splits():
+    """Of the proteins of the study, chain by chain."""
+    parts = proteins(None, 80, (30, 60), 90)
+    together = [protein for part in parts for protein in part]
+    place = [n for n, part in enumerate(parts) for _ in part]
+    by_cluster = {}
+    for label, n in zip(clusters(together), place, strict=True):
+        by_cluster.setdefault(label, set()).add(n)
+    assert all(len(where) == 1 for where in by_cluster.values())
+
+
+def test_the_response_is_the_pseudo_inverse():
+    pos = synthetic(1, 17, 17, 0)[0].pos
+    matrix = stiffness(pos)
+    found = response(pos).reshape(51, 51)
+    assert torch.allclose(found, torch.linalg.pinv(matrix, rtol=1e-10, hermitian=True), atol=1e-9)
+    assert (matrix @ rigid_motions(pos)).abs().max() < 1e-9 * matrix.abs().max()
+    # a spring of stiffness 100 / d^2 along the line between two residues
+    offset = pos[3] - pos[11]
+    expected = -100 / offset.square().sum() ** 2 * torch.outer(offset, offset)
+    assert torch.allclose(matrix[9:12, 33:36], expected)
+
+
+def test_pushes_are_scaled_far_from_the_push():
+    protein = synthetic(1, 53, 53, 1)[0]
+    graph = Pushes([protein], 7).draw(0, torch.Generator().manual_seed(0))
+    place = int(graph.mark.argmax())
+    far = UNIT * (graph.pos - graph.pos[place]).norm(dim=1) > NEAR
+    assert torch.equal(far, graph.known[:, 0])
+    assert graph.target[far].square().mean() == pytest.approx(1, rel=1e-5)
+    expected = response(protein.pos)[:, :, place].float() @ graph.push[place]
+    assert torch.allclose(graph.target / graph.target.norm(), expected / expected.norm(), atol=1e-5)
+    left = without_rigid_motion(graph.target, joined([graph]))
+    assert torch.allclose(left, graph.target, atol=1e-4)  # no rigid motion is in it
+    moved = graph.target + torch.tensor([1.0, 2.0, 3.0])
+    assert torch.allclose(without_rigid_motion(moved, joined([graph])), graph.target, atol=1e-4)
+
+
+def test_all_pairs_of_each_protein():
+    graph = joined([graph_of(protein, 3) for protein in synthetic(3, 5, 11, 2)])
+    (source, target), kind, length, unit = pair_geometry(graph)
+    pairs = {(i, j) for i in range(len(graph.batch)) for j in range(len(graph.batch))
+             if i != j and graph.batch[i] == graph.batch[j]}  # fmt: skip
+    assert set(zip(source.tolist(), target.tolist(), strict=True)) == pairs
+    assert len(source) == len(pairs)
+    assert torch.allclose(unit * length[:, None], graph.pos[source] - graph.pos[target], atol=1e-6)
+    by_pair = dict(zip(zip(source.tolist(), target.tolist(), strict=True), kind.tolist(), strict=True))
+    near = zip(*graph.edge_index.tolist(), strict=True)
+    assert [by_pair[pair] for pair in near] == graph.edge_class.tolist()
+
+
+def test_gaps_and_chains():
+    protein = synthetic(1, 13, 13, 3, chains=2)[0]
+    assert protein.follows.tolist() == [True] * 12 + [False] + [True] * 12
+    assert not protein.whole
+    holes = protein.part((protein.chain == 0) & (protein.index != 6))
+    assert not holes.whole
+    graph = without_order(joined([graph_of(holes, 3), graph_of(protein, 3)]))
+    assert graph.index.tolist() == [*range(12), *range(26)]
+    assert not graph.chain.any()
+
+
+@pytest.mark.parametrize("task", ["response", "b-factors"])
+def test_models_are_of_one_size(task):
+    sizes = {run.models[0]: parameters(build(run)) for run in ProteinsStudy(tasks=(task,)).runs()}
+    assert max(sizes.values()) < 1.05 * sizes["Ewald"], sizes
+    assert min(sizes.values()) > 0.95 * sizes["Ewald"], sizes
+
+
+@pytest.mark.parametrize("task", ["response", "binding", "b-factors"])
+def test_a_protein_in_a_batch_is_as_alone(task):
+    torch.manual_seed(0)
+    for run in ProteinsStudy(tasks=(task,), **SMALL).runs():
+        graphs = [graphs_of(run, "training", n) for n in (0, 1)]
+        model = build(run).eval()
+        together = model(joined(graphs))
+        alone = torch.cat([model(graph) for graph in graphs])
+        assert torch.allclose(together, alone, atol=1e-4 * float(alone.detach().abs().max())), run.models
+
+
+def test_models_turn_with_proteins():
+    torch.manual_seed(0)
+    for run in ProteinsStudy(**SMALL).runs():
+        graph = graphs_of(run, "complexes")
+        # e3nn rounds its coupling coefficients to float32, in which models are built
+        exact = 1e-7 if run.models == ("tensor-product Hyena",) else 1e-10
+        assert max(changes(build(run), graph).values()) < exact, run.models
+
+
+def test_numbers_of_residues_matter_to_convolutions_only():
+    torch.manual_seed(0)
+    for run in ProteinsStudy(**SMALL).runs():
+        if "EGNN" in run.models[0] or "all pairs" in run.models[0]:
+            continue  # these know separations along the chain for all pairs
+        graph = graphs_of(run, "complexes")
+        model = build(run)
+        change = (model(graph) - model(without_order(graph))).abs().max()
+        assert (change > 1e-6) == (run.models[0] in ORDERED), run.models
+
+
+def test_elastic_modes_fit_what_they_span():
+    protein = synthetic(1, 23, 23, 4)[0]
+    turn = torch.linalg.cross(torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float64).expand_as(protein.pos), protein.pos)
+    assert torch.allclose(elastic_modes(protein, turn), turn, atol=1e-6)
+    some = torch.randn(23, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    left = (elastic_modes(protein, some) - some).square().sum()
+    assert 0 < left < some.square().sum()
+    assert isinstance(protein, Protein)
