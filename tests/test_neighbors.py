@@ -96,15 +96,6 @@ def test_order_and_transpose():
     assert torch.equal(pattern.order[back.order], torch.arange(4))
 
 
-def test_bins():
-    near = NeighborList(torch.tensor([[1, 2, 0], [0, 0, 1]]), 3, torch.tensor([[1, -1], [5, 0], [0, 0]]))
-    bins = near.bins(3)
-    assert bins.row.tolist() == [2, 3, 9]  # (0, 2), (1, 0), and the far pair in the last bin
-    assert bins.col.tolist() == [1, 0, 2]
-    assert near.bins(3) is bins
-    assert len(near.bins(2).row_starts) == 3 * 2 + 2
-
-
 def test_restricted():
     """To nodes that exist: the pairs stay in their order, and a second restriction adds to the first."""
     near = NeighborList(torch.tensor([[1, 2, 0], [0, 1, 2]]), 3, torch.tensor([[1], [2], [3]]))
@@ -113,8 +104,6 @@ def test_restricted():
     assert torch.equal(less.offsets, near.offsets)
     assert near.mask is None
     assert less.restricted(torch.tensor([False, True, True])).mask.tolist() == [False, False, False]
-    assert less.bins(4).row.tolist() == [1, 12, 12]  # the others with those that are far
-    assert near.bins(4).row.tolist() == [1, 6, 11]
 
 
 @pytest.mark.usefixtures("search")

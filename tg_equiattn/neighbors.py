@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -17,22 +16,6 @@ from .neighbor_search import neighbor_list
 __all__ = ["NeighborList", "mean_edge_length", "neighbor_list"]
 
 _T = TypeVar("_T")
-
-
-def _once(make: Callable[..., _T]) -> Callable[..., _T]:
-    """Decorate a method whose results are kept; while torch.compile traces it is called each time."""
-
-    @functools.wraps(make)
-    def once(pairs: SortedPairs, *arguments: int) -> _T:
-        if torch.compiler.is_compiling():
-            return make(pairs, *arguments)
-        key = make.__name__, *arguments
-        if key not in pairs._cache:
-            with ordinary_tensors(pairs.offsets, *pairs.csr):
-                pairs._cache[key] = make(pairs, *arguments)
-        return pairs._cache[key]
-
-    return once
 
 
 class SortedPairs:
@@ -80,48 +63,28 @@ class SortedPairs:
             self.csr, self.offsets, mask, self.features, self.weights, self.self_features, self.between_positions
         )
 
+    def cached(self, make: Callable[..., _T], *arguments: int) -> _T:
+        """``make(self, *arguments)``, kept for the next call. While torch.compile traces, nothing is kept."""
+        if torch.compiler.is_compiling():
+            return make(self, *arguments)
+        key = make, *arguments
+        if key not in self._cache:
+            with ordinary_tensors(self.offsets, *self.csr):
+                self._cache[key] = make(self, *arguments)
+        return self._cache[key]
+
     @property
-    @_once
     def repeats(self) -> bool | None:
         """True if a pair comes more than once; ``None`` if values are not read."""
-        if not is_concrete(self.target):
-            return None
-        pairs = self.target * self.nodes + self.source
-        pairs = (pairs if self.mask is None else pairs[self.mask]).sort().values
-        return bool((pairs.diff() == 0).any())
+        return self.cached(_repeats)
 
-    @_once
-    def incidence(self, heads: int) -> tuple[CSR, Tensor]:
-        """The matrix of nodes' heads, ``(N heads)``, and the pairs whose target they are; and the position of each of
-        its entries among the weights of all pairs, ``(heads, E)`` flattened."""
-        row, row_starts, pairs = self.target, self.csr.row_starts, self.offsets.shape[0]
-        node = row.repeat_interleave(heads, output_size=heads * pairs)
-        first, degree = row_starts[:-1][node], row_starts.diff()[node]
-        within = torch.arange(heads * pairs, device=row.device) - heads * first  # entries go by node, head, pair
-        head, pair = within // degree, first + within % degree
-        each = torch.arange(pairs, device=row.device)
-        first, degree = row_starts[:-1][row], row_starts.diff()[row]
-        along = torch.arange(heads, device=row.device)
-        order = (heads * first + each - first)[:, None] + along * degree[:, None]  # by pair, then head
-        pattern = CSR.from_sorted(node * heads + head, pair, heads * self.nodes, pairs, order.flatten())
-        return pattern, head * pairs + pair
 
-    @_once
-    def bins(self, distances: int) -> CSR:
-        """Sources by (target, Manhattan distance) bin, i * distances + d; a last bin takes every other pair."""
-        if self.repeats:
-            raise ValueError(
-                "edge_index must not join a pair twice where position='clipped': its nodes have one distance; see "
-                "torch_geometric.utils.coalesce"
-            )
-        distance = whole_offsets(self.offsets, name="offsets (edge_offset)").abs().sum(-1).long()
-        last = self.nodes * distances
-        near = (distance >= 0) & (distance < distances)  # sums of huge integers wrap around
-        near = near if self.mask is None else near & self.mask
-        key = torch.where(near, self.target * distances + distance, last)
-        order = torch.argsort(key, stable=True)
-        source = self.source[order]
-        return CSR.from_sorted(key[order], source, last + 1, self.nodes, torch.argsort(source, stable=True))
+def _repeats(pairs: SortedPairs) -> bool | None:
+    if not is_concrete(pairs.target):
+        return None
+    index = pairs.target * pairs.nodes + pairs.source
+    index = (index if pairs.mask is None else index[pairs.mask]).sort().values
+    return bool((index.diff() == 0).any())
 
 
 class NeighborList(SortedPairs):

@@ -47,6 +47,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 from tg_equiattn.functional import linear_attention, softmax_features
+from tg_equiattn.functional.performer.clipped import distance_bins
 from tg_equiattn.functional.performer.edge_products import edge_sum
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention
@@ -125,7 +126,7 @@ def local_term(gathered: bool, grid: PixelGrid, device: str):
     if gathered:
         layer.window_of(grid, device)
         return layer, lambda: layer.pair_sums(weights[..., layer.distance] * layer.exists[:, None], value)
-    bins = grid.neighbors(1, device).bins(CLIPPED)
+    bins = distance_bins(grid.neighbors(1, device), CLIPPED)
     ones = torch.ones(1, len(bins.col), device=device)
 
     def rings() -> Tensor:

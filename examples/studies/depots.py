@@ -17,6 +17,7 @@ Performer                GPSConv, attn_type="performer", positions among the inp
 Performer, shifts        the same, with random shifts in training
 Performer, centred       the same, with positions from the mean of the graph
 dense, shifts            GPSConv, attn_type="multihead", positions among the inputs, with random shifts in training
+dense, centred           the same, with positions from the mean of the graph
 
 Positions among the inputs are turned at random in training where the task is the distance. Tests are graphs as in
 training, moved, turned, and of two and four times the nodes at the same density.
@@ -67,9 +68,9 @@ REACH = 3.0  # near pairs' offsets are divided by it; in the unit of positions, 
 Task = Literal["displacement", "distance"]
 Model = Literal[
     "far offsets", "far offsets, pairs", "far offsets, near only", "content", "GATv2", "PointTransformer", "Performer",
-    "Performer, shifts", "Performer, centred", "dense, shifts",
+    "Performer, shifts", "Performer, centred", "dense, shifts", "dense, centred",
 ]  # fmt: skip
-OF_DISPLACEMENTS_ONLY = "far offsets, near only", "Performer", "Performer, shifts"
+OF_DISPLACEMENTS_ONLY = "far offsets, near only", "Performer", "Performer, shifts", "dense, centred"
 POSITIONS: dict[str, Positions] = {"Performer": "as they are", "shifts": "shifted", "centred": "centred"}
 
 

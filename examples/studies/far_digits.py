@@ -37,7 +37,7 @@ from harness import study
 from harness.loading import Batches
 from harness.results import Row
 from harness.settings import Settings, flag
-from harness.tables import grouped, markdown, mean_and_spread
+from harness.tables import by_model, markdown, mean_and_spread
 from harness.training import Classifier, Outcome, fit, parameters
 from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GlobalAttention, R2GroupAttention
 from torch import Tensor
@@ -209,15 +209,6 @@ def train(settings: FarDigits) -> Outcome:
     return outcome
 
 
-def by_model(rows: list[Row]) -> dict[str, list[Row]]:
-    """Rows by model, in the order of the settings; where learning rates differ besides, by those."""
-    groups: dict[str, list[Row]] = {}
-    rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
-    for (name, rate), group in grouped(rows, "models", "learning_rate").items():
-        groups[f"{name}, learning rate {rate}" if name in groups else name] = group
-    return groups
-
-
 def on_upright(row: Row) -> float:
     """Accuracy on upright canvases, counted as that on turned ones is."""
     return row.more["angles"]["0"]
@@ -231,7 +222,7 @@ def on_turned(row: Row) -> float:
 def table(rows: list[Row]) -> str:
     """Accuracy on upright and on turned canvases, and what turning does to outputs."""
     lines = []
-    for name, group in by_model(rows).items():
+    for name, group in by_model(rows, Model.__args__).items():
         cells = [mean_and_spread(values, 1) for values in (map(on_upright, group), map(on_turned, group))]
         lines.append([
             name, *cells, f"{max(row.more['change'] for row in group):.1g}", f"{group[0].parameters:,}",
@@ -256,7 +247,7 @@ def draw(rows: list[Row], path: Path) -> None:
         greater = canvases.masks[number, canvases.labels[number].argmax()]
         axes[place].contour(greater, levels=[0.5], colors="C1")
         axes[place].set(xticks=[], yticks=[], title=f"{angle} degrees")
-    groups, axis = by_model(rows), axes["x"]
+    groups, axis = by_model(rows, Model.__args__), axes["x"]
     for column, (label, value) in enumerate((("upright", on_upright), ("turned", on_turned))):
         for place, group in enumerate(groups.values()):
             values, here = [value(row) for row in group], place + 0.3 * column - 0.15

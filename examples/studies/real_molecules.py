@@ -338,7 +338,7 @@ def in_order(rows: list[Row]) -> list[Row]:
 
 
 NAMES = "sets", "models", "after", "epochs", "irreps"  # by which runs are told apart in tables
-KINDS = "energy", "energy of an atom", "force"
+MEASURED = "energy", "energy of an atom", "force"
 
 
 def table(rows: list[Row]) -> str:
@@ -349,14 +349,52 @@ def table(rows: list[Row]) -> str:
         beside = best.get((name, "without", *how), [])
         for test in (t for t in group[0].more["errors"] if t != VALIDATION):
             cells, shares = [], []
-            for kind in (k for k in KINDS if k in group[0].more["errors"][test]):
+            for kind in (k for k in MEASURED if k in group[0].more["errors"][test]):
                 found, other = ([row.more["errors"][test][kind] for row in some] for some in (group, beside))
                 cells.append(mean_and_spread(found, 1 if kind == "force" else 2))
                 if which == "with" and other and kind != "energy of an atom":
                     shares.append(f"{np.mean(found) / np.mean(other):.2f}")
-            cells += ["-"] * (len(KINDS) - len(cells))
+            cells += ["-"] * (len(MEASURED) - len(cells))
             lines.append([label(name, *how), test, which, *cells, " / ".join(shares) or "-"])
     header = ["set", "test", "attention", "energy, meV", "energy of an atom, meV", "force, meV/A", "with over without"]
+    return markdown(header, lines)
+
+
+def summary(rows: list[Row]) -> str:
+    """Errors without and with attention, side by side: models of the default width, dimers with energies of pairs."""
+    lines = []
+    best = at_best_rates(rows, *NAMES)
+    for (name, which, after, epochs, irreps), group in best.items():
+        other = best.get((name, "with", after, epochs, irreps), [])
+        chosen = after == ("energies" if name == "dimers" else 0) and irreps == (OWN | SUITED[name])["irreps"]
+        if which == "with" or not other or not chosen:
+            continue
+        for test in (t for t in group[0].more["errors"] if t != VALIDATION):
+            cells = []
+            for kind, digits in (("energy", 2), ("force", 1)):
+                if kind in group[0].more["errors"][test]:
+                    pair = [[row.more["errors"][test][kind] for row in some] for some in (group, other)]
+                    cells += [mean_and_spread(found, digits) for found in pair]
+                    cells.append(f"{np.mean(pair[1]) / np.mean(pair[0]):.2f}")
+                else:
+                    cells += ["-", "-", "-"]
+            lines.append([f"{name}, {epochs} epochs", test, *cells])
+    columns = (f"{kind}, {part}" for kind in ("energy", "force") for part in ("without", "with", "ratio"))
+    return markdown(["set", "test", *columns], lines)
+
+
+def ions(rows: list[Row]) -> str:
+    """Forces between two ions over the known ones, in the cell of the data and in the open, for each model."""
+    header, lines = [""], []
+    for (name, which, *how), group in at_best_rates(rows, *NAMES).items():
+        if (name, which) != ("dimers", "with"):
+            continue
+        every = [row.more["parting"]["CC"] for row in group]
+        cell, known, predicted = np.mean([parts["in the cell"] for parts in every], 0).T
+        distance, in_open = np.mean([parts["in the open"] for parts in every], 0).T
+        ratios = *(predicted / known), *(in_open * distance**2 / COULOMB)
+        header = ["model", *(f"cell, {x:.0f} A" for x in cell), *(f"open, {x:.0f} A" for x in distance)]
+        lines.append([label(name, *how), *(f"{ratio:.2f}" for ratio in ratios)])
     return markdown(header, lines)
 
 
@@ -405,7 +443,7 @@ def costs(rows: list[Row]) -> str:
 
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """Tables of errors, of costs and of slopes, and a figure."""
+    """Tables of errors, whole and in short, of costs and of forces between parting molecules, and a figure."""
     defaults = RealMoleculesStudy().identity()
     rows = in_order([dataclasses.replace(row, settings=defaults | row.settings) for row in rows])
     columns: dict[str, dict[str, list[float]]] = {}
@@ -414,8 +452,9 @@ def report(rows: list[Row], folder: Path) -> dict[str, str]:
             columns.setdefault(label(name, *how), {})[which] = [row.value for row in group]
     if columns:
         points(columns, folder / "errors.png", "error of forces, meV/A", "", "attention", "log")
-    tables = {"errors": table(rows), "costs": costs(rows)}
-    return tables | ({"slopes": slopes(rows)} if any("parting" in row.more for row in rows) else {})
+    tables = {"errors": table(rows), "summary": summary(rows), "costs": costs(rows)}
+    parted_ions = any("parting" in row.more and row.setting("models") == "with" for row in rows)
+    return tables | ({"slopes": slopes(rows), "ions": ions(rows)} if parted_ions else {})
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from harness import study
 from harness.loading import tensor_batches
 from harness.results import Row
 from harness.settings import Settings, flag
-from harness.tables import grouped, markdown, mean_and_spread
+from harness.tables import by_model, markdown, mean_and_spread
 from harness.training import Classifier, Outcome, fit, parameters
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
@@ -197,19 +197,10 @@ def handedness(row: Row, test: str) -> float:
     return 100 * right / max(all_, 1)
 
 
-def by_model(rows: list[Row]) -> dict[str, list[Row]]:
-    """Rows by model, in the order of the settings; where learning rates differ besides, by those."""
-    groups: dict[str, list[Row]] = {}
-    rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
-    for (name, rate), group in grouped(rows, "models", "learning_rate").items():
-        groups[f"{name}, learning rate {rate}" if name in groups else name] = group
-    return groups
-
-
 def table(rows: list[Row]) -> str:
     """Accuracy of each test, hands told apart, and the errors under the symmetries of the cube."""
     lines = []
-    for name, group in by_model(rows).items():
+    for name, group in by_model(rows, Model.__args__).items():
         cells = [mean_and_spread((accuracy(row, test) for row in group), 1) for test in TESTS]
         cells += [mean_and_spread((handedness(row, test) for row in group), 1) for test in TESTS[::2]]
         worst = [f"{max(row.more['errors'][part] for row in group):.0e}" for part in ("rotations", "reflections")]
@@ -241,7 +232,7 @@ def draw(rows: list[Row], path: Path) -> None:
             if line == 0:
                 axes[0, 3 * kind + 1].set_title(KINDS[kind], fontsize=9)
         axes[line, 0].set_ylabel(word, fontsize=9)
-    groups, axis = by_model(rows), below.subplots()
+    groups, axis = by_model(rows, Model.__args__), below.subplots()
     for number, test in enumerate(TESTS):
         for place, group in enumerate(groups.values()):
             values, here = [accuracy(row, test) for row in group], place + 0.25 * (number - 1)

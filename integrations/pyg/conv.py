@@ -14,7 +14,7 @@ from tg_equiattn.modes import is_readable
 from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn import PerformerAttention
 from tg_equiattn.nn.modules import NotScriptable
-from tg_equiattn.nn.performer.nodes import check_pos_dim
+from tg_equiattn.nn.performer.nodes import check_pos
 
 from .graph import batch_of, check_sources, plain_edges, warn_of_hidden_batch
 
@@ -63,15 +63,17 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
             Euclidean. Twice :func:`tg_equiattn.neighbors.mean_edge_length` suits most graphs. :obj:`None` means
             :obj:`6`, but :obj:`offset="mlp"` and :obj:`"distance"` need a value. (default: :obj:`None`)
         offset (str, optional): Bias of near pairs: a :obj:`"table"` over whole offsets, for grids; an :obj:`"mlp"` of
-            the offset, for points off a grid; or a smooth function of the :obj:`"distance"`, which is invariant to
-            rotations and vanishes at :obj:`cutoff`. Only for :obj:`position="window"`. (default: :obj:`"table"`)
+            the offset, for points off a grid; a smooth function of the :obj:`"distance"`, which is invariant to
+            rotations and vanishes at :obj:`cutoff`; or :obj:`None`, one number for each head, for edges between nodes
+            without positions. Only for :obj:`position="window"`. (default: :obj:`"table"`)
         values (str, optional): :obj:`"content"`, or :obj:`"offset"` to attend to the offsets of all nodes, too: use it
             where outputs depend on where other nodes are. Only for :obj:`position="window"` and :obj:`None`.
             (default: :obj:`"content"`)
         edge_dim (int, optional): Number of features of an edge. A linear map of them is added to its score. Only for
             :obj:`position="window"`. (default: :obj:`None`)
-        num_random_features (int, optional): Number of random features. More are more exact and slower. :obj:`None`
-            means :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of width :math:`d`. (default: :obj:`None`)
+        num_random_features (int, optional): Number of random features. More are more exact and slower. Their directions
+            come in opposite pairs and have a variance that each head learns. :obj:`None` means
+            :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of width :math:`d`. (default: :obj:`None`)
         redraw_interval (int, optional): Number of training steps between draws of the random features. :obj:`None`
             means that only :meth:`redraw_features` draws. (default: :obj:`None`)
         method (str, optional): :obj:`"features"`, in linear time, or :obj:`"pairs"`, exact over all pairs of a graph,
@@ -115,7 +117,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         position: str | None = "window",
         pos_dim: int = 2,
         cutoff: float | None = None,
-        offset: str = "table",
+        offset: str | None = "table",
         values: str = "content",
         edge_dim: int | None = None,
         num_random_features: int | None = None,
@@ -263,10 +265,11 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
             self._guessed_batch = True
         if not self.attention.needs_neighbors:
             return None
-        if edge_offset is None:
-            check_pos_dim(pos, self.attention.pos_dim)
+        dim = self.attention.positions.pos_dim or None
+        if edge_offset is None and dim is not None:
+            check_pos(pos, self.attention.positions)
         return NeighborList.from_edges(
-            edge_index, num_nodes, checked=True, dim=self.attention.pos_dim, pos=pos, offsets=edge_offset,
+            edge_index, num_nodes, checked=True, dim=dim, pos=pos, offsets=edge_offset,
             whole=self.attention.whole_offsets, edge_dim=self.attention.positions.edge_dim, features=edge_attr,
             weights=self._explained(edge_index),
         )  # fmt: skip

@@ -11,10 +11,10 @@ from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
 from tg_equiattn.neighbors import NeighborList
-from tg_equiattn.nn.modules import reset_children
+from tg_equiattn.nn.modules import reset_children, with_zero_gradients
 
 from .conv import RelativePerformerConv
-from .graph import plain_edges
+from .graph import batch_of, check_sources, plain_edges
 
 
 @checks.python_numbers
@@ -95,6 +95,7 @@ class RelativeGPSBlock(torch.nn.Module):
         norms = [normalization_resolver(norm, channels, **(norm_kwargs or {})) for _ in range(3)]
         self.norm1, self.norm2, self.norm3 = norms if conv is not None else (None, *norms[1:])
         self._conv_takes = _named(conv, ("edge_attr", "pos", "batch"))
+        self._conv_names = None if conv is None else _arguments(conv)
         self._features_in_attention = self.attention.attention.positions.edge_dim is not None
         self._norm_takes = _named(norms[0], ("batch", "batch_size"))
 
@@ -109,12 +110,13 @@ class RelativeGPSBlock(torch.nn.Module):
     def forward(
         self,
         x: Tensor,
-        edge_index: Adj,
+        edge_index: Adj | None = None,
         batch: Tensor | None = None,
         edge_attr: Tensor | None = None,
         pos: Tensor | None = None,
         *,
         edge_offset: Tensor | None = None,
+        ptr: Tensor | None = None,
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
         neighbors: NeighborList | None = None,
@@ -124,8 +126,9 @@ class RelativeGPSBlock(torch.nn.Module):
 
         Args:
             x (torch.Tensor): The node features.
-            edge_index (torch.Tensor or SparseTensor or EdgeIndex): The edges: messages pass along them, and they are
-                the near pairs of the attention.
+            edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The edges: messages pass along them, and
+                they are the near pairs of the attention. Without edges and :obj:`conv`, near pairs are found from
+                :obj:`pos`. (default: :obj:`None`)
             batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
                 (default: :obj:`None`)
             edge_attr (torch.Tensor, optional): The edge features, for :obj:`conv`, and with :obj:`edge_dim` for the
@@ -133,6 +136,8 @@ class RelativeGPSBlock(torch.nn.Module):
             pos (torch.Tensor, optional): The positions of nodes. (default: :obj:`None`)
             edge_offset (torch.Tensor, optional): Offsets :math:`\mathbf{p}_j - \mathbf{p}_i` of the edges in place of
                 differences of :obj:`pos`. (default: :obj:`None`)
+            ptr (torch.Tensor, optional): Index of the first node of each graph, in place of :obj:`batch`.
+                (default: :obj:`None`)
             batch_size (int, optional): The number of graphs; :meth:`torch.compile` needs it. (default: :obj:`None`)
             max_num_nodes (int, optional): Upper bound of the nodes of a graph; :meth:`torch.compile` needs it.
                 (default: :obj:`None`)
@@ -141,11 +146,17 @@ class RelativeGPSBlock(torch.nn.Module):
                 periodic cell. (default: :obj:`None`)
             **kwargs (optional): Additional arguments of :obj:`conv`, such as :obj:`edge_weight`.
         """
-        if neighbors is None:
+        self._check_conv(edge_index, kwargs)
+        check_sources(edge_index, edge_attr, edge_offset, None)
+        batch, graphs = batch_of(batch, ptr, x.shape[0])
+        batch_size = graphs if batch_size is None else batch_size
+        if neighbors is None and edge_index is not None:
             neighbors = self.neighbors(edge_index, batch, edge_attr, pos, edge_offset=edge_offset, num_nodes=x.shape[0])
         out = self.attention(
             x, pos=pos, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, neighbors=neighbors
         )
+        if not x.shape[0]:  # norms refuse batches without nodes
+            return with_zero_gradients(self, out)
         out = torch.nn.functional.dropout(out, self.dropout, self.training)
         out = self._normalised(self.norm2, x + out, batch, batch_size)
         given = {"edge_attr": edge_attr, "pos": pos, "batch": batch}
@@ -154,10 +165,12 @@ class RelativeGPSBlock(torch.nn.Module):
             raise ValueError(f"edge_attr must be None: neither {self.conv} nor, without edge_dim, attention takes it")
         if self.conv is not None:
             local = self.conv(x=x, edge_index=edge_index, **given, **kwargs)
+            if local.shape != x.shape:
+                raise ValueError(
+                    f"conv must return {tuple(x.shape)}, as x is, got {tuple(local.shape)} from {self.conv}"
+                )
             local = torch.nn.functional.dropout(local, self.dropout, self.training)
             out = out + self._normalised(self.norm1, x + local, batch, batch_size)
-        elif kwargs:
-            raise ValueError(f"{', '.join(kwargs)} must not be given where conv is None")
         return self._normalised(self.norm3, out + self.mlp(out), batch, batch_size)
 
     def neighbors(
@@ -180,6 +193,16 @@ class RelativeGPSBlock(torch.nn.Module):
                 edge_index, _ = plain_edges(edge_index, None, num_nodes)
         return self.attention.neighbors(edge_index, batch, edge_attr, pos, edge_offset=edge_offset, num_nodes=num_nodes)
 
+    def _check_conv(self, edge_index: Adj | None, named: dict[str, Any]) -> None:
+        """Raises ValueError for arguments of :obj:`conv` that it does not take, and without the edges that it needs."""
+        if self.conv is None and named:
+            raise ValueError(f"{', '.join(named)} must not be given where conv is None")
+        unknown = [name for name in named if self._conv_names is not None and name not in self._conv_names]
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)} must not be given: neither this block nor {self.conv} takes it")
+        if self.conv is not None and edge_index is None:
+            raise ValueError(f"edge_index must be given: {self.conv} passes messages along edges")
+
     def _normalised(
         self, norm: torch.nn.Module | None, x: Tensor, batch: Tensor | None, batch_size: int | None
     ) -> Tensor:
@@ -196,6 +219,11 @@ def _named(module: torch.nn.Module | None, names: tuple[str, ...]) -> tuple[str,
     """The names that are arguments of a module's ``forward``."""
     if module is None:
         return ()
+    taken = _arguments(module)
+    return tuple(name for name in names if (name == "edge_attr" if taken is None else name in taken))
+
+
+def _arguments(module: torch.nn.Module) -> set[str] | None:
+    """The names of the arguments of a module's ``forward``; :obj:`None` if it takes any name."""
     taken = inspect.signature(module.forward).parameters
-    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-    return tuple(name for name in names if name in taken or (any_name and name == "edge_attr"))
+    return None if any(p.kind is p.VAR_KEYWORD for p in taken.values()) else set(taken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,10 +14,17 @@ from torch_geometric.utils import is_sparse, to_edge_index
 from tg_equiattn import checks
 from tg_equiattn.edges import check_edges
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
-def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tensor, Tensor | None]:
-    """``edge_index`` (2, E) and ``edge_attr`` of a Tensor, EdgeIndex, or adjacency with targets as rows, as in PyG; its
-    values of several columns are features unless ``edge_attr`` is given in the order of its rows."""
+
+def plain_edges(
+    edge_index, edge_attr: Float[Tensor, "edges ..."] | None, nodes: int
+) -> tuple[Int[Tensor, "2 edges"], Float[Tensor, "edges ..."] | None]:
+    """Edges and their features from a Tensor, EdgeIndex, or adjacency with targets as rows, as in PyG.
+
+    Values of several columns of an adjacency are features, unless ``edge_attr`` is given in the order of its rows.
+    """
     if isinstance(edge_index, EdgeIndex):
         edge_index = edge_index.as_tensor()
     elif is_sparse(edge_index):
@@ -46,7 +54,9 @@ def check_sources(edge_index: object, edge_attr: object, edge_offset: object, gr
         raise ValueError("edge_index must be None where neighbors is a grid, which stands for edges")
 
 
-def batch_of(batch: Tensor | None, ptr: Tensor | None, nodes: int) -> tuple[Tensor | None, int | None]:
+def batch_of(
+    batch: Int[Tensor, " nodes"] | None, ptr: Int[Tensor, " starts"] | None, nodes: int
+) -> tuple[Int[Tensor, " nodes"] | None, int | None]:
     """The graph index of a ``batch`` or of ``ptr``, the positions where graphs begin, and the number of graphs."""
     for name, index in (("batch", batch), ("ptr", ptr)):
         if index is not None and not isinstance(index, Tensor):
@@ -63,12 +73,12 @@ def batch_of(batch: Tensor | None, ptr: Tensor | None, nodes: int) -> tuple[Tens
 
 
 @checks.of_values
-def _check_ptr(ptr: Tensor, nodes: int) -> None:
+def _check_ptr(ptr: Int[Tensor, " starts"], nodes: int) -> None:
     if int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any()):
         raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
 
 
-def warn_of_hidden_batch(edge_index: Tensor, nodes: int) -> None:
+def warn_of_hidden_batch(edge_index: Int[Tensor, "2 edges"], nodes: int) -> None:
     """Warn if nodes come in blocks that no edge leaves: a batch of graphs has them, and so has one graph of several
     parts."""
     if not edge_index.shape[1]:

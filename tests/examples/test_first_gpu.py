@@ -15,7 +15,8 @@ def lines(folder):
 
 def test_to_the_last_line_on_the_emulated_accelerator_and_on_again(tmp_path):
     """A second start finds every line and runs nothing."""
-    command = "benchmarks/first_gpu.py", "--tiny", "--device", "cuda", "--output", tmp_path
+    patience = "--seconds", 3000, "--patience", 600
+    command = "benchmarks/first_gpu.py", "--tiny", "--device", "cuda", "--output", tmp_path, *patience
     done = run_on_accelerator(*command)
     assert done.returncode == 0, done.stderr
     found = lines(tmp_path)
@@ -37,7 +38,7 @@ def test_to_the_last_line_on_the_emulated_accelerator_and_on_again(tmp_path):
 def test_to_the_last_line_on_a_cpu(tmp_path, flags):
     from running import run
 
-    done = run("benchmarks/first_gpu.py", "--tiny", "--device", "cpu", "--output", tmp_path, *flags)
+    done = run("benchmarks/first_gpu.py", "--tiny", "--device", "cpu", "--output", tmp_path, "--patience", 600, *flags)
     assert done.returncode == 0, done.stderr
     assert not [line for line in lines(tmp_path) if "error" in line]
 

@@ -135,6 +135,21 @@ def test_pages_of_the_docs_are_filled_and_checked(tmp_path, monkeypatch, capsys,
     report.main()
 
 
+@pytest.mark.parametrize(
+    "record", sorted((EXAMPLES / "results" / "benchmarks").glob("*.md")), ids=lambda path: path.stem
+)
+def test_tables_of_benchmarks_are_their_records(record):
+    for page in report.pages():
+        text = page.read_text()
+        assert report.filled(text, f"benchmarks/{record.stem}", record.read_text().strip()) == text
+
+
+def test_each_study_is_listed_once_with_the_claim_that_needs_it():
+    page = (EXAMPLES.parent / "docs" / "running_studies.md").read_text()
+    lines = re.findall(r"^\| `(\w+)` \| \[.+\]\(results_\w+\.md#.+\) \| .{10,} \|$", page, re.MULTILINE)
+    assert sorted(lines) == sorted(report.STUDIES)
+
+
 def test_a_table_is_put_in_its_place_only():
     text = "a\n<!-- x/y -->\n\nold\n\n<!-- end -->\nb\n<!-- x/z -->\n\nkept\n\n<!-- end -->\n"
     wanted = "a\n<!-- x/y -->\n| new |\n<!-- end -->\nb\n<!-- x/z -->\n\nkept\n\n<!-- end -->\n"

@@ -244,7 +244,7 @@ CORE = {
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
     "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
     "scalar_long_conv": function(F.scalar_long_conv, **SCALARS),
-    "scalar_long_conv linear": function(lambda **t: F.scalar_long_conv(**t, mode="linear"), **SCALARS, lengths=lengths),
+    "scalar_long_conv causal": function(lambda **t: F.scalar_long_conv(**t, mode="causal"), **SCALARS, lengths=lengths),
     "vector_long_conv": function(F.vector_long_conv, **VECTORS),
     "vector_long_conv causal": function(lambda **t: F.vector_long_conv(**t, mode="causal"), **VECTORS, lengths=lengths),
     "vector_attention": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3)),
@@ -325,11 +325,11 @@ CORE = {
     "SE3HyenaOperator lag causal flat": tokens(
         lambda: layers.SE3HyenaOperator(S, V, filter="implicit", causal=True, short_conv=3), flat=True, causal=True
     ),
+    "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, num_layers=2, pool="mean", **SMALL)),
     "SE3Hyena chains": chains(
         lambda: layers.SE3Hyena(S, V, num_layers=1, attn_kwargs={"filter": "implicit", "short_conv": 3}, **SMALL)
     ),
     "SE3HyenaOperator chains": chains(lambda: layers.SE3HyenaOperator(S, V, short_conv=3)),
-    "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, num_layers=2, pool="mean", **SMALL)),
     "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
     "VectorSelfAttention local": tokens(lambda: layers.VectorSelfAttention(S, V, **LOCAL), flat=True, edges=True),
     "ewald_attention": function(
@@ -428,6 +428,9 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, **options):
             first, second = (d(len(batch), o3.Irreps(irreps).dim) for irreps in (irreps_in, arguments[0]))
             return {"x1": first, "x2": second, **out}
         out |= {"x": d(len(batch), o3.Irreps(irreps_in).dim), "pos": d(len(batch), 3)}
+        if "filter" in options:
+            place = torch.arange(len(batch))
+            out |= {"chain": place % 2, "index": 2 * place, "num_chains": 2 * out["batch_size"], "max_num_nodes": 67}
         if options.get("local_context"):
             pairs = near(sizes=ragged(step))
             out["edge_index"] = torch.stack([pairs["source"], pairs["target"]])

@@ -142,9 +142,11 @@ def attention_materialised(
     return torch.einsum("bnhtyxsd,bncsyxd->bnchyx", weight, unfold(value))
 
 
-def positive_features(x, projection):
-    """exp(Wx - |x|^2 / 2), without the factor 1 / sqrt(m)."""
-    return (x @ projection.T - x.square().sum(-1, keepdim=True) / 2).exp()
+def positive_features(x, projection, variance=1.0):
+    """exp(Wx - |x|^2 / 2), without the factor 1 / sqrt(m); of directions of another variance, importance sampled."""
+    norm = projection.norm(dim=1)
+    weight = variance ** (x.shape[-1] / 4) * (norm**2 * (1 - variance) / 4).exp()
+    return weight * (x @ (variance**0.5 * projection).T - x.square().sum(-1, keepdim=True) / 2).exp()
 
 
 def distance_waves(offset, cutoff):
@@ -198,6 +200,12 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
     if attention.features is not None:
         projection, m = attention.features.directions(x.device, x.dtype), attention.features.num_random_features
         phi_query, phi_key = (positive_features(t / d**0.25, projection) for t in (query, key))
+        if content:
+            variance = 0.5 + attention.positions.variance.log.exp()
+            phi_query[:, :content], phi_key = (
+                torch.stack([positive_features(t[:, h] / d**0.25, projection, variance[h]) for h in range(content)], 1)
+                for t in (query, key)
+            )
     edges = {(i, j): o for j, i, o in zip(*edge_index.tolist(), offsets, strict=True) if i != j}
     bonds = {}
     if features is not None:
@@ -251,13 +259,13 @@ def long_convolution(q, k, lengths, mode, multiply=None, norm="forward"):
     """1/n sum_j q_j . k_{i-j}, one pair at a time; (B, N, C) of numbers, (B, N, C, 3) of vectors by cross products."""
     if multiply is None:
         multiply = torch.linalg.cross if q.ndim == 4 else torch.mul
-    out, size = [], 2 * q.shape[1] - 1 if mode == "linear" else q.shape[1]
+    out, size = [], q.shape[1]
     for q_b, k_b, n in zip(q, k, lengths, strict=True):
         factor = {"forward": n, "ortho": math.sqrt(n), "backward": 1}[norm]
         places = [torch.zeros_like(multiply(q_b[0], k_b[0])) for _ in range(size)]
         for j, m in itertools.product(range(n), repeat=2):
             i = (j + m) % n if mode == "circular" else j + m
-            if i < n or mode == "linear":
+            if i < n:
                 places[i] = places[i] + multiply(q_b[j], k_b[m]) / factor
         out.append(torch.stack(places))
     return torch.stack(out)

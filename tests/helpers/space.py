@@ -6,6 +6,7 @@ from unittest import mock
 import torch
 
 from tg_equiattn.functional.vector import clifford
+from tg_equiattn.nn.vector import clifford as layers
 
 
 def motion(dtype=torch.float64, reflect=False, device=None):
@@ -43,5 +44,9 @@ def batch_of(sizes):
 @contextlib.contextmanager
 def broken_cross_product():
     """Multiply vectors component by component, which rotations do not commute with."""
-    with mock.patch.object(clifford, "cross_product", lambda a, b, dim: a * b):
+    few = "channelwise_product_of_components"
+    with (
+        mock.patch.object(clifford, "cross_product", lambda a, b, dim: a * b),
+        mock.patch.object(layers, few, lambda weight, x, y, tables: x * y),
+    ):
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from .. import checks
 from ..modes import full_precision
 from .harmonics import sinc
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
 LONGEST = 1e4  # scale of the sinusoids, in units of positions: Vaswani et al., Attention is all you need (2017), 3.5
 LENGTH_SCALES = 4  # learned frequencies an axis: relative-performer appendix A.2
 STD = 3.0  # of the first biases of offsets: with less, attention starts without directions and learns poorly
@@ -18,7 +22,7 @@ HIDDEN = 32  # width of the MLP of offsets
 RADIAL = 16  # functions of the distance
 
 
-def _frequencies(count: int, device: torch.device | None = None) -> Tensor:
+def _frequencies(count: int, device: torch.device | None = None) -> Float[Tensor, " count"]:
     return LONGEST ** -(torch.arange(count, device=device) / count)
 
 
@@ -35,7 +39,7 @@ class AbsoluteEncoding(nn.Module):
             raise ValueError(f"channels must be {wanted} where position='absolute', got {channels}")
         self.channels, self.pos_dim = channels, pos_dim
 
-    def forward(self, pos: Tensor) -> Tensor:
+    def forward(self, pos: Float[Tensor, "... dim"]) -> Float[Tensor, "... channels"]:
         pos = pos.to(torch.promote_types(pos.dtype, torch.float32))
         omega = _frequencies(self.channels // (2 * self.pos_dim), pos.device)
         angle = pos[..., None] * omega.to(pos.dtype)
@@ -54,8 +58,7 @@ class SinusoidEncoding(nn.Module):
 
     for each of the 4 learned frequencies :math:`\omega` of every axis, which start at 1 and fall geometrically towards
     1e-4, with :math:`\alpha, \beta` learned for each head (Lemma 1). The products are exactly relative; attention that
-    estimates their exponential by random features is so in expectation only.
-    ``(N, pos_dim)`` -> two of ``(heads, N, channels)``, channels = 8 · pos_dim.
+    estimates their exponential by random features is so in expectation only. There are 8 · pos_dim channels.
 
     Source: relative-performer section 2.3, strategy 1, and appendix A.1. The appendix's second line has the sign of
     :math:`\beta` wrong twice; its result is right.
@@ -73,7 +76,9 @@ class SinusoidEncoding(nn.Module):
             self.frequency.copy_(_frequencies(LENGTH_SCALES).expand(self.pos_dim, -1))
             self.rotation.normal_(std=2.0)
 
-    def forward(self, pos: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, pos: Float[Tensor, "nodes dim"]
+    ) -> tuple[Float[Tensor, "heads nodes channels"], Float[Tensor, "heads nodes channels"]]:
         with full_precision(pos.device):
             exact = torch.promote_types(pos.dtype, self.frequency.dtype)  # float64 positions are: they may be large
             angle = pos.to(exact)[..., None] * self.frequency  # (N, dim, scales)
@@ -88,9 +93,9 @@ class SinusoidEncoding(nn.Module):
 
 
 class _OffsetBias(nn.Module):
-    """A bias for each head as a function of the offset in units of ``cutoff``: ``(E, pos_dim)`` -> ``(heads, E)``.
+    """A bias for each head as a function of the offset in units of ``cutoff``.
 
-    Some biases are linear maps of features ``(E, F)`` of the offset; they take the features if these are known.
+    Some biases are linear maps of features of the offset; they take the features if these are known.
     """
 
     def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
@@ -99,6 +104,21 @@ class _OffsetBias(nn.Module):
 
     def extra_repr(self) -> str:
         return f"pos_dim={self.pos_dim}, heads={self.heads}, cutoff={self.cutoff}"
+
+
+class ConstantBias(_OffsetBias):
+    """A bias for each head that is the same for all near pairs: for edges between nodes without positions."""
+
+    def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
+        super().__init__(pos_dim, heads, cutoff)
+        self.bias = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.bias, std=STD)
+
+    def forward(self, offsets: Float[Tensor, "pairs dim"]) -> Float[Tensor, "heads pairs"]:
+        return self.bias[:, None].expand(-1, offsets.shape[0])
 
 
 class OffsetTable(_OffsetBias):
@@ -118,7 +138,7 @@ class OffsetTable(_OffsetBias):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=STD)
 
-    def forward(self, offsets: Tensor) -> Tensor:
+    def forward(self, offsets: Float[Tensor, "pairs dim"] | Int[Tensor, "pairs dim"]) -> Float[Tensor, "heads pairs"]:
         radius, free = self.cutoff - 1, checks.is_concrete(offsets)
         whole = offsets.round() if offsets.is_floating_point() else offsets
         inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
@@ -152,8 +172,8 @@ class OffsetDistance(_OffsetBias):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.last.weight, std=STD)
 
-    def features(self, offsets: Tensor) -> Tensor:
-        """sinc(n |x| / r) for n = 1 ... 16, (E, 16): analytic in the squared distance, zero beyond r."""
+    def features(self, offsets: Float[Tensor, "pairs dim"]) -> Float[Tensor, "pairs 16"]:
+        """sinc(n |x| / r) for n = 1 ... 16: analytic in the squared distance, zero beyond r."""
         with full_precision(offsets.device):
             phase = math.pi**2 * self._square(offsets).clamp(max=1)  # squared
             first, half = sinc(phase), sinc(phase / 4)
@@ -163,10 +183,12 @@ class OffsetDistance(_OffsetBias):
                 waves.append(twice_cosine * waves[-1] - waves[-2])
             return torch.stack(waves[1:], -1) / torch.arange(1, RADIAL + 1, device=offsets.device).to(first.dtype)
 
-    def _square(self, offsets: Tensor) -> Tensor:
+    def _square(self, offsets: Float[Tensor, "pairs dim"]) -> Float[Tensor, " pairs"]:
         return (offsets.to(self.last.weight.dtype) / self.cutoff).square().sum(-1)
 
-    def forward(self, offsets: Tensor, features: Tensor | None = None) -> Tensor:
+    def forward(
+        self, offsets: Float[Tensor, "pairs dim"], features: Float[Tensor, "pairs features"] | None = None
+    ) -> Float[Tensor, "heads pairs"]:
         with full_precision(offsets.device):
             bias, square = self.last(self.features(offsets) if features is None else features).T, self._square(offsets)
             inside = square < 1
@@ -174,7 +196,7 @@ class OffsetDistance(_OffsetBias):
 
 
 class _Hidden(nn.Linear):
-    """The hidden layer of an MLP of offsets, (E, pos_dim) to (E, 32), whose waves are shorter than ``cutoff``."""
+    """The hidden layer of an MLP of offsets, whose waves are shorter than ``cutoff``."""
 
     def __init__(self, pos_dim: int, cutoff: float) -> None:
         super().__init__(pos_dim, HIDDEN)
@@ -184,7 +206,7 @@ class _Hidden(nn.Linear):
         nn.init.normal_(self.weight, std=2.0)
         nn.init.uniform_(self.bias, -2.0, 2.0)
 
-    def forward(self, offsets: Tensor) -> Tensor:
+    def forward(self, offsets: Float[Tensor, "pairs dim"]) -> Float[Tensor, "pairs 32"]:
         with full_precision(offsets.device):
             return nn.functional.silu(super().forward(offsets.to(self.weight.dtype) / self.cutoff))
 
@@ -202,10 +224,12 @@ class OffsetMLP(_OffsetBias):
         nn.init.normal_(self.last.weight, std=STD / math.sqrt(1.5 * HIDDEN))
         nn.init.zeros_(self.last.bias)
 
-    def features(self, offsets: Tensor) -> Tensor:
+    def features(self, offsets: Float[Tensor, "pairs dim"]) -> Float[Tensor, "pairs 32"]:
         return self.first(offsets)
 
-    def forward(self, offsets: Tensor, features: Tensor | None = None) -> Tensor:
+    def forward(
+        self, offsets: Float[Tensor, "pairs dim"], features: Float[Tensor, "pairs features"] | None = None
+    ) -> Float[Tensor, "heads pairs"]:
         with full_precision(offsets.device):
             return self.last(self.first(offsets) if features is None else features).T
 
@@ -213,8 +237,8 @@ class OffsetMLP(_OffsetBias):
 class OffsetValues(nn.Module):
     r"""Terms added to the values of near pairs: a map of features of the offset for each head, g(x) = f(x) M.
 
-    The features f ``(E, features)`` are those of the bias of offsets; a table has none, so there they are the hidden
-    layer of an MLP, as in :class:`OffsetMLP`. M is ``map``, ``(heads, features, head_channels)``.
+    The features f are those of the bias of offsets; a table has none, so there they are the hidden layer of an MLP, as
+    in :class:`OffsetMLP`. M is ``map``, ``(heads, features, head_channels)``.
     """
 
     def __init__(self, bias: OffsetTable | OffsetMLP | OffsetDistance, head_channels: int) -> None:
@@ -229,7 +253,9 @@ class OffsetValues(nn.Module):
             self.first.reset_parameters()
         nn.init.normal_(self.map, std=self.map.shape[1] ** -0.5)
 
-    def forward(self, offsets: Tensor, bias: OffsetTable | OffsetMLP | OffsetDistance) -> Tensor:
+    def forward(
+        self, offsets: Float[Tensor, "pairs dim"], bias: OffsetTable | OffsetMLP | OffsetDistance
+    ) -> Float[Tensor, "pairs features"]:
         return bias.features(offsets) if self.first is None else self.first(offsets)  # type: ignore[operator, union-attr]
 
     def extra_repr(self) -> str:

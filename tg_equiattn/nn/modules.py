@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 def reset_children(module: nn.Module) -> None:
@@ -18,6 +19,15 @@ def reset_children(module: nn.Module) -> None:
             reset()
         else:
             reset_children(child)
+
+
+def with_zero_gradients(module: nn.Module, out: Tensor) -> Tensor:
+    """The output of a module for an input without nodes, from which every parameter gets a gradient of zero.
+
+    DistributedDataParallel waits for a gradient of every parameter on every rank.
+    """
+    empty = [p.flatten()[:0].sum() for p in module.parameters() if not is_lazy(p)]
+    return out + sum(empty, out.new_zeros(())).to(out.dtype)
 
 
 class NotScriptable:

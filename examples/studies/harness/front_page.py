@@ -28,14 +28,16 @@ def number(cell: str) -> float:
 
 def draw(path: Path) -> None:
     """The figure of four plots, to this file."""
-    figure, (turned, length, time, boxes) = plt.subplots(1, 4, figsize=(15, 3.6), layout="constrained")
+    figure, (pair, length, time, boxes) = plt.subplots(1, 4, figsize=(15, 3.6), layout="constrained")
 
-    models = ('ours, offset="distance"', "PointNet++", "DGCNN")
-    for place, test in enumerate(("upright", "turned")):
-        values = [number(cells("shape_clouds/accuracy", model)[test]) for model in models]
-        turned.bar([n + 0.4 * place - 0.2 for n in range(3)], values, 0.38, label=test, color=f"C{3 * place}")
-    turned.set_xticks(range(3), ["ours", *models[1:]])
-    turned.set(title="shapes of 1,024 points", ylabel="accuracy, %", ylim=(0, 100))
+    models = {"relative": "ours, relative", "frames": "ours, frames", "G-CNN + mean": "G-CNN + mean"}
+    models["deep G-CNN + mean"] = "G-CNN + mean, 4 layers"
+    for model, label in models.items():
+        row = cells("matching/accuracy", model)
+        there = {int(column.split()[0]): cell for column, cell in row.items() if "cells" in column and cell != "-"}
+        pair.plot(list(there), [number(cell) for cell in there.values()], ".-", label=label)
+    pair.set(title="which two patterns are equal", xlabel="patterns", ylabel="accuracy, %", ylim=(0, 102))
+    pair.set_xticks([2, 4, 6])
 
     for model in ("SE(3)-Hyena", "SE(3)-Hyena, as published", "SE(3)-Transformer", "Transformer"):
         row = cells("associative_recall/errors", "random", model)
@@ -60,7 +62,7 @@ def draw(path: Path) -> None:
     boxes.set_xlabel("charges, times those of training")
     boxes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
     boxes.minorticks_off()
-    for axis in (turned, length, time, boxes):
+    for axis in (pair, length, time, boxes):
         axis.legend(fontsize="small")
     figure.savefig(path, dpi=75)
     plt.close(figure)

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tg_equiattn.functional import frame_attention, group_attention
 from tg_equiattn.functional.group.definition import windowed_attention_definition
-from tg_equiattn.functional.group.dense import dense_attention
+from tg_equiattn.functional.group.dense import dense_attention, dense_attention_definition
 from tg_equiattn.functional.group.operator import windowed_attention, windowed_attention_backward
 from tg_equiattn.grids import Window
 
@@ -79,13 +79,18 @@ def test_dense_chunks_change_nothing(index):
     """Over all pixels, of images, heads and query pixels; gradients too."""
     relation, spatial = index or "frame", (3, 4)
     (query, key, value, *_), index = table_operands(relation, Window(2, 3), spatial)
-    rho, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 35, 3), (2, 3, 35)))
-    tensors, mask, found = (query, key, value, rho, bias), torch.rand(2, *spatial) < 0.8, []
-    for chunk in (1 << 22, 600, 1):
-        out = dense_attention(query, key, value, index, rho, None, bias, key_mask=mask, chunk=chunk)
-        found.append([out, *torch.autograd.grad(out.square().sum(), tensors)])
-    for x in found[1:]:
-        assert_equal(x, found[0])
+    shapes = (3, 1, 35, 3), (2, 3, 35), (2, 0 if index is None else 3, 4)
+    tables = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    tensors = [x for x in (query, key, value, *tables) if x.numel()]
+    mask, found = torch.rand(2, 12) < 0.8, []
+    operands = query, key.flatten(4), value.flatten(4), *tables, index, mask, torch.tensor(5)
+    for attend in (dense_attention, dense_attention_definition):
+        for chunk in (1 << 22, 600, 1):
+            for dropout in (0.0, 0.3):
+                out = attend(*operands, dropout, chunk)
+                found.append((dropout, [out, *torch.autograd.grad(out.square().sum(), tensors)]))
+    for dropout, x in found[2:]:
+        assert_equal(x, found[dropout > 0][1])
 
 
 @pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit"])

@@ -8,6 +8,8 @@ from clouds import double, equal
 from space import batch_of
 
 from tg_equiattn.functional import linear_attention, orthogonal_projection, softmax_features
+from tg_equiattn.functional.performer.attention import linear_attention_impl
+from tg_equiattn.node_batch import NodeBatch
 
 B, HEADS, N, D, E, M = 3, 2, 13, 7, 5, 11
 
@@ -135,3 +137,35 @@ def test_unbiased_with_an_error_of_one_over_root_m():
     assert slopes == pytest.approx([0.5, 0.5], abs=0.12)
     independent = torch.randn(draws, 8, 8, generator=generator, dtype=torch.float64)
     assert errors[8] < float((estimated(independent) / exact - 1).square().mean().sqrt())
+
+
+@pytest.mark.parametrize("variance", [0.7, 1.0, 2.5])
+def test_unbiased_at_every_variance(variance):
+    """Of the directions, in pairs of opposite ones."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = 0.25 * torch.randn(2, 9, 8, generator=generator, dtype=torch.float64)
+    estimates = []
+    for _ in range(1000):
+        half = orthogonal_projection(16, 8, generator)
+        phi = (softmax_features(x, torch.cat([half, -half]), variance) for x in (query, key))
+        estimates.append(torch.linalg.vecdot(*phi))
+    estimates = torch.stack(estimates)
+    deviation = (estimates.mean(0) - (query * key).sum(-1).exp()) / (estimates.std(0) / math.sqrt(1000))
+    assert deviation.abs().max() < 4.5
+
+
+def test_attention_with_a_variance_equals_its_features():
+    """A variance for each head, graphs of several sizes, and gradients of the variance."""
+    heads, sizes, d = 3, (5, 1, 11), 7
+    query, key = (torch.randn(heads, 17, d, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    value, projection = torch.randn(heads, 17, 2, dtype=torch.float64), orthogonal_projection(13, d)
+    variance = torch.tensor([0.6, 1.0, 2.3], dtype=torch.float64, requires_grad=True)
+    batch = torch.arange(3).repeat_interleave(torch.tensor(sizes))
+    nodes = NodeBatch.flat(query[0], batch, 3, whole=False)
+    out = linear_attention_impl(query, key, value, projection, nodes, variance)[0]
+    rows = []
+    for h in range(heads):
+        phi_query, phi_key = (softmax_features(x[h] / d**0.25, projection, variance[h]) for x in (query, key))
+        weights = (phi_query @ phi_key.T) * (batch[:, None] == batch)
+        rows.append(weights @ value[h] / weights.sum(1, keepdim=True))
+    equal(out, torch.stack(rows), (query, key, variance))

@@ -6,6 +6,7 @@ from oracles import performer_double_sum
 from torch_geometric.utils import to_dense_batch
 
 SIZES = (7, 2, 9)
+pytestmark = pytest.mark.filterwarnings("ignore:offset='distance' leaves out")  # of edges of any length
 
 
 def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, device):

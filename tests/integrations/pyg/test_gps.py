@@ -100,6 +100,24 @@ def test_bonds_reach_the_attention_with_edge_dim(make, graph, error):
         ("heads must divide", {"heads": 5}, {}),
         (r"edge_attr must be None: neither GCNConv\(12, 12\)", {"conv": pyg.GCNConv(12, 12)}, {}),
         ("edge_weight must not be given where conv is None", {"conv": None}, {"edge_attr": None, "edge_weight": 1}),
+        ("edge_wieght must not be given: neither this block nor GINEConv", {}, {"edge_wieght": 1}),
+        (
+            r"edge_index must be given: SAGEConv\(12, 12",
+            {"conv": pyg.SAGEConv(12, 12)},
+            {"edge_index": None, "edge_attr": None},
+        ),
+        (
+            r"conv must return \(32, 12\), as x is, got \(32, 17\) from SAGEConv",
+            {"conv": pyg.SAGEConv(12, 17)},
+            {"edge_attr": None},
+        ),
+        (
+            r"batch must be int64 of shape \(32,\), got torch.int64 of shape \(7,\)",
+            {"conv": None},
+            {"edge_attr": None, "batch": torch.zeros(7).long()},
+        ),
+        ("ptr must be None where batch is given", {}, {"ptr": torch.tensor([0, 13, 15, 32])}),
+        ("edge_attr must be None where edge_index is None", {"conv": None}, {"edge_index": None}),
     ],
 )
 def test_bad_arguments(message, options, arguments, graph):
@@ -134,3 +152,50 @@ def test_near_pairs_are_shared(make, graph, equal, error):
     equal(block(**graph, neighbors=near), out)
     fewer = block.neighbors(graph["edge_index"][:, ::2], graph["batch"], pos=graph["pos"], num_nodes=32)
     assert error(block(**graph, neighbors=fewer), out) > 1e-3
+
+
+def test_ptr_stands_for_batch(make, graph, equal):
+    block = make()
+    without = {name: value for name, value in graph.items() if name != "batch"}
+    equal(block(**without, ptr=torch.tensor([0, 13, 15, 32])), block(**graph), 0)
+
+
+def test_near_pairs_are_found_without_edges(make, graph, equal):
+    """From positions, as the attention alone finds them."""
+    block = make("None", attention={"cutoff": 3.0})
+    given = {name: graph[name] for name in ("x", "pos", "batch")}
+    apart = torch.cdist(graph["pos"], graph["pos"])
+    near = (apart < 3) & (apart > 0) & (graph["batch"] == graph["batch"][:, None])
+    equal(block(**given), block(**given, edge_index=near.nonzero().T))
+
+
+@pytest.mark.parametrize("method", ["pairs", "features"])
+def test_features_of_edges_without_positions(make, graph, error, method):
+    """offset=None: near pairs are the edges, weighed by content, a number for each head and their features."""
+    block = make("None", attention={"offset": None, "cutoff": None, "edge_dim": BONDS, "method": method})
+    given = {**graph, "pos": None}
+    out = block(**given)
+    assert error(block(**{**given, "edge_attr": graph["edge_attr"].flip(0)}), out) > 1e-3
+    permuted = torch.randperm(graph["edge_index"].shape[1])
+    same = {**given, "edge_index": graph["edge_index"][:, permuted], "edge_attr": graph["edge_attr"][permuted]}
+    assert error(block(**same), out) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("message", "attention"),
+    [
+        ("cutoff must be None with offset=None, got 2.0", {"cutoff": 2.0}),
+        ("values must be 'content' with offset=None, got 'offset'", {"values": "offset"}),
+        (r"edge_dim must be None with position=None, got 5; .* position='window', offset=None",
+         {"position": None, "offset": "table", "edge_dim": 5}),
+    ],
+)  # fmt: skip
+def test_bad_arguments_without_positions(message, attention):
+    with pytest.raises(ValueError, match=message):
+        RelativeGPSBlock(CHANNELS, None, HEADS, attn_kwargs={"offset": None, **attention})
+
+
+def test_edges_are_needed_without_positions(make, graph):
+    block = make("None", attention={"offset": None, "cutoff": None})
+    with pytest.raises(ValueError, match=r"edge_index \(or neighbors\) must be given with offset=None"):
+        block(graph["x"], batch=graph["batch"])

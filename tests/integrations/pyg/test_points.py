@@ -9,6 +9,7 @@ from space import motion
 from states import take_weights
 
 REACH = 1.7
+pytestmark = pytest.mark.filterwarnings("ignore:offset='distance' leaves out")  # where units are wrong on purpose
 
 
 @pytest.fixture

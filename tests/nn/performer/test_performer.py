@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ from space import error
 
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention, RelativePerformer
+from tg_equiattn.nn.performer.nodes import Nodes
 from tg_equiattn.nn.performer.pixel_model import PixelEmbedding
+from tg_equiattn.nn.performer.positions import Position
+from tg_equiattn.nn.performer.random_features import RandomFeatures
 from tg_equiattn.testing import TOLERANCE
 
 CHANNELS, OUT, HEADS, M, REACH = 12, 15, 3, 19, 3
@@ -27,7 +31,7 @@ POSITIONS = {
 }
 EXACT = ("window", "mlp", "distance", "values", "distance values", "far values", "pairs", "clipped")
 REACHING = ("values", "distance values", "far values", "pairs")  # offsets of all nodes, which a torus has not
-GRID = PixelGrid((5, 7), REACH)
+GRID, CPU = PixelGrid((5, 7), REACH), torch.device("cpu")
 
 
 @pytest.fixture(params=POSITIONS)
@@ -120,9 +124,9 @@ def test_padding_changes_nothing(on_device, name, make, grid):
         vectors = layer(holes, mask=mask, return_vectors=True, **place)[1]
         assert vectors[1, 20:].abs().max() == 0
         torch.testing.assert_close(vectors[:1], layer(x[:1], pos=pos[:1], return_vectors=True)[1], rtol=0, atol=1e-12)
-    if name == "far values":  # where no near pairs are looked for, positions of batch mates may be no numbers
-        other = torch.cat([pos[:1], torch.full_like(pos[:1], torch.nan)])
-        torch.testing.assert_close(layer(x, pos=other)[0], layer(x[:1], pos=pos[:1])[0], rtol=0, atol=1e-12)
+    if name == "far values":  # positions that are needed must be numbers, of batch mates too
+        with pytest.raises(ValueError, match="pos must be finite"):
+            layer(x, pos=torch.cat([pos[:1], torch.full_like(pos[:1], torch.nan)]))
 
 
 @pytest.mark.parametrize("dim", [1, 3])
@@ -206,3 +210,43 @@ def test_pairs_are_suggested_once_for_small_graphs():
     layer(x, pos=pos)  # warnings are errors in these tests
     for other in ({"num_random_features": 14}, {"method": "features"}, {"method": "pairs"}):
         PerformerAttention(6, 6, 2, **{"offset": "mlp", "cutoff": 1.0, "num_random_features": 15, **other})(x, pos=pos)
+
+
+@pytest.mark.parametrize("channels", [64, 32])
+def test_features_of_a_new_layer_err_less(channels):
+    """By a quarter at least than independent directions of variance 1, relative to how much outputs differ."""
+    errors, x = {"new": [], "plain": []}, torch.randn(500, channels)
+    with torch.no_grad():
+        for _ in range(5):
+            exact, layer, plain = (
+                PerformerAttention(channels, channels, 4, position=None, method=method)
+                for method in ("pairs", "features", "features")
+            )
+            for other in (layer, plain):
+                weights = {name: w for name, w in exact.state_dict().items() if "_extra_state" not in name}
+                other.load_state_dict(weights, strict=False)
+            plain.features = RandomFeatures(plain.features.num_random_features, channels // 4)
+            plain.positions.variance.log.fill_(math.log(0.5))
+            wanted = exact(x)
+            for name, estimate in (("new", layer(x)), ("plain", plain(x))):
+                errors[name].append(
+                    float((estimate - wanted).square().mean() / (wanted - wanted.mean(0)).square().mean())
+                )
+    assert sum(errors["new"]) ** 0.5 < 0.75 * sum(errors["plain"]) ** 0.5
+
+
+def test_features_are_positive_and_blind_to_translations_at_any_variance(randomise):
+    layer = randomise(layer_of("values"), 0.4).double().eval()
+    x, pos = pixels()
+    for log in (-5.0, 0.0, 2.0):
+        with torch.no_grad():
+            layer.positions.variance.log.fill_(log)
+        out = layer(x, pos=pos)
+        assert error(layer(x, pos=pos + 7), out) < 1e-12
+        weights = torch.eye(len(GRID), dtype=torch.float64)[None].expand(HEADS, -1, -1)
+        nodes = Nodes(
+            x[0], layer.positions, None, None, None, None, None, pos[0], None, None, far_offsets=False, whole=False
+        )
+        query, key = (f(x[0]).unflatten(-1, (HEADS, -1)).transpose(0, 1) for f in (layer.query, layer.key))
+        weights = Position.forward(layer.positions, query, key, weights, layer.features(CPU, torch.float64), nodes)
+        assert weights.min() >= 0

@@ -206,3 +206,13 @@ def test_no_nodes_are_a_step():
     before = layer(torch.zeros(1, 3, 8)), directions(layer.features)
     assert layer(torch.zeros(0, 8), batch=torch.zeros(0, dtype=torch.int64)).shape == (0, 8)
     assert not torch.equal(directions(layer.features), before[1])
+
+
+@pytest.mark.parametrize("m", [1, 6, 11])
+def test_pairs_of_opposite_directions(m):
+    """The first half is what is drawn without pairs."""
+    features = RandomFeatures(m, 5, paired=True)
+    found, half = features.directions(CPU, torch.float64), (m + 1) // 2
+    assert found.shape == (m, 5)
+    torch.testing.assert_close(found[:half], draw_directions(features.seed, 0, half, 5), rtol=0, atol=0)
+    torch.testing.assert_close(found[half:], -found[: m - half], rtol=0, atol=0)

@@ -23,10 +23,14 @@ def make(randomise):
     return make
 
 
+FEW, MANY = 11, 151  # tokens, of one form each
+
+
+@pytest.mark.parametrize("tokens", [FEW, MANY])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_equals_the_definition(name, make, device):
-    mlp, x = make(name), torch.randn(2, 11, IN, 8, dtype=torch.float64, requires_grad=True)
-    expected = torch.cat(clifford_mlp(mlp.mlp, x.flatten(0, 1).split(SIZES, -1)), -1).unflatten(0, (2, 11))
+def test_equals_the_definition(name, tokens, make, device):
+    mlp, x = make(name), torch.randn(2, tokens, IN, 8, dtype=torch.float64, requires_grad=True)
+    expected = torch.cat(clifford_mlp(mlp.mlp, x.flatten(0, 1).split(SIZES, -1)), -1).unflatten(0, (2, tokens))
     inputs = [x, *mlp.parameters()]
     wanted, out = gradients([expected], inputs), mlp.to(device)(x.to(device)).cpu()
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
@@ -34,11 +38,15 @@ def test_equals_the_definition(name, make, device):
     torch.testing.assert_close(got, [g.cpu() for g in wanted], rtol=1e-9, atol=1e-10)
 
 
-def test_some_grades_only(randomise):
-    mlp = randomise(MultivectorMLP(Grades(2, 3), Grades(0, 1, 2, 0), 5)).double()
-    x = [torch.randn(11, c, n, dtype=torch.float64) for c, n in zip((2, 3, 0, 0), SIZES, strict=True)]
-    out = mlp([part.permute(2, 1, 0) for part in x])
-    close([part.permute(2, 1, 0) for part in out], clifford_mlp(mlp, x), 1e-11)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tokens", [FEW, 3 * MANY])
+def test_some_grades_only(tokens, bias, randomise):
+    mlp = randomise(MultivectorMLP(Grades(2, 3), Grades(0, 1, 2, 0), 5, bias=bias)).double()
+    x = [torch.randn(tokens, c, n, dtype=torch.float64) for c, n in zip((2, 3, 0, 0), SIZES, strict=True)]
+    out, wanted = [part.permute(2, 1, 0) for part in mlp([part.permute(2, 1, 0) for part in x])], clifford_mlp(mlp, x)
+    close(out, wanted, 1e-11)
+    weights = list(mlp.parameters())
+    close(gradients(out, weights), gradients(wanted, weights), 1e-9)
 
 
 @pytest.mark.parametrize("reflect", [False, True])
@@ -51,7 +59,7 @@ def test_equivariant(dtype, name, reflect, make, device):
 
 
 def test_broken_layers_are_seen(make):
-    mlp, x, r = make("one block"), torch.randn(31, IN, 8, dtype=torch.float64), motion()
+    mlp, x, r = make("one block"), torch.randn(2 * MANY, IN, 8, dtype=torch.float64), motion()
 
     def broken(f):
         return error(f(move_multivectors(x, r)), move_multivectors(f(x), r))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...grids import Window
-from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form
+from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, use_plain
 from .definition import windowed_attention_definition
-from .dense import dense_attention
+from .dense import dense_attention, dense_attention_definition
 from .fusable import windowed_attention_fusable
 from .hashed_dropout import draw_seed
 from .masks import zero_where_masked
@@ -137,20 +137,21 @@ def group_attention_impl(
     """
     dtype, kind = torch.promote_types(query.dtype, torch.float32), value.dtype
     query, key, value = (x.to(dtype) for x in (query * query.shape[2] ** -0.5, key, value))
-    if window.kernel_size is None:
-        encodings = [
-            None if x is None else x.to(dtype) for x in (offset_encoding, element_encoding, space_bias, group_bias)
-        ]
-        out = dense_attention(query, key, value, index, *encodings, key_mask=key_mask, dropout=dropout)
-        return out.to(kind), query.new_zeros(0)
-    tables = _tables(query.shape[1], dtype, offset_encoding, element_encoding, space_bias, group_bias)
-    window = window.kernel_size, window.selection, window.circular
+    encodings = offset_encoding, element_encoding, space_bias, group_bias
+    seed = draw_seed(dropout, query.device)
+    if window.is_global:
+        flat = None if key_mask is None else key_mask.flatten(1)
+        attend_all = dense_attention_definition if use_plain(plain) else dense_attention
+        operands = query, key.flatten(4), value.flatten(4), *_dense_tables(query, index, *encodings)
+        return attend_all(*operands, index, flat, seed, dropout).to(kind), query.new_zeros(0)
+    tables = _tables(query.shape[1], dtype, *encodings)
     # the fusable form keeps the gradients of the offset logits of all pixels in memory during backward
     logits = query.shape[0] * tables[0][..., 0].numel() * math.prod(query.shape[4:])
     if index is not None and index.ndim == 3:
         logits *= index.shape[1]
     attend = _FORMS[choose_form(query, logits // 4, plain)]
-    out, lse = attend(query, key, value, *tables, index, key_mask, draw_seed(dropout, query.device), *window, dropout)
+    settings = window.kernel_size, window.selection, window.circular, dropout
+    out, lse = attend(query, key, value, *tables, index, key_mask, seed, *settings)
     return out.to(kind), lse.squeeze(3)
 
 
@@ -176,6 +177,25 @@ def _tables(
     if element_encoding is None:
         return offset_table, offset_table.new_zeros(heads, 0, offset_table.shape[-1])
     return offset_table, joined(element_encoding, group_bias)
+
+
+def _dense_tables(
+    query: Tensor, index: Tensor | None, offset_encoding: Tensor | None, element_encoding: Tensor | None,
+    space_bias: Tensor | None, group_bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Make ``offset_encoding``, ``space_bias`` and ``element_table`` of :mod:`.dense`."""
+    heads, channels, elements = query.shape[1:4]
+    outputs = next((len(x) for x in (offset_encoding, index) if x is not None), elements)
+    if offset_encoding is None:
+        rho = query.new_zeros(outputs, 1, 0, channels)
+    else:
+        rho = offset_encoding.unsqueeze(1) if offset_encoding.ndim == 3 else offset_encoding.transpose(1, 2)
+    bias = query.new_zeros(heads, outputs, 0) if space_bias is None else space_bias
+    rows = 0 if element_encoding is None and group_bias is None else elements
+    of_elements = query.new_zeros(rows, channels) if element_encoding is None else element_encoding
+    last = query.new_zeros(heads, rows) if group_bias is None else group_bias
+    of_elements, last = of_elements.to(query.dtype).expand(heads, -1, -1), last.to(query.dtype).unsqueeze(-1)
+    return rho.to(query.dtype), bias.to(query.dtype), torch.cat([of_elements, last], -1)
 
 
 def lifting_attention(

@@ -1,127 +1,298 @@
-"""Group attention over all pixels, by matrix products; see :mod:`.definition` for the sizes.
+"""Group attention over all pixels as one PyTorch operator, by matrix products.
 
-Scores are formed in chunks of images, heads and query pixels that fit in a budget, and recomputed in backward.
+Scores are formed for one output element at a time, in chunks of query pixels, images and heads, and recomputed in
+backward. In all matrices, channels come before pixels: if heads have few channels, products of such matrices are
+several times faster on a CPU.
+
+Sizes are those of :mod:`.definition`, with ``M`` key pixels, and ``n`` query pixels in a chunk.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...modes import full_precision
-from ..backend import tile_numbers
+from ..backend import refuse_forward_mode, tile_numbers
 from ..chunks import checkpointed, is_whole
-from .definition import chunks, runs
-from .elements import Elements
+from ..flops import flop_formula
+from ..second_derivatives import register_derivatives
+from . import hashed_dropout
+from .definition import with_one
 from .masks import MASKED_SCORE
 from .shifts import offsets_of_pairs
 
-# Number of scores in a chunk on a CPU.
-_CHUNK = 1 << 22
+# Number of scores in a chunk on a CPU, small enough to stay in the cache between operations.
+_CHUNK = 1 << 19
+# Number of images times heads in a chunk, if there are as many: rows of the matrix products with encodings of offsets.
+_HEADS = 16
 
 
-def dense_attention(
-    query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, offset_encoding: Tensor | None = None,
-    element_encoding: Tensor | None = None, space_bias: Tensor | None = None, group_bias: Tensor | None = None, *,
-    key_mask: Tensor | None = None, dropout: float = 0.0, chunk: int = -1,
-) -> Tensor:  # fmt: skip
-    """Attention of all query pixels to all key pixels: query (B, e, C, Q, *spatial), key (B, e, C, K, *key spatial),
-    value (B, e, Cv, K, *key spatial) -> (B, e, Cv, H, *spatial).
+class Chunk(NamedTuple):
+    """Outputs whose scores are in memory at once: an output element, and slices of query pixels, images and heads."""
 
-    Queries are already multiplied by the scale c. Encodings and biases have the shapes of :func:`.group_attention`, or
-    are None. If nothing depends on offsets, keys may come from an image of another size. ``key_mask`` (B or 1, *key
-    spatial) is true at valid keys. ``chunk`` is the largest number of scores in memory at once; -1 means the default.
+    output: int
+    pixels: slice
+    images: slice
+    heads: slice
+
+
+class DenseOperands:
+    """The attention and the gradients of chunks of the operands of :func:`dense_attention`.
+
+    A chunk has queries (b, e, C, T, n), keys (b, e, C, S, M), values (b, e, Cv, S, M), encodings of offsets (n, C, 1 or
+    U, M), biases of offsets (n, 1, e, 1, M) and an element table (e, U, C + 1). Its scores are (b, e, n, S M).
     """
-    spatial, outputs = query.shape[4:], query.shape[3] if index is None else len(index)
-    elements = Elements.of(index, query, outputs if offset_encoding is None else len(offset_encoding))
-    whole = is_whole(query)
-    pairs = None if offset_encoding is None and space_bias is None else offsets_of_pairs(spatial, query.device)
-    with full_precision(query.device):
-        query, key, value = (x.flatten(4) for x in (query, key, value))
-        key_mask = None if key_mask is None else key_mask.flatten(1)
-        attend = functools.partial(_attend, elements, dropout)
-        (batch, heads), pixels = query.shape[:2], query.shape[4]
-        if whole:
-            out = attend(query, key, value, offset_encoding, element_encoding, space_bias, group_bias, pairs, key_mask)
-            return out.unflatten(-1, spatial)
-        each = elements.outputs * elements.queries * elements.keys * key.shape[4]
+
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, offset_encoding: Tensor, space_bias: Tensor,
+        element_table: Tensor, index: Tensor | None, mask: Tensor | None, seed: Tensor, dropout: float, chunk: int = -1,
+    ) -> None:  # fmt: skip
+        self.mask, self.dropout, self.spatial, self.outputs = mask, dropout, query.shape[4:], len(offset_encoding)
+        if index is None:  # the key element is that of the output, or the only one
+            index = torch.zeros(self.outputs, 1, dtype=torch.int64, device=query.device)
+        self.index = index.view(self.outputs, -1, index.shape[-1])
+        self.queries, self.keys = self.index.shape[1:]
+        encoded = offset_encoding.shape[2] > 0 or space_bias.shape[2] > 0
+        self.pairs: Any = offsets_of_pairs(self.spatial, query.device) if encoded else None
+        (batch, heads), pixels, seen = query.shape[:2], math.prod(self.spatial), self.keys * key.shape[4]
         budget = tile_numbers(query.device, _CHUNK, 6) if chunk < 0 else chunk
-        parts = []  # one entry a chunk: whole images, or some heads of one image
-        for images, some, rows in chunks(batch, heads, pixels, each, budget):
-            biases = (None if x is None else x[some] for x in (space_bias, group_bias))
-            tables = offset_encoding, element_encoding, *biases
-            mask = key_mask if key_mask is None or len(key_mask) == 1 else key_mask[images]
-            found = []
-            for start, count in runs(pixels, rows):
-                given: tuple[Any, ...] = (
-                    query[images, some].narrow(-1, start, count), key[images, some], value[images, some], *tables,
-                    None if pairs is None else pairs.narrow(0, start, count), mask,
-                )  # fmt: skip
-                found.append(checkpointed(attend, *given, preserve_rng_state=True))
-            parts.append(torch.cat(found, -1).flatten(0, 1))
-        out = torch.cat(parts)
-        return out.unflatten(0, (batch, heads)).unflatten(-1, spatial)
+        self.slices = [[slice(None)]] * 3  # of pixels, images and heads
+        if budget:
+            step = max(1, min(pixels, budget // (seen * max(1, min(_HEADS, batch * heads)))))
+            step = math.ceil(pixels / math.ceil(pixels / step))  # chunks of equal size
+            some = max(1, budget // (step * seen))
+            steps = (pixels, step), (batch, max(1, some // heads)), (heads, some)
+            self.slices = [[slice(n, n + step) for n in range(0, max(size, 1), step)] for size, step in steps]
+        if dropout:
+            row, column = hashed_dropout.hashes(batch * heads * pixels, self.outputs * seen, seed)
+            self.row, self.column = row.view(batch, heads, pixels, 1), column.view(self.outputs, seen)
 
+    def __iter__(self) -> Iterator[list[Chunk]]:
+        """Yield the chunks, those of one output element and of the same query pixels together."""
+        pixels, images, heads = self.slices
+        for output in range(self.outputs):
+            for some in pixels:
+                yield [Chunk(output, some, b, e) for b in images for e in heads]
 
-def _attend(
-    elements: Elements, dropout: float, query: Tensor, key: Tensor, value: Tensor, offset_encoding: Tensor | None,
-    element_encoding: Tensor | None, space_bias: Tensor | None, group_bias: Tensor | None, pairs: Tensor | None,
-    key_mask: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """Attention of n query pixels to N key pixels: (b, e, Cv, H, n)."""
-    keys, pixels = elements.of_keys(key).transpose(2, 3).flatten(4), (elements.keys, key.shape[4])
-    values = elements.of_keys(value).transpose(2, 3).flatten(4)  # (b, e, H or 1, Cv, S N)
-    rho = None if offset_encoding is None else offset_encoding[:, pairs]  # (H, n, N, C) or (H, n, N, U, C)
-    fixed = [] if space_bias is None else [space_bias[..., pairs].unsqueeze(3)]  # terms that are the same for every t
-    if key_mask is not None:
-        penalty = torch.zeros_like(key_mask, dtype=query.dtype).masked_fill(~key_mask, MASKED_SCORE)
-        fixed.append(penalty[:, None, None, None, None])
-    total: Tensor | None = None
-    for t in range(elements.queries):
-        q = elements.of_query(query, t).permute(0, 1, 3, 4, 2)  # (b, e, H or 1, n, C)
-        of_pixels, of_elements = [], []  # terms of scores (b, e, H or 1, n, S, N) without axis S, or N
+    def cut(self, x: Chunk, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Views of the queries, keys and values of a chunk."""
+        own, every = slice(x.output, x.output + 1), slice(None)
+        of_query = own if self.queries == 1 and query.shape[3] > 1 else every
+        of_key = own if self.keys == 1 and key.shape[3] > 1 else every
+        query, key, value = (y[x.images, x.heads] for y in (query, key, value))
+        return [query[:, :, :, of_query, x.pixels], key[:, :, :, of_key], value[:, :, :, of_key]]
+
+    def of_pairs(self, x: Chunk, offset_encoding: Tensor, space_bias: Tensor) -> list[Tensor | None]:
+        """The encodings and the biases of all heads at pairs of a query pixel and a key pixel; None if there are
+        none."""
+        found: list[Tensor | None] = [None, None]
+        if offset_encoding.shape[2]:
+            rho = offset_encoding[x.output].movedim(-1, 0)  # (C, 1 or U, D)
+            found[0] = rho[..., self.pairs[x.pixels]].movedim(2, 0)
+        if space_bias.shape[2]:
+            found[1] = space_bias[:, x.output][:, self.pairs[x.pixels]].transpose(0, 1)[:, None, :, None]
+        return found
+
+    def keep(self, x: Chunk, dtype: torch.dtype) -> Tensor:
+        """The dropout factors of the weights of a chunk, (b, e, n, S M)."""
+        return hashed_dropout.keep(self.row[x.images, x.heads, x.pixels], self.column[x.output], self.dropout, dtype)
+
+    def with_elements(self, x: Chunk, t: int, key: Tensor, table: Tensor) -> Tensor:
+        """Keys plus encodings of elements, with one more channel for biases of elements and penalties of masked keys:
+        (b, e, C + 1, S M)."""
+        keys = F.pad(key, (0, 0, 0, 0, 0, 1))
+        if self.mask is not None:
+            mask = (self.mask if len(self.mask) == 1 else self.mask[x.images])[:, None, None, None]
+            penalty = torch.zeros_like(mask, dtype=key.dtype).masked_fill(~mask, MASKED_SCORE)
+            keys = keys + F.pad(penalty, (0, 0, 0, 0, key.shape[2], 0))
+        if table.shape[1]:
+            keys = keys + table[:, self.index[x.output, t]].mT.unsqueeze(-1)
+        return keys.flatten(3)
+
+    def encodings(self, x: Chunk, t: int, rho: Tensor) -> Tensor:
+        """Encodings of offsets and of the elements u of keys, (n, C, M or S M)."""
+        return rho.squeeze(2) if rho.shape[2] == 1 else rho[:, :, self.index[x.output, t]].flatten(2)
+
+    def weights(self, x: Chunk, t: int, one: Tensor, keys: Tensor, rho: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Softmax weights (b, e, n, S M) of queries with a channel of ones, (b, e, C + 1, n)."""
+        scores, logits = one.mT @ keys, None if bias is None else bias[:, :, x.heads]
         if rho is not None:
-            every = q.expand(-1, -1, elements.outputs, -1, -1)
-            if rho.ndim == 4:
-                of_pixels.append(torch.einsum("behnc,hnmc->behnm", every, rho).contiguous().unsqueeze(4))
-            else:
-                position = torch.einsum("behnc,hnmuc->behunm", every, rho)
-                of_pixels.append(elements.by_key(position, t, 2).transpose(3, 4))
-        of_pixels += fixed
-        if element_encoding is not None:
-            argument = torch.matmul(element_encoding, q.mT)  # (b, e, H or 1, U, n)
-            of_elements.append(elements.by_key(argument, t, 2).transpose(3, 4).unsqueeze(-1))
-        if group_bias is not None:
-            of_elements.append(elements.by_key(group_bias[:, None], t, 1)[:, :, None, :, None])
-        scores = _with_terms(q, keys, pixels, [functools.reduce(torch.add, x) for x in (of_pixels, of_elements) if x])
-        weight = scores.softmax(-1)
-        total = weight if total is None else total + weight
-    weight = weight if total is None else total
-    weight = weight.expand(-1, -1, elements.outputs, -1, -1)
-    return _product(F.dropout(weight, dropout) if dropout else weight, values.mT).movedim(-1, 2)
+            found = _by_pixel(one[:, :, :-1]).mT @ self.encodings(x, t, rho)
+            found = found.unflatten(-1, (-1, self.spatial.numel()))
+            found = found.unflatten(1, one.shape[:2])  # (n, b, e, 1 or S, M)
+            logits = found if logits is None else found + logits
+        if logits is not None:
+            scores = (scores.unflatten(-1, (self.keys, -1)) + logits.movedim(0, 2)).flatten(3)
+        return scores.softmax(-1)
+
+    def attend(self, x: Chunk, query: Tensor, key: Tensor, value: Tensor, table: Tensor, *of_pairs) -> Tensor:
+        """Attention of a chunk: (b, e, Cv, n)."""
+        one = with_one(query)
+        total: Any = None
+        for t in range(self.queries):
+            weight = self.weights(x, t, one[:, :, :, t], self.with_elements(x, t, key, table), *of_pairs)
+            total = weight if total is None else total + weight
+        return value.flatten(3) @ (total * self.keep(x, total.dtype) if self.dropout else total).mT
+
+    def add_gradients_(self, x: Chunk, grad: Tensor, operands, of_pairs, targets, to_pairs) -> None:
+        """Add the gradients of queries, keys, values and the element table of a chunk to the targets, and those of
+        :meth:`of_pairs` to ``to_pairs``."""
+        (query, key, value, table), (to_query, to_key, to_value, to_table) = operands, targets
+        one, to_weight = with_one(query), grad.mT @ value.flatten(3)
+        total: Any = None
+        keep = self.keep(x, grad.dtype) if self.dropout else None
+        to_weight = to_weight if keep is None else to_weight.mul_(keep)
+        for t in range(self.queries):
+            of_t, keys = one[:, :, :, t], self.with_elements(x, t, key, table)
+            weight = self.weights(x, t, of_t, keys, *of_pairs)
+            slope = to_weight * weight
+            slope.addcmul_(weight, slope.sum(-1, keepdim=True), value=-1)
+            to_query[:, :, :, t] += (keys @ slope.mT)[:, :, :-1]
+            to_keys = (of_t @ slope).unflatten(-1, key.shape[3:])
+            to_key += to_keys[:, :, :-1]
+            if table.shape[1]:
+                to_table[:, self.index[x.output, t]] += to_keys.sum((0, -1)).mT
+            self._add_to_pairs_(x, t, of_t, slope, of_pairs, to_pairs, to_query)
+            total = weight if total is None else total.add_(weight)
+        to_value += (grad @ (total if keep is None else total * keep)).view_as(value)
+
+    def _add_to_pairs_(self, x: Chunk, t: int, one: Tensor, slope: Tensor, of_pairs, to_pairs, to_query) -> None:
+        """Add the gradients of encodings and biases of offsets, and those of queries through encodings."""
+        (rho, bias), (to_rho, to_bias) = of_pairs, to_pairs
+        if self.pairs is None:
+            return
+        full = rho is not None and rho.shape[2] > 1
+        slope = slope.unflatten(-1, (self.keys, -1))  # (b, e, n, S, M)
+        slope = (slope if full else slope.sum(3, keepdim=True)).movedim(2, 0).contiguous()  # (n, b, e, 1 or S, M)
+        if bias is not None:
+            to_bias[:, :, x.heads] += slope.sum((1, 3), keepdim=True)
+        if rho is not None:
+            logits = slope.flatten(3).flatten(1, 2)
+            found = (self.encodings(x, t, rho) @ logits.mT).unflatten(-1, one.shape[:2])  # (n, C, b, e)
+            to_query[:, :, :, t] += found.permute(2, 3, 1, 0)
+            found = (_by_pixel(one[:, :, :-1]) @ logits).unflatten(-1, (-1, slope.shape[-1]))
+            to_rho.index_add_(2, self.index[x.output, t], found) if full else to_rho.add_(found)
+
+    def add_to_offsets_(self, x: Chunk, to_pairs, to_rho: Tensor, to_bias: Tensor) -> None:
+        """The adjoint of :meth:`of_pairs`: add gradients at pairs of pixels to those of offsets."""
+        of_rho, of_bias = to_pairs
+        if of_rho is not None:
+            found = of_rho.permute(2, 0, 3, 1).flatten(1, 2)  # (1 or U, n M, C)
+            to_rho[x.output].index_add_(1, self.pairs[x.pixels].flatten(), found)
+        if of_bias is not None:
+            found = of_bias[:, 0, :, 0].transpose(0, 1).flatten(1)  # (e, n M)
+            to_bias[:, x.output].index_add_(1, self.pairs[x.pixels].flatten(), found)
 
 
-def _with_terms(q: Tensor, keys: Tensor, pixels: tuple[int, int], terms: list[Tensor]) -> Tensor:
-    """Products of queries and keys plus terms that broadcast to (b, e, H, n, S, N): scores (b, e, H, n, S N).
+def _by_pixel(query: Tensor) -> Tensor:
+    """Queries (b, e, C, n) as matrices of each pixel, (n, C, b e)."""
+    return query.permute(3, 2, 0, 1).flatten(2).contiguous()
 
-    New memory for large tensors takes a CPU longer than sums, so the matrix product is added to the sum of the terms.
+
+_OPERANDS = (
+    "Tensor query, Tensor key, Tensor value, Tensor offset_encoding, Tensor space_bias, Tensor element_table, "
+    "Tensor? index, Tensor? mask, Tensor seed, float dropout, SymInt chunk=-1"
+)
+
+
+def dense_attention_definition(
+    query, key, value, offset_encoding, space_bias, element_table, index, mask, seed, dropout, chunk=-1
+) -> Tensor:
+    """The same as :func:`dense_attention`, in standard operations of torch, which all transforms support."""
+    with full_precision(query.device):
+        x = DenseOperands(
+            query, key, value, offset_encoding, space_bias, element_table, index, mask, seed, dropout,
+            0 if is_whole(query) else chunk,
+        )  # fmt: skip
+        features, outputs = (query.flatten(4), key, value), []
+        for chunks in x:
+            of_pairs = x.of_pairs(chunks[0], offset_encoding, space_bias)
+            found = [
+                checkpointed(functools.partial(x.attend, y), *x.cut(y, *features), element_table[y.heads], *of_pairs)
+                for y in chunks
+            ]
+            outputs.append(torch.cat([y.flatten(0, 1) for y in found]))  # images, or heads of one image
+        out = torch.cat(outputs, -1).unflatten(-1, (x.outputs, *x.spatial))
+        return out.unflatten(0, query.shape[:2])
+
+
+@torch.library.custom_op("tg_equiattn::dense_attention", mutates_args=(), schema=f"({_OPERANDS}) -> Tensor")
+def dense_attention(query, *operands) -> Tensor:
+    """Attention of all query pixels to all key pixels: query (B, e, C, Q, *spatial), key (B, e, C, K, M), value (B, e,
+    Cv, K, M) -> (B, e, Cv, H, *spatial).
+
+    ``offset_encoding`` is (H, 1 or U, D, C) and ``space_bias`` is (e, H, D) with all D offsets of the image. If there
+    are no encodings or biases, they have no offsets (D = 0). ``element_table`` (e, U, C + 1) holds encodings and biases
+    of elements u, and has no rows if scores do not depend on u. ``mask`` (B or 1, M) is true at valid keys. ``chunk``
+    is the largest number of scores in memory at once; -1 means the default.
     """
-    if not terms:
-        return _product(q, keys)
-    added = functools.reduce(torch.add, terms)
-    if added.shape[2] > q.shape[2]:
-        return (_product(q, keys).unflatten(-1, pixels) + added).flatten(4)
-    return _product(q, keys, added.expand(*q.shape[:4], *pixels))
+    refuse_forward_mode()
+    with torch.no_grad():
+        return dense_attention_definition(query, *operands)
 
 
-def _product(x: Tensor, y: Tensor, added: Tensor | None = None) -> Tensor:
-    """Products (b, e, H, n, c) of x (b, e, H, n, a) and y (b, e, H or 1, a, c), as one large product if all outputs
-    share y; they are added to a tensor of as many numbers, if there is one."""
-    left = x.flatten(2, 3).flatten(0, 1) if y.shape[2] == 1 else x.flatten(0, 2)
-    right = y.flatten(0, 2)
-    out = torch.bmm(left, right) if added is None else torch.baddbmm(added.reshape(*left.shape[:2], -1), left, right)
-    return out.view(*x.shape[:4], -1)
+@dense_attention.register_fake
+def _(query, key, value, offset_encoding, *rest) -> Tensor:
+    return query.new_empty(*query.shape[:2], value.shape[2], len(offset_encoding), *query.shape[4:])
+
+
+@torch.library.custom_op(
+    "tg_equiattn::dense_attention_backward", mutates_args=(),
+    schema=f"(Tensor grad, {_OPERANDS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)  # fmt: skip
+def dense_attention_backward(grad, *operands):
+    """Gradients of query, key, value, offset_encoding, space_bias and element_table."""
+    refuse_forward_mode()
+    query, tables = operands[0], operands[3:6]
+    grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in operands[:6]]
+    with torch.no_grad(), full_precision(query.device):
+        x, grad = DenseOperands(*operands), grad.flatten(4)
+        features, to_features = ([y[0].flatten(4), *y[1:3]] for y in (operands, grads))
+        for chunks in x:
+            of_pairs = x.of_pairs(chunks[0], *tables[:2])
+            to_pairs = [None if y is None else torch.zeros_like(y) for y in of_pairs]
+            for y in chunks:
+                given, targets = (
+                    (*x.cut(y, *z), table[y.heads]) for z, table in ((features, tables[2]), (to_features, grads[5]))
+                )
+                x.add_gradients_(y, grad[y.images, y.heads, :, y.output, y.pixels], given, of_pairs, targets, to_pairs)
+            x.add_to_offsets_(chunks[0], to_pairs, *grads[3:5])
+    return tuple(grads)
+
+
+@dense_attention_backward.register_fake
+def _(grad, *operands):
+    return tuple(x.new_empty(x.shape) for x in operands[:6])
+
+
+register_derivatives(dense_attention, dense_attention_backward, dense_attention_definition, 6)
+
+
+def _macs(query, key, value, offset_encoding, space_bias, element_table, index, *, products: int, sums: int) -> int:
+    """The number of multiply-adds. ``products`` and ``sums`` count the products of queries with keys and encodings, and
+    of weights with values."""
+    outputs, arguments, offsets, channels = offset_encoding
+    queries = index[1] if index is not None and len(index) == 3 else 1
+    keys = 1 if index is None else index[-1]
+    pairs = math.prod(query[:2]) * math.prod(query[4:]) * outputs * key[4]
+    encoded = keys if arguments > 1 else min(offsets, 1)
+    return pairs * (products * queries * (keys + encoded) * channels + sums * keys * value[2])
+
+
+@flop_formula("dense_attention")
+def _flops(*operands, **options) -> int:
+    """FLOPs of forward, two for each multiply-add."""
+    return 2 * _macs(*operands[:7], products=1, sums=1)
+
+
+@flop_formula("dense_attention_backward")
+def _backward_flops(grad, *operands, **options) -> int:
+    """FLOPs of backward: two products for each one of forward, and the recomputed scores."""
+    return 2 * _macs(*operands[:7], products=3, sums=2)

@@ -79,10 +79,16 @@ class _Windows:
                 flat = flat * width + along.view(shape)
             self.indices.append(torch.as_tensor(flat))
 
+    def padded(self, x: Tensor) -> Tensor:
+        """Pad images (..., *spatial) for their windows. Channels are padded together, in one kernel."""
+        return x if self.circular else self.square.pad(x)
+
     def around(self, x: Tensor, back: bool = False) -> Tensor:
         """Gather windows: (..., *spatial) -> (..., *spatial, *window)."""
-        x = x if self.circular else self.square.pad(x)
-        return x.flatten(-self.dim)[..., self.indices[back]]
+        return self._gathered(self.padded(x), back)
+
+    def _gathered(self, padded: Tensor, back: bool = False) -> Tensor:
+        return padded.flatten(-self.dim)[..., self.indices[back]]
 
     def of_queries(self, x: Tensor, back: bool = False) -> Tensor:
         """Add the axes of sums to features of queries: (..., *spatial) -> (..., *spatial, 1, 1, .., 1), or (...,
@@ -90,9 +96,9 @@ class _Windows:
         return self.around(x, back).unsqueeze(-1 - self.dim) if back else x[(...,) + (None,) * (1 + self.dim)]
 
     def of_keys(self, x: Tensor, own: bool, back: bool = False) -> Tensor:
-        """Add the axes of sums to features of keys: (B, e, K, *spatial) -> (B, e, H or 1, 1, *spatial, 1 or S,
-        *window). If ``back``, the axes of the window have size 1."""
-        x = x[(...,) + (None,) * self.dim] if back else self.around(x)
+        """Add the axes of sums to :meth:`padded` features of keys: (B, e, K, *spatial) -> (B, e, H or 1, 1, *spatial, 1
+        or S, *window). If ``back``, features are not padded, and the axes of the window have size 1."""
+        x = x[(...,) + (None,) * self.dim] if back else self._gathered(x)
         return x.unsqueeze(3).unsqueeze(-1 - self.dim) if own else x.movedim(2, -1 - self.dim)[:, :, None, None]
 
 
@@ -104,14 +110,14 @@ class _Windowed(torch.autograd.Function):
         at, own, axes = _Windows(query.shape[4:], square, side, circular, query.device), keys == 1, _axes(query)
         scores = table[-1] + outside + (1 - at.around(valid)).unsqueeze(-1 - at.dim)[:, None, None, None] * MASKED_SCORE
         scores = scores if argument is None else scores + argument
-        for one, other, rho in zip(_queries(query, paired), key.unbind(2), table[:-1].unbind(), strict=True):
+        for one, other, rho in zip(_queries(query, paired), at.padded(key).unbind(2), table[:-1].unbind(), strict=True):
             scores = scores + at.of_queries(one) * (at.of_keys(other, own) + rho)
         top = scores.amax(axes, keepdim=True)
         weight = (scores - top).exp()
         total = weight.sum(axes)
         if dropout:
             weight = weight * hashed_dropout.keep(at.of_queries(row), column, dropout, weight.dtype)
-        out = [(weight * at.of_keys(other, own)).sum(axes) / total for other in value.unbind(2)]
+        out = [(weight * at.of_keys(other, own)).sum(axes) / total for other in at.padded(value).unbind(2)]
         return torch.stack([x.sum(3) for x in out], 2), total.log() + top.flatten(-1 - at.dim).squeeze(-1)
 
     @staticmethod
@@ -132,13 +138,13 @@ class _Windowed(torch.autograd.Function):
             return torch.stack([x.sum(over) for x in terms], 2).view(shape)
 
         # Gradients of queries and tables: sums over the keys in each window.
-        seen = [at.of_keys(other, own) + r for other, r in zip(key.unbind(2), rho, strict=True)]
+        seen = [at.of_keys(other, own) + r for other, r in zip(at.padded(key).unbind(2), rho, strict=True)]
         scores = table[-1] + outside + (1 - at.around(valid)).unsqueeze(-1 - at.dim)[:, None, None, None] * MASKED_SCORE
         scores = (scores if argument is None else scores + argument) - at.of_queries(lse)
         for one, other in zip(_queries(query, paired), seen, strict=True):
             scores = scores + at.of_queries(one) * other
         slope = torch.zeros_like(scores)
-        for one, other in zip(given, value.unbind(2), strict=True):
+        for one, other in zip(given, at.padded(value).unbind(2), strict=True):
             slope = slope + at.of_queries(one) * at.of_keys(other, own)
         if dropout:
             slope = slope * hashed_dropout.keep(at.of_queries(row), column, dropout, query.dtype)

@@ -3,18 +3,21 @@ r"""Long convolutions of a sequence with a data-dependent filter as long as itse
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision
 from ..backend import tile_numbers
 from ..chunks import map_chunks
-from .fft_convolution import along, fast_length, fft_convolution, invert, length_factor, transform, zero_beyond
+from .fft_convolution import fft_convolution, invert, transform
 
-MODES = ("circular", "linear", "causal")
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+MODES = ("circular", "causal")
 _BLOCK_PAIRS = 1 << 20  # pairs of channels times frequencies of one block on a CPU
 
 
@@ -23,18 +26,18 @@ def scalar_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
 
     .. math:: u_i = \frac{1}{n} \sum_j q_j\, k_{i-j}
 
-    with n the sequence's own length and indices modulo n (``"circular"``), all of the 2n - 1 values without wrapping
-    round (``"linear"``), or the first n of these, which depend on the past only (``"causal"``).
+    with n the sequence's own length, and indices modulo n (``"circular"``) or without wrapping round, so that outputs
+    depend on the past only (``"causal"``).
 
     Args:
         q: signal.
         k: filter.
         lengths: int64 ``(B,)``, the own length of each sequence; ``None`` means N. Tokens beyond it are never read, and
             zero in the output.
-        mode: ``"circular"``, ``"linear"`` or ``"causal"``.
+        mode: ``"circular"``, the default, or ``"causal"``.
 
     Shapes:
-        ``(B, N, C)`` each -> ``(B, N, C)``; ``(B, 2N - 1, C)`` for ``"linear"``.
+        ``(B, N, C)`` each -> ``(B, N, C)``.
 
     Raises:
         ValueError: if an argument does not fit; it names the argument.
@@ -63,11 +66,11 @@ def vector_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
         k: filter.
         lengths: int64 ``(B,)``, the own length of each sequence; ``None`` means N. Tokens beyond it are never read, and
             zero in the output.
-        mode: indices modulo n (``"circular"``), all of the 2n - 1 values without wrapping round (``"linear"``), or the
-            first n of these, which depend on the past only (``"causal"``).
+        mode: ``"circular"``, the default, takes indices modulo n; ``"causal"`` does not wrap round, so that outputs
+            depend on the past only.
 
     Shapes:
-        ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``; ``(B, 2N - 1, C, 3)`` for ``"linear"``.
+        ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``.
 
     Raises:
         ValueError: if an argument does not fit; it names the argument.
@@ -91,30 +94,22 @@ def _checked_convolution(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str
     if axes == 4 and q.shape[-1] != 3:
         raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
     dtype = torch.promote_types(q.dtype, torch.float32)
-    q, k, length = q.to(dtype), k.to(dtype), q.shape[1]
-    if mode != "linear" or not length:
-        return fft_convolution(q, k, lengths, mode)
-    padding = (0, 0) * (axes - 2) + (0, fast_length(2 * length - 1) - length)
-    q, k = F.pad(zero_beyond(q, lengths), padding), F.pad(zero_beyond(k, lengths), padding)
-    out = fft_convolution(q, k, None, "circular", "backward")[:, : 2 * length - 1]
-    if lengths is None:
-        return out * length_factor(length, "forward")
-    return zero_beyond(out * along(length_factor(lengths.to(dtype), "forward"), out), 2 * lengths - 1)
+    return fft_convolution(q.to(dtype), k.to(dtype), lengths, mode)
 
 
 def bilinear_long_conv(
-    q: Tensor,
-    k: Tensor,
+    q: Float[Tensor, "rows tokens left"],
+    k: Float[Tensor, "rows tokens right"],
     product: Callable[[Tensor, Tensor], Tensor],
-    lengths: Tensor | None = None,
+    lengths: Int[Tensor, " rows"] | None = None,
     mode: str = "circular",
     norm: str = "forward",
-    counts: Tensor | None = None,
+    counts: Int[Tensor, " rows"] | None = None,
     *,
     block: int | None = None,
-) -> Tensor:
-    """Long convolution u_i = s sum_j q_j x k_{i-j} of (B, N, C) and (B, N, D) with any bilinear ``product`` of rows
-    (M, C) and (M, D), circular or causal, s as in :func:`fft_convolution`. The product is evaluated at ``block``
+) -> Float[Tensor, "rows tokens out"]:
+    """Long convolution u_i = s sum_j q_j x k_{i-j} with any bilinear ``product`` of rows (M, C) and (M, D), circular or
+    causal, s as in :func:`fft_convolution`. The product is evaluated at ``block``
     frequencies at a time: (a + ib) x (c + id) = a x c - b x d + i ((a + b) x (c + d) - a x c - b x d)."""
     if not q.shape[0] * q.shape[1]:
         nothing = product(q.flatten(0, 1), k.flatten(0, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,10 @@ from ...modes import full_precision
 from ...node_batch import NodeBatch, PaddedBatch
 from .feature_attention import feature_readout, feature_summary
 from .graph_rows import GraphRows, graph_rows
+from .random_features import log_weights
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 
 def linear_attention(
@@ -106,10 +111,11 @@ def check_operands(
 
 
 def linear_attention_impl(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, node_batch: NodeBatch
-) -> tuple[Tensor, Tensor]:
-    """:func:`linear_attention` of nodes (heads, N, d), unchecked. Also returns the log-sum-exp of the estimated
-    scores (heads, N, 1), without the term :func:`feature_norm`."""
+    query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
+    projection: Float[Tensor, "features d"], node_batch: NodeBatch, variance: Float[Tensor, " heads"] | None = None,
+) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:  # fmt: skip
+    """:func:`linear_attention` without checks. Also returns the log-sum-exp of the estimated scores, without the term
+    :func:`feature_norm`."""
     heads, rows = query.shape[0], graph_rows(node_batch)
 
     def merge(content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,47 +125,71 @@ def linear_attention_impl(
     mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
     query, key, value = (pack_heads(x, rows) for x in (query, key, value))
     flat_query, flat_key, flat_value = (x.flatten(0, 1) for x in (query, key, value))
-    out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merge)
+    if variance is not None:
+        variance = variance[:, None].expand(-1, query.shape[1]).flatten()
+    out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merge, variance=variance)
     out, lse = (x.unflatten(0, query.shape[:2]) for x in (out, lse))
     return unpack_heads(out, rows), unpack_heads(lse, rows)
 
 
-def pack_heads(x: Tensor, rows: PaddedBatch | GraphRows) -> Tensor:
-    """Nodes (heads, N, ...) in rows, (heads, rows, length, ...)."""
+def pack_heads(
+    x: Float[Tensor, "heads nodes ..."], rows: PaddedBatch | GraphRows
+) -> Float[Tensor, "heads rows length ..."]:
+    """Nodes in rows."""
     return rows.pack(x.transpose(0, 1)).movedim(2, 0)
 
 
-def unpack_heads(x: Tensor, rows: PaddedBatch | GraphRows) -> Tensor:
+def unpack_heads(
+    x: Float[Tensor, "heads rows length ..."], rows: PaddedBatch | GraphRows
+) -> Float[Tensor, "heads nodes ..."]:
     """The inverse of :func:`pack_heads`."""
     return rows.unpack(x.movedim(0, 2)).transpose(0, 1)
 
 
-def drop_keys(value: Tensor, dropout: float) -> Tensor:
-    """Values (heads, N, e) with dropout of whole keys of each head: their weights stay in the normaliser."""
+def drop_keys(value: Float[Tensor, "heads nodes e"], dropout: float) -> Float[Tensor, "heads nodes e"]:
+    """Values with dropout of whole keys of each head: their weights stay in the normaliser."""
     return value * torch.nn.functional.dropout(torch.ones_like(value[..., :1]), dropout) if dropout else value
 
 
-def feature_norm(query: Tensor, projection: Tensor) -> Tensor:
-    """The term of a query's log features that is the same for all features, (..., 1)."""
+def feature_norm(query: Float[Tensor, "... d"], projection: Float[Tensor, "features d"]) -> Float[Tensor, "... 1"]:
+    """The term of a query's log features that is the same for all features."""
     return -query.square().sum(-1, keepdim=True) * (query.shape[-1] ** -0.5 / 2) - math.log(projection.shape[0])
 
 
 def feature_attention(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None,
-    merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None, plain: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Outputs (G, N, e) and log-sum-exps (G, N, 1) of groups of queries and keys (G, N, d), over the keys of a mask
-    (G, N).
+    query: Float[Tensor, "groups nodes d"], key: Float[Tensor, "groups nodes d"],
+    value: Float[Tensor, "groups nodes e"], projection: Float[Tensor, "features d"],
+    mask: Bool[Tensor, "groups nodes"] | None, merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    plain: bool = False, variance: Float[Tensor, " groups"] | None = None,
+) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:  # fmt: skip
+    """Outputs and log-sum-exps of groups of queries, over the valid keys of each group.
 
-    ``merge`` takes the softmax averages (G, m, e) and log-sum-exps (G, m) over the keys of each group and returns those
-    that the queries of each group read, where these attend to the keys of several groups. ``plain`` uses torch's
-    operations only, with all scores in memory.
+    ``merge`` takes the softmax averages (groups, features, e) and log-sum-exps (groups, features) over the keys of each
+    group and returns those that the queries of each group read, where these attend to the keys of several groups.
+    ``plain`` uses torch's operations only, with all scores in memory. ``variance`` is that of :func:`softmax_features`.
     """
     scale = query.shape[-1] ** -0.5
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
         w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
-        content, lse = feature_summary(key.to(dtype), value.to(dtype), w, mask, scale / 2, plain)
+        if variance is None:
+            content, lse = feature_summary(key.to(dtype), value.to(dtype), w, mask, scale / 2, plain)
+        else:
+            content, lse = _summary_with_variance(key.to(dtype), value.to(dtype), w, mask, variance.to(dtype), plain)
         content, lse = (content, lse) if merge is None else merge(content, lse)
-        out, query_lse = feature_readout(query.to(dtype), w, content, lse, plain)
+        query = query.to(dtype)
+        if variance is not None:
+            lse = lse + log_weights(projection.to(dtype), variance.to(dtype))
+            query = query * variance.to(dtype).sqrt()[:, None, None]
+        out, query_lse = feature_readout(query, w, content, lse, plain)
     return out.to(value.dtype), query_lse[..., None]
+
+
+def _summary_with_variance(
+    key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"], w: Float[Tensor, "features d"],
+    mask: Bool[Tensor, "groups nodes"] | None, variance: Float[Tensor, " groups"], plain: bool,
+) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
+    """:func:`feature_summary` of keys that are scaled by the root of a variance; their own norm is one more channel."""
+    norm = key.square().sum(-1, keepdim=True) * (key.shape[-1] ** -0.5 / -2)
+    wide = torch.cat([key * variance.sqrt()[:, None, None], norm], -1)
+    return feature_summary(wide, value, torch.nn.functional.pad(w, (0, 1), value=1.0), mask, 0.0, plain)

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+from ...edges import CSR, whole_offsets
 from ...modes import full_precision
-from ...neighbors import NeighborList
+from ...neighbors import NeighborList, SortedPairs
 from ...node_batch import NodeBatch
 from .edge_products import edge_sum
 from .feature_attention import feature_readout
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 _FLOOR = 1e-30  # smallest weight, relative to the largest one: float32 rounds smaller ones to zero
 
 
 def clipped_attention_impl(
-    query: Tensor, value: Tensor, projection: Tensor, distance_table: Tensor, pairs: NeighborList, node_batch: NodeBatch
-) -> Tensor:
+    query: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
+    projection: Float[Tensor, "features d"], distance_table: Float[Tensor, "heads distances d"], pairs: NeighborList,
+    node_batch: NodeBatch,
+) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
     r"""Attention whose weights depend only on the query and on the clipped distance of a pair (strategy 2).
 
-    Heads have queries (heads, N, d), values (heads, N, e) and a table w of distances (heads, k + 1, d). The weight of a
-    pair at Manhattan distance d is :math:`a_{id} = \langle \phi(q_i), \phi(w_d) \rangle`; all distances from k on share
-    :math:`a_{ik}`. With the sums :math:`R_d` of the values at each distance,
+    The table w of each head has a row for each of the distances 0 to k. The weight of a pair at Manhattan distance d is
+    :math:`a_{id} = \langle \phi(q_i), \phi(w_d) \rangle`; all distances from k on share :math:`a_{ik}`. With the sums
+    :math:`R_d` of the values at each distance,
 
     .. math:: \mathrm{out}_i = \frac{a_{ik} \sum_j v_j + \sum_{d<k} (a_{id} - a_{ik})\, R_d(i)}
         {a_{ik} n + \sum_{d<k} (a_{id} - a_{ik})\, |R_d(i)|}, \qquad R_d(i) = \sum_{j:\, d(i,j) = d} v_j
@@ -32,7 +40,7 @@ def clipped_attention_impl(
     """
     weights = _distance_weights(query, distance_table, projection)
     count, out_dtype, value = distance_table.shape[1] - 1, value.dtype, value.to(weights.dtype)
-    (heads, nodes, width), bins = value.shape, pairs.bins(count)
+    (heads, nodes, width), bins = value.shape, pairs.cached(distance_bins, count)
     with full_precision(value.device):
         by_node = value.transpose(0, 1)
         sums = edge_sum(value.new_ones(1, bins.col.shape[0]), by_node.flatten(1)[None], bins)[0, :-1]
@@ -50,8 +58,28 @@ def clipped_attention_impl(
         return (numerator / total).to(out_dtype)
 
 
-def _distance_weights(query: Tensor, table: Tensor, projection: Tensor) -> Tensor:
-    """Weights <phi(q_i), phi(w_d)> (heads, N, k + 1) in (0, 1], up to a factor of each query."""
+def distance_bins(pairs: SortedPairs, distances: int) -> CSR:
+    """The matrix of (target, Manhattan distance) bins, row i * distances + d, and sources; a last row takes every other
+    pair."""
+    if pairs.repeats:
+        raise ValueError(
+            "edge_index must not join a pair twice where position='clipped': its nodes have one distance; see "
+            "torch_geometric.utils.coalesce"
+        )
+    distance = whole_offsets(pairs.offsets, name="offsets (edge_offset)").abs().sum(-1).long()
+    last = pairs.nodes * distances
+    near = (distance >= 0) & (distance < distances)  # sums of huge integers wrap around
+    near = near if pairs.mask is None else near & pairs.mask
+    key = torch.where(near, pairs.target * distances + distance, last)
+    order = torch.argsort(key, stable=True)
+    source = pairs.source[order]
+    return CSR.from_sorted(key[order], source, last + 1, pairs.nodes, torch.argsort(source, stable=True))
+
+
+def _distance_weights(
+    query: Float[Tensor, "heads nodes d"], table: Float[Tensor, "heads distances d"], projection: Float[Tensor, "m d"]
+) -> Float[Tensor, "heads nodes distances"]:
+    """Weights <phi(q_i), phi(w_d)> in (0, 1], up to a factor of each query."""
     with full_precision(query.device):
         dtype, root = torch.promote_types(query.dtype, torch.float32), query.shape[-1] ** -0.25
         w, table = projection.to(dtype), table.to(dtype) * root

@@ -10,6 +10,7 @@ not and ``index_add`` is.
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,13 +21,18 @@ from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, refuse_forward
 from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
     warnings.simplefilter("ignore")
     torch.sparse_csr_tensor(torch.tensor([0, 1], device="cpu"), torch.tensor([0], device="cpu"), [1.0], device="cpu")
 
 
-def edge_dot(query: Tensor, key: Tensor, relation: CSR) -> Tensor:
-    """(heads, N, d) queries times (heads, M, d) keys at the pairs of a relation, (heads, E)."""
+def edge_dot(
+    query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], relation: CSR
+) -> Float[Tensor, "heads pairs"]:
+    """Queries times keys at the pairs of a relation."""
     form = choose_form(query, query.shape[0] * relation.row.shape[0])
     if form == DEFINITION:
         return gathered_edge_dot(query, key, relation.row, relation.col)
@@ -35,26 +41,37 @@ def edge_dot(query: Tensor, key: Tensor, relation: CSR) -> Tensor:
     return csr_edge_dot(query, key, *relation)
 
 
-def edge_sum(weight: Tensor, value: Tensor, relation: CSR) -> Tensor:
-    """Sum over each row's pairs of (heads, E) weights times (heads, M, d) values, (heads, N, d)."""
+def edge_sum(
+    weight: Float[Tensor, "heads pairs"], value: Float[Tensor, "heads cols d"], relation: CSR
+) -> Float[Tensor, "heads rows d"]:
+    """Sum over each row's pairs of weights times values."""
     if choose_form(value, value.shape[0] * relation.row.shape[0]) == OPERATOR:
         return csr_edge_sum(weight, value, *relation)
     return gathered_edge_sum(weight, value, relation.row, relation.col, relation.num_rows)
 
 
-def gathered_edge_dot(query: Tensor, key: Tensor, row: Tensor, col: Tensor, chunk: int = 4096) -> Tensor:
-    """:func:`edge_dot`, so many pairs at a time."""
+def gathered_edge_dot(
+    query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], row: Int[Tensor, " pairs"],
+    col: Int[Tensor, " pairs"], chunk: int = 4096,
+) -> Float[Tensor, "heads pairs"]:  # fmt: skip
+    """:func:`edge_dot`, ``chunk`` pairs at a time."""
     pairs = zip(row.split(chunk), col.split(chunk), strict=True)
     return torch.cat([torch.linalg.vecdot(query[:, i], key[:, j]) for i, j in pairs], -1)
 
 
-def _whole_edge_dot(query: Tensor, key: Tensor, row: Tensor, col: Tensor) -> Tensor:
+def _whole_edge_dot(
+    query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], row: Int[Tensor, " pairs"],
+    col: Int[Tensor, " pairs"],
+) -> Float[Tensor, "heads pairs"]:  # fmt: skip
     """:func:`edge_dot`, all pairs at a time."""
     return (query.index_select(1, row) * key.index_select(1, col)).sum(-1)
 
 
-def gathered_edge_sum(weight: Tensor, value: Tensor, row: Tensor, col: Tensor, rows: int) -> Tensor:
-    """:func:`edge_sum`, with (heads, E, d) values in memory."""
+def gathered_edge_sum(
+    weight: Float[Tensor, "heads pairs"], value: Float[Tensor, "heads cols d"], row: Int[Tensor, " pairs"],
+    col: Int[Tensor, " pairs"], rows: int,
+) -> Float[Tensor, "heads rows d"]:  # fmt: skip
+    """:func:`edge_sum`, with the values of all pairs in memory."""
     sums = value.new_zeros(value.shape[0], rows, value.shape[-1])
     return sums.index_add(1, row, weight[..., None] * value.index_select(1, col))
 

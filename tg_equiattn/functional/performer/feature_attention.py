@@ -13,6 +13,7 @@ outputs; backward computes scores again. Transforms see the plain formulas.
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -34,11 +35,16 @@ from .feature_formulas import (
     summary_gradient,
 )
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
 
 def feature_summary(
-    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float, plain: bool = False
-) -> tuple[Tensor, Tensor]:
-    """content (G, m, e) and key_lse (G, m) of keys (G, L, d), values (G, L, e), a mask (G, L).
+    key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
+    projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None, norm: float,
+    plain: bool = False,
+) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
+    """The content and the log-sum-exp of each feature over the valid keys of a group.
 
     Log features are W k - norm |k|^2. A group without keys has content 0 and the smallest finite key_lse.
     """
@@ -48,9 +54,10 @@ def feature_summary(
 
 
 def feature_readout(
-    query: Tensor, projection: Tensor, content: Tensor, key_lse: Tensor, plain: bool = False
-) -> tuple[Tensor, Tensor]:
-    """out (G, L, e) and lse (G, L) of queries (G, L, d), content (G, m, e), key_lse (G, m)."""
+    query: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"],
+    content: Float[Tensor, "groups features e"], key_lse: Float[Tensor, "groups features"], plain: bool = False,
+) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:  # fmt: skip
+    """Outputs and log-sum-exps of queries over the features."""
     form = choose_form(query, query[..., 0].numel() * len(projection), plain)
     readout = chunked_readout if form == OPERATOR else plain_readout
     return readout(query, content, key_lse, projection)
@@ -87,9 +94,10 @@ def chunked_summary(
 
 
 def _sums(
-    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float, stabilise: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over keys of exp(score - top), times the value (G, m, e) and alone (G, 1, m), and top, the largest or 0."""
+    key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
+    projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None, norm: float, stabilise: bool,
+) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups 1 m"], Float[Tensor, "groups 1 m"]]:  # fmt: skip
+    """Sums over keys of exp(score - top), times the value and alone, and top, the largest score or 0."""
     content = value.new_zeros(key.shape[0], len(projection), value.shape[-1])
     sums = value.new_zeros(key.shape[0], 1, len(projection))
     top = torch.full_like(sums, torch.finfo(key.dtype).min) if stabilise else torch.zeros_like(sums)

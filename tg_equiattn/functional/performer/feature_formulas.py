@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import tile_numbers
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 _BUDGET = 1 << 18  # scores of one chunk on a CPU: a core's cache
 
@@ -18,8 +22,9 @@ OfChunk = Callable[[Tensors, Tensors, Tensor | None], tuple[Tensors, Tensors]]  
 
 
 def plain_summary(
-    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float
-) -> tuple[Tensor, Tensor]:
+    key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
+    projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None, norm: float,
+) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
     """:func:`feature_summary` with all scores in memory."""
     scores, lowest = key_scores(key, projection, mask, norm), torch.finfo(key.dtype).min
     top = scores.detach().amax(1, keepdim=True).clamp(min=lowest)
@@ -30,22 +35,32 @@ def plain_summary(
     return weights.mT @ value / sums[..., None], torch.where(empty, lowest, sums.log() + top.squeeze(1))
 
 
-def plain_readout(query: Tensor, content: Tensor, key_lse: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
+def plain_readout(
+    query: Float[Tensor, "groups nodes d"], content: Float[Tensor, "groups features e"],
+    key_lse: Float[Tensor, "groups features"], projection: Float[Tensor, "features d"],
+) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:  # fmt: skip
     """:func:`feature_readout` with all scores in memory."""
     scores = query @ projection.T + key_lse[:, None]
     return scores.softmax(-1) @ content, scores.logsumexp(-1)
 
 
-def key_scores(key: Tensor, projection: Tensor, mask: Tensor | None, norm: float) -> Tensor:
-    """log features of keys (G, n, m), minus infinity where masked."""
+def key_scores(
+    key: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"],
+    mask: Bool[Tensor, "groups nodes"] | None, norm: float,
+) -> Float[Tensor, "groups nodes features"]:  # fmt: skip
+    """Log features of keys, minus infinity where masked."""
     bias = -norm * key.square().sum(-1, keepdim=True)
     if mask is not None:
         bias = bias.masked_fill(~mask[..., None], -math.inf)
     return torch.baddbmm(bias, key, projection.T.expand(key.shape[0], -1, -1))
 
 
-def query_scores(query: Tensor, projection: Tensor, key_lse: Tensor) -> Tensor:
-    """log features of queries (G, n, m), but for a part of each query alone, plus the log-sum-exp of each feature."""
+def query_scores(
+    query: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"],
+    key_lse: Float[Tensor, "groups features"],
+) -> Float[Tensor, "groups nodes features"]:  # fmt: skip
+    """Log features of queries, without the term that is the same for all features of a query, plus the log-sum-exp of
+    each feature."""
     return torch.baddbmm(key_lse[:, None], query, projection.T.expand(query.shape[0], -1, -1))
 
 
@@ -70,8 +85,8 @@ def readout_gradient(projection: Tensor, nodes: Tensors, groups: Tensors, _: Ten
     return (grad @ projection,), (weights.mT @ grad_out, grad.sum(1))
 
 
-def chunks(nodes: Tensor, features: int) -> Iterator[tuple[slice, list[slice]]]:
-    """Slices of groups, each with slices of nodes (G, L, d), of at most the budget's scores if that leaves 256."""
+def chunks(nodes: Float[Tensor, "groups nodes d"], features: int) -> Iterator[tuple[slice, list[slice]]]:
+    """Slices of groups, each with slices of nodes, of at most the budget's scores if that leaves 256."""
     groups, length = nodes.shape[:2]
     budget = tile_numbers(nodes.device, _BUDGET, 4)
     width = max(1, min(groups, budget // (features * max(1, min(length, 256)))))

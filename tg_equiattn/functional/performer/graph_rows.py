@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from ...merging import merge_attentions
 from ...node_batch import NodeBatch, PaddedBatch
 from ...ranks import Ranks
 from ...slots import Slots, nodes_of_rows
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 _SHORTEST = 16  # slots of a row
 
@@ -26,9 +31,11 @@ class GraphRows:
         self.node_batch, self.graph, self.mask = padded.node_batch, graph, padded.mask
         self.pack, self.unpack = padded.pack, padded.unpack
 
-    def merge(self, content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Softmax averages (heads, rows, m, e) over the keys of whole graphs on all ranks, and log-sum-exps (heads,
-        rows, m), from those over the keys of each row."""
+    def merge(
+        self, content: Float[Tensor, "heads rows features e"], lse: Float[Tensor, "heads rows features"]
+    ) -> tuple[Float[Tensor, "heads rows features e"], Float[Tensor, "heads rows features"]]:
+        """Softmax averages and log-sum-exps over the keys of whole graphs on all ranks, from those over the keys of
+        each row."""
         ranks: Ranks | None = self.node_batch.ranks
         if ranks is not None:
             return ranks.merge(content, lse)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from ...edges import CSR
 from ...modes import full_precision
-from ...neighbors import NeighborList
+from ...neighbors import NeighborList, SortedPairs
 from ...node_batch import NodeBatch, PaddedBatch
 from ..chunks import checkpointed, is_whole
 from ..softmax_attention import softmax_attention
 from .attention import pack_heads, unpack_heads
 from .edge_products import edge_sum
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 MAX_SCORES = 1 << 32  # of all heads of one graph: 16 GiB in float32 if they were kept
 _CHUNK = 1 << 24  # scores in memory at once
@@ -24,30 +28,48 @@ _LOG_ZERO = -1e4  # finite stand-in for the logarithm of zero
 class Near(NamedTuple):
     """Terms of near pairs in attention.
 
-    ``bias`` (heads, E) is that of the pairs, ``self_bias`` (heads, 1 or N) that of each node with itself, ``far_bias``
-    (heads,) that of all pairs. ``values``, if given, are added to the values of near pairs: features of pairs (E, r),
-    of a node with itself (r,), and the map of features to values (heads, r, e).
+    ``bias`` is that of the pairs, ``self_bias`` that of each node with itself (or one for all nodes), ``far_bias`` that
+    of all pairs. ``values``, if given, are added to the values of near pairs: features of pairs, of a node with itself,
+    and the map of features to values.
     """
 
     pairs: NeighborList
-    bias: Tensor
-    self_bias: Tensor
-    far_bias: Tensor
-    values: tuple[Tensor, Tensor, Tensor] | None = None
+    bias: Float[Tensor, "heads pairs"]
+    self_bias: Float[Tensor, "heads nodes"]
+    far_bias: Float[Tensor, " heads"]
+    values: tuple[Float[Tensor, "pairs r"], Float[Tensor, " r"], Float[Tensor, "heads r e"]] | None = None
 
-    def added_values(self, weights: Tensor, own: Tensor) -> Tensor:
-        """Weighted sums (heads, N, e) of ``values``, by weights of pairs (heads, E) and of loops (heads, N, 1)."""
+    def added_values(
+        self, weights: Float[Tensor, "heads pairs"], own: Float[Tensor, "heads nodes 1"]
+    ) -> Float[Tensor, "heads nodes e"]:
+        """Weighted sums of ``values``, by weights of pairs and of nodes with themselves."""
         features, itself, mapped = (t.to(weights.dtype) for t in cast("tuple[Tensor, ...]", self.values))
-        relation, entries = self.pairs.incidence(len(weights))
+        relation, entries = self.pairs.cached(_incidence, len(weights))
         sums = edge_sum(weights.flatten()[None].index_select(1, entries), features[None], relation)
         return (sums[0].unflatten(0, (-1, len(weights))).transpose(0, 1) + own * itself) @ mapped
 
 
+def _incidence(pairs: SortedPairs, heads: int) -> tuple[CSR, Int[Tensor, " entries"]]:
+    """The matrix of the heads of nodes (rows) and the pairs whose target they are (columns), and the index of each of
+    its entries among the weights of all pairs, (heads, E) flattened."""
+    row, row_starts, count = pairs.target, pairs.csr.row_starts, pairs.offsets.shape[0]
+    node = row.repeat_interleave(heads, output_size=heads * count)
+    first, degree = row_starts[:-1][node], row_starts.diff()[node]
+    within = torch.arange(heads * count, device=row.device) - heads * first  # entries go by node, head, pair
+    head, pair = within // degree, first + within % degree
+    each = torch.arange(count, device=row.device)
+    first, degree = row_starts[:-1][row], row_starts.diff()[row]
+    along = torch.arange(heads, device=row.device)
+    order = (heads * first + each - first)[:, None] + along * degree[:, None]  # by pair, then head
+    pattern = CSR.from_sorted(node * heads + head, pair, heads * pairs.nodes, count, order.flatten())
+    return pattern, head * count + pair
+
+
 def pair_attention_impl(
-    query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch, dropout: float = 0.0, near: Near | None = None,
-    chunk: int = _CHUNK,
-) -> Tensor:  # fmt: skip
-    r"""Softmax attention of nodes (heads, N, d), unchecked, with dropout of weights.
+    query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
+    node_batch: NodeBatch, dropout: float = 0.0, near: Near | None = None, chunk: int = _CHUNK,
+) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
+    r"""Softmax attention without checks, with dropout of weights.
 
     With near pairs of bias b, and f that of all pairs, a weight is :math:`e^f e^{\langle q_i, k_j \rangle / \sqrt d}
     + e^{\langle q_i, k_j \rangle / \sqrt d + b}`. This is a softmax whose scores of near pairs have
@@ -85,13 +107,12 @@ def pair_attention_impl(
 
 
 class _Entries(NamedTuple):
-    """Near pairs, followed by each node with itself: the row, and the query and key within it (E + N,); and b - f of
-    each head (heads, E + N)."""
+    """Near pairs, followed by each node with itself: the row, the query and key within it, and b - f of each head."""
 
-    row: Tensor
-    query: Tensor
-    key: Tensor
-    logs: Tensor
+    row: Int[Tensor, " entries"]
+    query: Int[Tensor, " entries"]
+    key: Int[Tensor, " entries"]
+    logs: Float[Tensor, "heads entries"]
 
     @classmethod
     def of(cls, near: Near, rows: PaddedBatch, dtype: torch.dtype) -> _Entries:
@@ -113,11 +134,12 @@ class _Entries(NamedTuple):
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, row: Tensor | None, query: Tensor | None, key: Tensor | None,
-    logs: Tensor | None, *, dropout: float, repeats: bool,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Outputs (heads, rows, queries, e) of some rows and queries over a mask of keys (rows, length); and the share of
-    each entry's weight that is its near term, (heads, entries)."""
+    q: Float[Tensor, "heads rows queries d"], k: Float[Tensor, "heads rows keys d"],
+    v: Float[Tensor, "heads rows keys e"], mask: Bool[Tensor, "rows keys"] | None, row: Int[Tensor, " entries"] | None,
+    query: Int[Tensor, " entries"] | None, key: Int[Tensor, " entries"] | None,
+    logs: Float[Tensor, "heads entries"] | None, *, dropout: float, repeats: bool,
+) -> tuple[Float[Tensor, "heads rows queries e"], Float[Tensor, "heads entries"] | None]:  # fmt: skip
+    """Outputs of some rows and queries over valid keys; and the share of each entry's weight that is its near term."""
     scores = torch.matmul(q * q.shape[-1] ** -0.5, k.mT)
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min / 2)
@@ -159,7 +181,10 @@ def _in_chunks(attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ent
     return out, None if entries is None else torch.cat(shares, 1).index_select(1, torch.cat(chosen).argsort())
 
 
-def _with_near(scores: Tensor, index: Tensor, logs: Tensor, repeats: bool) -> tuple[Tensor, Tensor]:
+def _with_near(
+    scores: Float[Tensor, "heads rows queries keys"], index: Int[Tensor, " entries"],
+    logs: Float[Tensor, "heads entries"], repeats: bool,
+) -> tuple[Float[Tensor, "heads rows queries keys"], Float[Tensor, "heads entries"]]:  # fmt: skip
     """Scores with log(1 + sum of exp(logs)) added at the flat index of each entry; and the addend of each entry. A pair
     given several times has a sum of several terms, if ``repeats``."""
     if not repeats:

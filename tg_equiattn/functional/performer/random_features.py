@@ -3,11 +3,15 @@ r"""Random features of the softmax kernel (FAVOR+), and their orthogonal draws."
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ... import checks
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def orthogonal_projection(num_random_features: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
@@ -37,22 +41,29 @@ def orthogonal_projection(num_random_features: int, dim: int, generator: torch.G
     return haar.flatten(0, 1)[:num_random_features] * normal(num_random_features, dim).norm(dim=1, keepdim=True)
 
 
-def softmax_features(x: Tensor, projection: Tensor) -> Tensor:
+def softmax_features(x: Tensor, projection: Tensor, variance: float | Tensor = 1.0) -> Tensor:
     r"""Positive random features of the softmax kernel.
 
-    .. math:: \phi(x) = \tfrac{1}{\sqrt m} \exp\!\big(W x - \tfrac12 |x|^2\big), \qquad
-        \mathbb{E}_W \langle \phi(q), \phi(k) \rangle = \exp\langle q, k \rangle
+    .. math:: \phi_m(x) = \tfrac{1}{\sqrt M} s^{d/4}
+        \exp\!\big(\sqrt s\, \langle w_m, x \rangle + \tfrac{1 - s}{4} |w_m|^2 - \tfrac12 |x|^2\big), \qquad
+        \mathbb{E}_w \langle \phi(q), \phi(k) \rangle = \exp\langle q, k \rangle
+
+    These are the features of directions with variance s in place of 1, with the weights of importance sampling. The
+    expectation is the same for every s > 1/2. With s = 1 they are those of FAVOR+; the error of large queries and keys
+    is smaller with a larger s.
 
     Attention itself never calls this: :func:`linear_attention` works with logarithms, which do not overflow.
 
     Args:
         x: ``(..., d)``.
-        projection: ``(m, d)``, as :func:`orthogonal_projection` draws it.
+        projection: Directions w, ``(M, d)``, as :func:`orthogonal_projection` draws it.
+        variance: The variance s, greater than 1/2. Default 1.
 
     Returns:
-        ``(..., m)``, positive.
+        ``(..., M)``, positive.
 
-    Source: Choromanski et al. (2021), Eq. 5 and Lemma 1.
+    Source: Choromanski et al. (2021), Eq. 5 and Lemma 1; Likhosherstov et al., Chefs' random tables (2022), FAVOR++,
+    for the variance (A = (1 - s) / 4 there).
 
     Example:
         >>> import torch
@@ -62,4 +73,12 @@ def softmax_features(x: Tensor, projection: Tensor) -> Tensor:
         >>> bool((estimate / (q @ k.T).exp() - 1).abs() < 0.02)
         True
     """
-    return (x @ projection.T - x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(projection.shape[0])
+    s = torch.as_tensor(variance, dtype=x.dtype, device=x.device)
+    logs = s.sqrt() * (x @ projection.T) + log_weights(projection, s) / 2 - x.square().sum(-1, keepdim=True) / 2
+    return logs.exp() / math.sqrt(projection.shape[0])
+
+
+def log_weights(projection: Float[Tensor, "features d"], variance: Float[Tensor, ...]) -> Tensor:
+    """Logarithms (..., features) of the importance weights of directions that are drawn with a variance."""
+    s = variance[..., None]
+    return (1 - s) / 2 * projection.square().sum(1) + projection.shape[1] / 2 * s.log()

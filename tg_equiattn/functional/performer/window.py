@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,9 @@ from ...node_batch import NodeBatch
 from .attention import check_operands, drop_keys, feature_norm, linear_attention_impl
 from .edge_products import edge_dot, edge_sum
 from .pairs import Near, pair_attention_impl
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def window_attention(
@@ -79,17 +84,18 @@ def window_attention(
 
 
 def window_attention_impl(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, near: Near, node_batch: NodeBatch,
-    dropout: float = 0.0,
-) -> Tensor:  # fmt: skip
-    """:func:`window_attention` of nodes (heads, N, d), unchecked. Dropout is of single weights of near pairs,
-    and of whole keys among all pairs."""
+    query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
+    projection: Float[Tensor, "features d"] | None, near: Near, node_batch: NodeBatch, dropout: float = 0.0,
+    variance: Float[Tensor, " heads"] | None = None,
+) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
+    """:func:`window_attention` without checks. Dropout is of single weights of near pairs, and of whole keys among all
+    pairs."""
     if projection is None:
         return pair_attention_impl(query, key, value, node_batch, dropout, near)
     dtype, pairs, csr = torch.promote_types(query.dtype, torch.float32), near.pairs, near.pairs.csr
     with full_precision(query.device):
         q, k, v = (x.to(dtype).contiguous() for x in (query, key, value))
-        far, far_lse = linear_attention_impl(q, k, drop_keys(v, dropout), projection, node_batch)
+        far, far_lse = linear_attention_impl(q, k, drop_keys(v, dropout), projection, node_batch, variance)
         far_lse = far_lse + feature_norm(q, projection) + near.far_bias[:, None, None]
         q = q * q.shape[-1] ** -0.5
         self_score = ((q * k).sum(-1) + near.self_bias).unsqueeze(-1)

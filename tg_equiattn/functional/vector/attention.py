@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,9 @@ from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 from .cross_product_attention import cross_product_attention, cross_product_attention_backward
 from .plain_attention import plain_vector_attention, second_derivatives_by_queries, valid_tokens
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -79,13 +84,15 @@ def vector_attention_impl(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | Non
     return out if valid is None else out.masked_fill(~valid, 0)
 
 
-def _outer(k: Tensor, v: Tensor) -> Tensor:
-    """Outer products k v^T (G, N, 9) of vectors (G, N, 3)."""
+def _outer(
+    k: Float[Tensor, "groups tokens 3"], v: Float[Tensor, "groups tokens 3"]
+) -> Float[Tensor, "groups tokens 9"]:
+    """Outer products k v^T."""
     return (k[..., :, None] * v[..., None, :]).flatten(-2)
 
 
-def _trace(x: Tensor) -> Tensor:
-    """Traces (G, N, 1) of 3 x 3 matrices (G, N, 9)."""
+def _trace(x: Float[Tensor, "groups tokens 9"]) -> Float[Tensor, "groups tokens 1"]:
+    """Traces of 3 x 3 matrices."""
     return x[..., ::4].sum(-1, keepdim=True)
 
 

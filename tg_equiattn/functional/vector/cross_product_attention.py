@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..backend import tile_numbers
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 _TILE_SCORES = 1 << 17  # scores of one tile on a CPU
 _TILE_KEYS = 512  # of one tile, at most, on the CPU
@@ -32,11 +36,11 @@ def _last(x: Tensor) -> Tensor:
     return x.roll(1, -1)
 
 
-def _query_features(q: Tensor) -> Tensor:
+def _query_features(q: Float[Tensor, "groups tokens 3"]) -> Float[Tensor, "groups tokens 6"]:
     return torch.cat([q.square(), _next(q) * _last(q)], -1)
 
 
-def _key_features(k: Tensor) -> Tensor:
+def _key_features(k: Float[Tensor, "groups tokens 3"]) -> Float[Tensor, "groups tokens 6"]:
     square = k.square()
     return torch.cat([_next(square) + _last(square), -2 * _next(k) * _last(k)], -1)
 
@@ -58,8 +62,10 @@ def _bfloat16_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return high, middle, x - high - middle
 
 
-def _exact_factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors (..., n, r) and (..., m, r) whose product is a b^T, rounded or not."""
+def _exact_factors(
+    a: Float[Tensor, "*batch n width"], b: Float[Tensor, "*batch m width"]
+) -> tuple[Float[Tensor, "*batch n rank"], Float[Tensor, "*batch m rank"]]:
+    """Factors whose product is a b^T, rounded or not."""
     if not _products_round(a):
         return a, b
     (a1, a2, a3), (b1, b2, b3) = _bfloat16_parts(a), _bfloat16_parts(b)
@@ -102,10 +108,13 @@ def _tiles(groups: int, length: int, device: torch.device) -> Iterator[tuple[sli
 
 
 def cross_product_attention(
-    q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Sums sum_j p_ij w_j (G, N, e) and log-sum-exps (G, N) of q, k (G, N, 3), w (G, N, e), valid keys ``mask`` (G, N),
-    and scale (G,)."""
+    q: Float[Tensor, "groups tokens 3"],
+    k: Float[Tensor, "groups tokens 3"],
+    w: Float[Tensor, "groups tokens width"],
+    mask: Bool[Tensor, "groups tokens"] | None,
+    scale: Float[Tensor, " groups"],
+) -> tuple[Float[Tensor, "groups tokens width"], Float[Tensor, "groups tokens"]]:
+    """Sums sum_j p_ij w_j and log-sum-exps; ``mask`` is true for valid keys."""
     groups, length, width = w.shape
     a, b = _exact_factors(_query_features(q), _key_features(k) * scale[:, None, None].square())
     ones = _parts_in_turn(torch.cat([w, torch.ones_like(w[..., :1])], -1))
@@ -136,9 +145,16 @@ def cross_product_attention(
 
 
 def cross_product_attention_backward(
-    q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor, shift: Tensor, lse: Tensor, grad: Tensor
+    q: Float[Tensor, "groups tokens 3"],
+    k: Float[Tensor, "groups tokens 3"],
+    w: Float[Tensor, "groups tokens width"],
+    mask: Bool[Tensor, "groups tokens"] | None,
+    scale: Float[Tensor, " groups"],
+    shift: Float[Tensor, "groups tokens 1"],
+    lse: Float[Tensor, "groups tokens"],
+    grad: Float[Tensor, "groups tokens width"],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and w from the gradient ``grad`` of the sums; ``shift`` (G, N, 1) is <grad, sums>."""
+    """Gradients of q, k and w from the gradient ``grad`` of the sums; ``shift`` is <grad, sums>."""
     groups, length, width = w.shape
     factor = scale[:, None, None].square()
     a, b = _query_features(q), _key_features(k) * factor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,16 +13,25 @@ from ..backend import tile_numbers
 from ..chunks import map_chunks
 from ..second_derivatives import second_derivatives
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
 _BLOCK_PAIRS = 1 << 18  # pairs of a chunk on a CPU; the definition has some 16 numbers for each
 
 
-def valid_tokens(lengths: Tensor | None, length: int) -> Tensor | None:
-    """Mask (G, length) of tokens within their sequence's own length; None if lengths are None."""
+def valid_tokens(lengths: Int[Tensor, " groups"] | None, length: int) -> Bool[Tensor, "groups {length}"] | None:
+    """Tokens within their sequence's own length; None if lengths are None."""
     return None if lengths is None else torch.arange(length, device=lengths.device) < lengths[:, None]
 
 
-def plain_vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor) -> Tensor:
-    """sum_j p_ij (q_i x k_j) x v_j of q, k, v (G, N, 3), zero beyond their own lengths (G,), with scale (G,)."""
+def plain_vector_attention(
+    q: Float[Tensor, "groups tokens 3"],
+    k: Float[Tensor, "groups tokens 3"],
+    v: Float[Tensor, "groups tokens 3"],
+    lengths: Int[Tensor, " groups"] | None,
+    scale: Float[Tensor, " groups"],
+) -> Float[Tensor, "groups tokens 3"]:
+    """sum_j p_ij (q_i x k_j) x v_j of sequences that are zero beyond their own lengths."""
 
     def of_queries(q: Tensor) -> Tensor:
         return _of_queries(q.transpose(0, 1), k, v, lengths, scale).transpose(0, 1)
@@ -34,7 +44,13 @@ def _queries_per_block(k: Tensor) -> int:
     return max(1, tile_numbers(k.device, _BLOCK_PAIRS, 16) // max(1, k[..., 0].numel()))
 
 
-def _of_queries(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor) -> Tensor:
+def _of_queries(
+    q: Float[Tensor, "groups some 3"],
+    k: Float[Tensor, "groups tokens 3"],
+    v: Float[Tensor, "groups tokens 3"],
+    lengths: Int[Tensor, " groups"] | None,
+    scale: Float[Tensor, " groups"],
+) -> Float[Tensor, "groups some 3"]:
     q, k, v = (x.movedim(-1, 0).contiguous() for x in (q, k, v))
     cross = torch.linalg.cross(q[..., :, None], k[..., None, :], dim=0)
     square = cross.square().sum(0)

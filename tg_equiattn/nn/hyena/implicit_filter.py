@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from ...functional.hyena.lag_convolution import first_lag, lag_convolution
 from ...node_batch import PaddedBatch
 from ..modules import reset_children
 from ..vector.sequences import Sequences
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 _OCTAVES = 10  # periods of 4, 8, ... 2048 tokens
 _WIDTH = 16  # of the MLP
@@ -53,12 +57,12 @@ class ImplicitFilter(nn.Module):
             start = torch.linspace(0.5, 1, len(self.decay), dtype=self.decay.dtype, device=self.decay.device)
             self.decay.copy_(start.expm1().log())  # the inverse of softplus
 
-    def filter(self, length: int) -> Tensor:
-        """Filters (lags, channels) for sequences of this length."""
+    def filter(self, length: int) -> Float[Tensor, "lags channels"]:
+        """Filters for sequences of this length."""
         lags = torch.arange(first_lag(length, self.causal), max(length, 1), device=self.decay.device)
         return map_chunks(self._at, tile_numbers(lags.device, _BLOCK_LAGS, 8 * _WIDTH), (lags,))
 
-    def _at(self, lags: Tensor) -> Tensor:
+    def _at(self, lags: Int[Tensor, " lags"]) -> Float[Tensor, "lags channels"]:
         distance = lags.abs().to(self.decay.dtype).log1p()
         waves = 2 ** torch.arange(2, _OCTAVES + 2, device=lags.device)
         periods = (lags[:, None] % waves).to(distance.dtype) / waves  # exact at any lag

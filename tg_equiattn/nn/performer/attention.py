@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
 from ...grids import PixelGrid
-from ...modes import full_precision
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
 from ...ranks import Shared
-from ...tables import Tables
-from ..modules import NotScriptable, StoresSettings, reset_children
+from ..modules import NotScriptable, StoresSettings, reset_children, with_zero_gradients
+from .far_offsets import FarOffsets
 from .nodes import Nodes
-from .positions import OFFSETS, ClippedPosition, Position, SinusoidPosition, WindowPosition
+from .positions import OFFSETS, ClippedPosition, FeatureVariance, Position, SinusoidPosition, WindowPosition
 from .random_features import RandomFeatures
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 POSITIONS = ("window", "clipped", "sinusoid")
 METHODS = ("features", "pairs")
@@ -79,13 +80,16 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
             real number otherwise, where they are Euclidean. Twice :func:`tg_equiattn.neighbors.mean_edge_length` suits
             most graphs. Default ``None``: 6, but ``offset="mlp"`` and ``"distance"`` need a value.
         offset: Bias of near pairs: a ``"table"`` over whole offsets, for grids (default); an ``"mlp"`` of the offset,
-            for points off a grid; or a smooth function of the ``"distance"``, which is invariant to rotations and
-            vanishes at ``cutoff``. Only for ``position="window"``.
+            for points off a grid; a smooth function of the ``"distance"``, which is invariant to rotations and
+            vanishes at ``cutoff``; or ``None``, one number for each head, for edges between nodes without positions.
+            Only for ``position="window"``.
         values: ``"content"`` (default), or ``"offset"`` to attend to offsets, too: use it where outputs depend on where
             other nodes are. Only for ``position="window"`` and ``None``.
         edge_dim: Number of features of a near pair. A linear map of them is added to its score. Default ``None``: near
             pairs have no features. Only for ``position="window"``.
-        num_random_features: Number m of random features. More are more exact and slower. Default ``None``:
+        num_random_features: Number m of random features. More are more exact and slower. Their directions come in
+            opposite pairs and have a variance that each head learns (:func:`tg_equiattn.functional.softmax_features`).
+            Default ``None``:
             :math:`\max(64, \lfloor d \ln d \rfloor)`.
         redraw_interval: Number of training steps (forward passes in training mode) between draws of the random
             features. Passes that activation checkpointing repeats do not count: call backward before the next draw.
@@ -103,9 +107,9 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
     Raises:
         ValueError: The message names the argument, the value given and what is allowed.
 
-    Source: Choromanski et al. (2021) for the features; relative-performer section 2.3 for ``"sinusoid"`` (strategy 1)
-    and ``"clipped"`` (strategy 2, here with a weight :math:`w_0` for a node with itself). Near pairs and the values of
-    offsets are ours.
+    Source: Choromanski et al. (2021) for the features, Likhosherstov et al. (2022) for their variance;
+    relative-performer section 2.3 for ``"sinusoid"`` (strategy 1) and ``"clipped"`` (strategy 2, here with a weight
+    :math:`w_0` for a node with itself). Near pairs and the values of offsets are ours.
 
     Example:
         >>> import torch
@@ -124,7 +128,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         position: str | None = "window",
         pos_dim: int = 2,
         cutoff: float | None = None,
-        offset: str = "table",
+        offset: str | None = "table",
         values: str = "content",
         edge_dim: int | None = None,
         num_random_features: int | None = None,
@@ -138,7 +142,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         if out_channels % heads:
             raise ValueError(f"heads must divide out_channels={out_channels}, got {heads}")
         checks.choice("position", str(position), (*POSITIONS, "None"))
-        checks.choice("offset", offset, OFFSETS)
+        checks.choice("offset", str(offset), [str(name) for name in OFFSETS])
         checks.choice("values", values, VALUES)
         if method is not None:
             checks.choice("method", method, METHODS)
@@ -168,7 +172,9 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         self._suggests_pairs = method is None and position != "clipped"
         if self.method == "features":
             count = max(FEATURES, int(d * math.log(d))) if num_random_features is None else num_random_features
-            self.features = RandomFeatures(count, d + self.positions.extra_channels, redraw_interval)
+            dim = d + self.positions.extra_channels
+            self.features = RandomFeatures(count, dim, redraw_interval, paired=True)
+            self.positions.variance = FeatureVariance(self.positions.key_heads, dim)
 
     def why_not_shared(self) -> str | None:
         if self.needs_neighbors:
@@ -183,7 +189,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
 
     def settings(self) -> dict[str, Any]:
         values = "content" if self.far_offsets is None else "offset"
-        used = self.needs_neighbors or self.far_offsets is not None
+        used = (self.needs_neighbors and self.offset is not None) or self.far_offsets is not None
         return {
             "heads": self.heads, "pos_dim": self.pos_dim, "method": self.method, "values": values,
             "position": self.position, "offset": self.offset, "cutoff": self.cutoff if used else None,
@@ -240,6 +246,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         if return_vectors and self.far_offsets is None:
             raise ValueError("return_vectors must be False with values='content': only values='offset' has vectors")
         checks.same_kind(x, self.query.weight)
+        checks.half_precision(input=x)
         nodes = Nodes(
             x, self.positions, self.ranks, mask, batch, batch_size, max_num_nodes, pos, grid, neighbors,
             far_offsets=self.far_offsets is not None, whole=self.features is None,
@@ -250,7 +257,10 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         if self.features is not None:
             projection = self.features(x.device, torch.promote_types(x.dtype, torch.float32))
         if not x.numel() and self.ranks is None:  # the step above counts, as on ranks that have nodes
-            out = self.out(self.value(x))
+            for linear in (self.query, self.key):
+                if linear is not None:
+                    linear(x)  # a lazy one reads its width
+            out = with_zero_gradients(self, self.out(self.value(x)))
             return (out, out.new_zeros(*x.shape[:-1], self.heads, self.pos_dim)) if return_vectors else out
         query, value = self._project(self.query, nodes.x), self._project(self.value, nodes.x)
         key = query[:0] if self.key is None else self._project(self.key, nodes.x)
@@ -269,8 +279,8 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         out = nodes.restore(out + self.far_offsets(vectors / self.positions.unit).to(out.dtype))
         return (out, nodes.restore(vectors.to(self.out.weight.dtype))) if return_vectors else out
 
-    def _project(self, linear: nn.Linear, x: Tensor) -> Tensor:
-        """A projection of nodes (N, channels) with heads in front, (heads, N, head_channels)."""
+    def _project(self, linear: nn.Linear, x: Float[Tensor, "nodes channels"]) -> Float[Tensor, "heads nodes d"]:
+        """A projection of nodes with heads in front."""
         return linear(x).unflatten(-1, (-1, self.head_channels)).transpose(0, 1)
 
     def _suggest_pairs(self, node_batch: NodeBatch) -> None:
@@ -291,45 +301,31 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, {kind}{values}"
 
 
-class FarOffsets(nn.Module):
-    r"""Outputs from each head's weighted mean :math:`o_e` of offsets, (N, heads, dim): a linear map of them, or where
-    ``invariant`` of :math:`g / (1 + g^2)^{1/4}`, g their inner products between heads, smooth. It starts at zero."""
-
-    def __init__(self, heads: int, pos_dim: int, out_channels: int, invariant: bool) -> None:
-        super().__init__()
-        self.invariant = invariant
-        if invariant:
-            self.pairs = Tables(functools.partial(torch.triu_indices, heads, heads))
-        self.map = nn.Linear(heads * (heads + 1) // 2 if invariant else heads * pos_dim, out_channels, bias=False)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.map.weight)
-
-    def forward(self, means: Tensor) -> Tensor:
-        with full_precision(means.device):
-            means = means.to(self.map.weight.dtype)
-            if not self.invariant:
-                return self.map(means.flatten(1))
-            first, second = self.pairs(means.device)
-            products = (means @ means.mT)[:, first, second]
-            return self.map(products * (1 + products.square()) ** -0.25)
-
-
-def _check_position(position: str | None, offset: str, values: str, edge_dim: int | None, method: str | None) -> None:
+def _check_position(
+    position: str | None, offset: str | None, values: str, edge_dim: int | None, method: str | None
+) -> None:
     """Raise ValueError for settings that a kind of positions does not use."""
     if position != "window":
         for name, value, default in (("offset", offset, "table"), ("edge_dim", edge_dim, None)):
             if value != default:
-                raise ValueError(f"{name} must be {default!r} with position={position!r}, got {value!r}")
+                raise ValueError(
+                    f"{name} must be {default!r} with position={position!r}, got {value!r}; for edges between nodes "
+                    "without positions pass position='window', offset=None"
+                )
+    elif offset is None and values != "content":
+        raise ValueError(f"values must be 'content' with offset=None, got {values!r}")
     if position in ("clipped", "sinusoid") and values != "content":
         raise ValueError(f"values must be 'content' with position={position!r}, got {values!r}")
     if position == "clipped" and method == "pairs":
         raise ValueError("method must be 'features' with position='clipped', got 'pairs'")
 
 
-def _cutoff(position: str | None, cutoff: float | None, offset: str) -> float:
+def _cutoff(position: str | None, cutoff: float | None, offset: str | None) -> float:
     """The cutoff of a layer, or its default; ValueError where it does not fit the kind of positions."""
+    if offset is None:
+        if cutoff is not None:
+            raise ValueError(f"cutoff must be None with offset=None, got {cutoff}: edges are the near pairs")
+        return 1.0
     if cutoff is None and offset != "table":
         raise ValueError(
             f"cutoff must be given with offset={offset!r}: a length in the unit of pos, for example "

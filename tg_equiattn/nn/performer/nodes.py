@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +16,17 @@ from ...node_batch import NodeBatch
 from ...ranks import Ranks
 from .positions import Position
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
-def check_pos_dim(pos: object, pos_dim: int) -> None:
-    """Raise ValueError if positions have another number of coordinates than a layer was made for."""
+
+_ROUNDING = 0.01  # largest rounding of positions, in units of cutoff
+
+
+def check_pos(pos: object, position: Position) -> None:
+    """Raise ValueError for positions with another number of coordinates than a layer was made for, and where values are
+    read, for positions that are not finite or are rounded too much."""
+    pos_dim = position.pos_dim
     if isinstance(pos, Tensor) and pos.ndim > 1 and pos.shape[-1] != pos_dim:
         dim = pos.shape[-1]
         raise ValueError(
@@ -26,16 +34,32 @@ def check_pos_dim(pos: object, pos_dim: int) -> None:
             f"and a cutoff for points off a grid (in RelativeGPSBlock: attn_kwargs={{'pos_dim': {dim}, 'offset': "
             "'distance', 'cutoff': ...})"
         )
+    if isinstance(pos, Tensor) and pos.is_floating_point():
+        _check_values(pos.detach(), position)
+
+
+@checks.of_values
+def _check_values(pos: Float[Tensor, "nodes dim"], position: Position) -> None:
+    size = float(pos.abs().max()) if pos.numel() else 0.0  # NaN if any is
+    if not size < math.inf:
+        raise ValueError("pos must be finite, got NaN or infinity; leave out nodes without a position, or mask them")
+    rounding = torch.finfo(pos.dtype).eps * size
+    if not position.whole_offsets and rounding > _ROUNDING * position.unit:
+        raise ValueError(
+            f"pos must be float64 so far from the origin: {pos.dtype} rounds {size:.3g} by up to {rounding:.2g}, and "
+            f"offsets are measured in units of {position.unit:g}; convert before pos is rounded (x may stay as it is)"
+        )
 
 
 class Nodes:
     """A layer's input after all checks.
 
-    ``x`` (nodes, C) are features, ``pos`` (nodes, dim) positions, zero where masked, or ``None`` where none are needed,
-    ``near`` the near pairs, and ``node_batch`` the graphs. Attention over all pairs needs ``whole`` graphs.
+    ``x`` are features, ``pos`` positions, zero where masked, or ``None`` where none are needed, ``near`` the near
+    pairs, and ``node_batch`` the graphs. Attention over all pairs needs ``whole`` graphs.
     """
 
-    pos: Tensor | None
+    x: Float[Tensor, "nodes channels"]
+    pos: Float[Tensor, "nodes dim"] | None
     near: Any
 
     def __init__(
@@ -58,18 +82,22 @@ class Nodes:
                 pos = pos.repeat(self.node_batch.count, 1).view(*self.shape, -1)
         near = position.needs_neighbors and count > 0
         found = near and neighbors is None and grid is None
+        if found and not position.pos_dim:
+            raise ValueError("edge_index (or neighbors) must be given with offset=None, got None")
         if needs_positions or found:
             why = "values='offset' needs it" if far_offsets and not found else position.why
-            check_pos_dim(pos, position.pos_dim)
+            if mask is not None and isinstance(pos, Tensor) and pos.shape[:-1] == mask.shape:
+                pos = torch.where(mask[..., None], pos, torch.zeros_like(pos))
+            check_pos(pos, position)
             pos = checks.positions(pos, (*self.shape, position.pos_dim), x, why).reshape(-1, position.pos_dim)
-            pos = pos if mask is None else torch.where(mask.flatten()[:, None], pos, torch.zeros_like(pos))
-        else:
-            pos = None
-        self.x, self.pos, self.near = self.node_batch.zero_padding(x.reshape(-1, x.shape[-1])), pos, None
+        elif pos is not None and neighbors is not None and neighbors.between_positions:
+            pos = checks.positions(pos, (*self.shape, position.pos_dim), x, "").reshape(-1, position.pos_dim)
+        self.x, self.near = self.node_batch.zero_padding(x.reshape(-1, x.shape[-1])), None
+        self.pos = pos if needs_positions or found else None
         if near:
             self.near = self._near(position, neighbors, batch, grid)
-            if far_offsets and not self.near.between_positions:
-                _refuse_periodic(cast(Tensor, pos), self.near.offsets, self.near)
+            if neighbors is not None and pos is not None and (far_offsets or neighbors.between_positions):
+                _check_offsets(pos, self.near.offsets, self.near, position.whole_offsets)
 
     def _check_grid(self, grid: PixelGrid, position: Position, count: int, far_offsets: bool) -> None:
         """Raise ValueError where a grid does not fit the input or the kind of positions."""
@@ -106,8 +134,8 @@ class Nodes:
         neighbors.check_graphs("edge_index", batch)
         return neighbors if mask is None else neighbors.restricted(mask)
 
-    def restore(self, out: Tensor) -> Tensor:
-        """Outputs (nodes, ...) in the form of the input, zero where masked."""
+    def restore(self, out: Float[Tensor, "nodes ..."]) -> Tensor:
+        """Outputs in the form of the input, zero where masked."""
         return self.node_batch.zero_padding(out).view(*self.shape, *out.shape[1:])
 
 
@@ -130,14 +158,24 @@ def _even(
 
 
 @checks.of_values
-def _refuse_periodic(pos: Tensor, given: Tensor, neighbors: SortedPairs) -> None:
-    """Raise ValueError where offsets are not the differences of positions, as across the border of a periodic box."""
+def _check_offsets(
+    pos: Float[Tensor, "nodes dim"], given: Float[Tensor, "pairs dim"], neighbors: SortedPairs, whole: bool
+) -> None:
+    """Raise ValueError where offsets are not the differences of positions: as across the border of a periodic box, or
+    after positions have moved."""
     given, pos = given.detach(), pos.detach()
     apart = (pos[neighbors.source].double() - pos[neighbors.target].double() - given.double()).abs().amax(-1)
     apart = apart if neighbors.mask is None else apart[neighbors.mask]
+    apart = apart.round() if whole else apart
     rounding = 16 * max((torch.finfo(t.dtype).eps for t in (pos, given) if t.is_floating_point()), default=0.0)
-    if len(apart) and float(apart.max()) > 1e-3 * float(given.abs().max()) + rounding * float(pos.abs().max()):
+    if not len(apart) or float(apart.max()) <= 1e-4 * float(given.abs().max()) + rounding * float(pos.abs().max()):
+        return
+    if neighbors.between_positions:
         raise ValueError(
-            "edge_offset must be differences of pos with values='offset', which uses the offsets of all nodes, got "
-            "others: in a periodic box distant nodes have no unique offset; take values='content'"
+            "neighbors must be of the same positions as pos, got near pairs whose offsets are not differences of pos: "
+            "find them again with neighbors() when positions have moved"
         )
+    raise ValueError(
+        "edge_offset must be differences of pos with values='offset', which uses the offsets of all nodes, got "
+        "others: in a periodic box distant nodes have no unique offset; take values='content'"
+    )

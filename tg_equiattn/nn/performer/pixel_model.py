@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from ... import checks
 from ...modes import LayerNorm
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
 EMBEDDINGS = ("linear", "mlp", "lookup")
 INTENSITIES = 256  # of 8 bits
 
 
 class PixelEmbedding(nn.Module):
-    """Pixels (..., in_channels) to (..., channels): by a ``"linear"`` map, an ``"mlp"``, or the sum of a ``"lookup"``
-    in one table for each channel, of 8-bit intensities: integers in [0, 255] or floats in [0, 1]."""
+    """Embedding of pixels by a ``"linear"`` map, an ``"mlp"``, or the sum of a ``"lookup"`` in one table for each
+    channel, of 8-bit intensities: integers in [0, 255] or floats in [0, 1]."""
 
     def __init__(self, in_channels: int, channels: int, kind: str = "linear") -> None:
         super().__init__()
@@ -31,7 +34,9 @@ class PixelEmbedding(nn.Module):
         else:
             self.map = nn.Sequential(nn.Linear(in_channels, channels), nn.GELU(), nn.Linear(channels, channels))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "... in_channels"] | Int[Tensor, "... in_channels"]
+    ) -> Float[Tensor, "... channels"]:
         if x.shape[-1] != self.in_channels:
             raise ValueError(f"input must have {self.in_channels} channels, got {x.shape[-1]}")
         if self.kind != "lookup":
@@ -43,8 +48,7 @@ class PixelEmbedding(nn.Module):
 
 
 class MeanReadout(nn.Module):
-    """Class scores (B, num_classes) from the ``mean`` over pixels, with a ``"layer"`` norm before it or a ``"batch"``
-    norm after it."""
+    """Class scores from the ``mean`` over pixels, with a ``"layer"`` norm before it or a ``"batch"`` norm after it."""
 
     def __init__(self, channels: int, num_classes: int, norm: str = "layer") -> None:
         super().__init__()
@@ -54,7 +58,9 @@ class MeanReadout(nn.Module):
         self.mean_norm = nn.BatchNorm1d(channels) if norm == "batch" else nn.Identity()
         self.head = nn.Linear(channels, num_classes)
 
-    def forward(self, x: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "... channels"], mean: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, "batch num_classes"]:
         return self.head(self.mean_norm(mean(self.norm(x))))
 
 
@@ -73,6 +79,6 @@ class PerformerBlock(nn.Module):
             nn.Linear(4 * channels, channels), nn.Dropout(dropout),
         )  # fmt: skip
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, x: Float[Tensor, "... channels"], *args: Any, **kwargs: Any) -> Float[Tensor, "... channels"]:
         x = x + self.dropout(self.attention(self.attention_norm(x), *args, **kwargs))
         return x + self.feedforward(self.feedforward_norm(x))

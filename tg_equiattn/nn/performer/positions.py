@@ -3,6 +3,8 @@ Performer's paper."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,31 +12,64 @@ import torch
 from torch import Tensor, nn
 
 from ...edges import offsets_between
-from ...encodings.positions import OffsetDistance, OffsetMLP, OffsetTable, OffsetValues, SinusoidEncoding
+from ...encodings.positions import (
+    ConstantBias,
+    OffsetDistance,
+    OffsetMLP,
+    OffsetTable,
+    OffsetValues,
+    SinusoidEncoding,
+)  # fmt: skip
 from ...functional.performer.attention import drop_keys, linear_attention_impl
 from ...functional.performer.clipped import clipped_attention_impl
 from ...functional.performer.pairs import Near, pair_attention_impl
 from ...functional.performer.window import window_attention_impl
-from ...modes import full_precision
+from ...modes import full_precision, is_concrete
 from ...neighbors import NeighborList, neighbor_list
 from ..modules import reset_children
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
     from .nodes import Nodes
 
-OFFSETS: dict[str, Callable[[int, int, Any], OffsetTable | OffsetMLP | OffsetDistance]] = {
+OFFSETS: dict[str | None, Callable[[int, int, Any], Any]] = {
     "table": OffsetTable,
     "mlp": OffsetMLP,
     "distance": OffsetDistance,
+    None: ConstantBias,
 }
+
+
+class FeatureVariance(nn.Module):
+    """The variance of the directions of random features, a learned number for each head, greater than 1/2.
+
+    The estimate is unbiased at every value (see :func:`softmax_features`). The first value has the smallest error for
+    queries and keys of a new layer whose input has unit variance: |q|^2 + |k|^2 is 2 sqrt(dim) / 3 there.
+
+    Source: Likhosherstov et al., Chefs' random tables (2022), FAVOR++, whose A is (1 - s) / 4 of the variance s.
+    """
+
+    def __init__(self, heads: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.log = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        size = 2 * self.dim**0.5 / 3
+        rho = (math.sqrt((2 * size + self.dim) ** 2 + 8 * self.dim * size) - 2 * size - self.dim) / (4 * size)
+        nn.init.constant_(self.log, math.log((1 + 1 / rho) / 2 - 0.5))
+
+    def forward(self) -> Float[Tensor, " heads"]:
+        return 0.5 + self.log.exp()
 
 
 class Position(nn.Module):
     """Attention without positions, and what all kinds of positions have in common.
 
-    ``forward`` returns the weighted means (heads, N, e) of values (heads, N, e), from queries (heads, N, d), keys
-    (key_heads, N, d) and the directions of random features (m, d + extra_channels). Without directions it attends to
-    all pairs exactly.
+    ``forward`` returns the weighted means of values. Without directions of random features (``projection``, which are
+    wider than queries by ``extra_channels``) it attends to all pairs exactly.
     """
 
     needs_positions = False  # forward reads positions of nodes
@@ -48,9 +83,10 @@ class Position(nn.Module):
     def __init__(self, heads: int, pos_dim: int, unit: float = 1.0) -> None:
         super().__init__()
         self.heads, self.key_heads, self.pos_dim, self.unit = heads, heads, pos_dim, unit
+        self.variance: FeatureVariance | None = None
 
-    def find_neighbors(self, pos: Tensor, batch: Tensor | None) -> NeighborList:
-        """Near pairs of nodes (N, pos_dim): closer than the unit, by Manhattan distance where offsets are whole."""
+    def find_neighbors(self, pos: Float[Tensor, "nodes dim"], batch: Tensor | None) -> NeighborList:
+        """Near pairs of nodes: closer than the unit, by Manhattan distance where offsets are whole."""
         if self.whole_offsets:
             edges, _ = neighbor_list(pos, self.unit + self.pos_dim / 2, batch=batch, metric="manhattan")
             offsets = offsets_between(pos, edges[1], edges[0], True)
@@ -60,11 +96,15 @@ class Position(nn.Module):
         return NeighborList(edges, pos.shape[0], offsets, between_positions=True, checked=True)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes, dropout: float = 0.0
-    ) -> Tensor:
+        self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
+        value: Float[Tensor, "heads nodes e"], projection: Float[Tensor, "features d"] | None, nodes: Nodes,
+        dropout: float = 0.0,
+    ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         if projection is None:
             return pair_attention_impl(query, key, value, nodes.node_batch, dropout)
-        return linear_attention_impl(query, key, drop_keys(value, dropout), projection, nodes.node_batch)[0]
+        variance = None if self.variance is None else self.variance()
+        value = drop_keys(value, dropout)
+        return linear_attention_impl(query, key, value, projection, nodes.node_batch, variance)[0]
 
 
 class SinusoidPosition(Position):
@@ -79,8 +119,10 @@ class SinusoidPosition(Position):
         self.extra_channels = self.sinusoid.channels
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes, dropout: float = 0.0
-    ) -> Tensor:
+        self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
+        value: Float[Tensor, "heads nodes e"], projection: Float[Tensor, "features d"] | None, nodes: Nodes,
+        dropout: float = 0.0,
+    ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         position_query, position_key = self.sinusoid(nodes.pos)
         query, key = torch.cat([query, position_query], -1), torch.cat([key, position_key], -1)
         return super().forward(query, key, value, projection, nodes, dropout)
@@ -100,11 +142,13 @@ class ClippedPosition(Position):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        reset_children(self)
         nn.init.normal_(self.distance_table)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, projection: Any, nodes: Nodes, dropout: float = 0.0
-    ) -> Tensor:
+        self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
+        value: Float[Tensor, "heads nodes e"], projection: Any, nodes: Nodes, dropout: float = 0.0,
+    ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         content, near = self.key_heads, nodes.near
         by_distance = clipped_attention_impl(
             query[content:], drop_keys(value[content:], dropout), projection, self.distance_table, near,
@@ -123,11 +167,13 @@ class WindowPosition(Position):
     why = "near pairs need offsets, from pos, edges or a grid"
 
     def __init__(
-        self, heads: int, pos_dim: int, cutoff: float, offset: str, value_channels: int | None, edge_dim: int | None
-    ) -> None:
-        super().__init__(heads, pos_dim, cutoff)
+        self, heads: int, pos_dim: int, cutoff: float, offset: str | None, value_channels: int | None,
+        edge_dim: int | None,
+    ) -> None:  # fmt: skip
+        super().__init__(heads, 0 if offset is None else pos_dim, cutoff)
         self.whole_offsets, self.edge_dim = offset == "table", edge_dim
         self.offset_bias = OFFSETS[offset](pos_dim, heads, cutoff)
+        self._warns_of_cutoff = offset == "distance"
         self.offset_values = None if value_channels is None else OffsetValues(self.offset_bias, value_channels)
         self.edge_bias = None if edge_dim is None else nn.Linear(edge_dim, heads, bias=False)
         self.far_bias = nn.Parameter(torch.zeros(heads))
@@ -142,13 +188,15 @@ class WindowPosition(Position):
         return super().find_neighbors(pos, batch)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes, dropout: float = 0.0
-    ) -> Tensor:
+        self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
+        value: Float[Tensor, "heads nodes e"], projection: Float[Tensor, "features d"] | None, nodes: Nodes,
+        dropout: float = 0.0,
+    ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         pairs, values = nodes.near, None
         offsets = pairs.offsets
         if not offsets.is_floating_point():
             offsets = offsets.to(torch.promote_types(query.dtype, torch.float32))
-        own = offsets.new_zeros(1, self.pos_dim)
+        own = query.new_zeros(1, self.pos_dim, dtype=offsets.dtype)
         shared: tuple[Tensor, ...] = ()
         if self.offset_values is not None:
             features, itself = (self.offset_values(x, self.offset_bias) for x in (offsets, own))
@@ -156,6 +204,8 @@ class WindowPosition(Position):
             values = features, itself[0], nn.functional.pad(self.offset_values.map, (0, padding))
             shared = () if self.whole_offsets else (features,)  # the bias is a map of the same features
         bias, self_bias = self.offset_bias(offsets, *shared), self.offset_bias(own)
+        if self._warns_of_cutoff:
+            self._warn_of_cutoff(bias[0].detach(), pairs.mask)
         if self.edge_bias is not None:
             if pairs.features is None:
                 raise ValueError("edge_attr must be given with edge_dim, got None")
@@ -165,4 +215,20 @@ class WindowPosition(Position):
                 if pairs.self_features is not None:
                     self_bias = self_bias + self.edge_bias(pairs.self_features.to(dtype)).T
         near = Near(pairs, bias, self_bias, self.far_bias, values)
-        return window_attention_impl(query, key, value, projection, near, nodes.node_batch, dropout)
+        variance = None if self.variance is None else self.variance()
+        return window_attention_impl(query, key, value, projection, near, nodes.node_batch, dropout, variance)
+
+    def _warn_of_cutoff(self, bias: Float[Tensor, " pairs"], mask: Bool[Tensor, " pairs"] | None) -> None:
+        """Warn, once, where values are read and most near pairs are longer than the cutoff: their weight is zero."""
+        if not is_concrete(bias):
+            return
+        bias = bias if mask is None else bias[mask]
+        beyond = int((bias == -torch.inf).sum())
+        if 2 * beyond > len(bias):
+            self._warns_of_cutoff = False
+            warnings.warn(
+                f"offset='distance' leaves out near pairs longer than cutoff={self.unit:g}, with their edge_attr: "
+                f"{beyond} of the {len(bias)} pairs of this call. Pass a larger cutoff, for example "
+                "2 * mean_edge_length(pos, edge_index), or offset='mlp'",
+                stacklevel=2,
+            )

@@ -6,7 +6,7 @@ import functools
 import warnings
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,25 +18,28 @@ from ...modes import in_functorch_transform, is_ordinary, ordinary_tensors
 from ...tables import Tables
 from ..modules import whole_numbers
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 _BYTES = 5  # seeds are below 2^40
 # Reading a number waits for an accelerator, and DistributedDataParallel writes buffers before every pass: there, only
 # the first writes are looked at.
 _READS = 3
 
 
-def draw_directions(seed: int, number: int, num_random_features: int, dim: int) -> Tensor:
-    """Draw ``number`` of a seed, ``(num_random_features, dim)`` float64 on the CPU: equal on every machine and rank."""
+def draw_directions(seed: int, number: int, num_random_features: int, dim: int) -> Float[Tensor, "features dim"]:
+    """Draw ``number`` of a seed, in float64 on the CPU: equal on every machine and rank."""
     generator = torch.Generator("cpu").manual_seed((seed * 1_000_003 + number) % 2**63)
     return orthogonal_projection(num_random_features, dim, generator)
 
 
-def digits_of(seed: int) -> Tensor:
+def digits_of(seed: int) -> Float[Tensor, " digits"]:
     """A seed as small whole numbers: its bytes and a checksum. Averages of equal ones, in floating point, are equal."""
     text = seed.to_bytes(_BYTES, "big")
     return torch.tensor([*text, *zlib.crc32(text).to_bytes(4, "big")], dtype=torch.float32, device="cpu")
 
 
-def seed_of(digits: Tensor) -> int | None:
+def seed_of(digits: Float[Tensor, " digits"]) -> int | None:
     """The seed of these digits; ``None`` for an average of several seeds, and for uninitialised memory."""
     numbers = whole_numbers(digits.nan_to_num(-1.0))
     if not all(0 <= n < 256 for n in numbers):
@@ -89,16 +92,21 @@ class RandomFeatures(nn.Module):
         num_random_features: number of directions, m.
         dim: width of queries and keys, d.
         redraw_interval: training steps between draws; ``None`` means that only :meth:`redraw_features` draws.
+        paired: whether the second half of the directions are the negatives of the first half, which are drawn. The
+            estimate stays unbiased, and its errors of odd order cancel (Choromanski et al. 2021, Lemma 1).
     """
 
     seed_digits: Tensor
 
-    def __init__(self, num_random_features: int, dim: int, redraw_interval: int | None = None) -> None:
+    def __init__(
+        self, num_random_features: int, dim: int, redraw_interval: int | None = None, *, paired: bool = False
+    ) -> None:
         super().__init__()
         checks.positive(num_random_features=num_random_features)
         if redraw_interval is not None:
             checks.positive(redraw_interval=redraw_interval)
         self.num_random_features, self.dim, self.redraw_interval = num_random_features, dim, redraw_interval
+        self.paired, self._rows = paired, (num_random_features + 1) // 2 if paired else num_random_features
         with ordinary_tensors():
             self._seed = _new_seed()
             self._clock = torch.zeros(2, dtype=torch.int64, device="cpu")  # steps since the last draw, number of it
@@ -132,19 +140,25 @@ class RandomFeatures(nn.Module):
         """Count a training step and give the directions on this device, in this dtype."""
         if self.training and self.redraw_interval is not None:
             if torch.compiler.is_compiling():
-                directions = self.directions(device, dtype)
-                _redraw_when_due(directions, self._clock, self._seed, self.redraw_interval)
-                return directions
+                rows = self._drawn_rows(device, dtype)
+                _redraw_when_due(rows, self._clock, self._seed, self.redraw_interval)
+                return self._with_opposites(rows)
             if torch._C._current_graph_task_id() == -1:  # not a checkpointed pass repeated in backward
                 self._count_step(self.redraw_interval)
         return self.directions(device, dtype)
 
     def directions(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The directions, without counting a step."""
+        return self._with_opposites(self._drawn_rows(device, dtype))
+
+    def _with_opposites(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "features dim"]:
+        return torch.cat([rows, -rows])[: self.num_random_features] if self.paired else rows
+
+    def _drawn_rows(self, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "rows dim"]:
         if in_functorch_transform() and (
             torch.compiler.is_compiling() or is_functorch_wrapped_tensor(self.seed_digits)
         ):
-            found = _directions_of(self.seed_digits, self._number(), self.num_random_features, self.dim)
+            found = _directions_of(self.seed_digits, self._number(), self._rows, self.dim)
             return found.to(device, dtype)
         self._prepare(device, dtype)
         return self.drawn(device, dtype)
@@ -168,7 +182,7 @@ class RandomFeatures(nn.Module):
         """Draw again, unless this draw of this seed is there."""
         draw = self._seed, self._number()
         if draw != self._draw_of_drawn:
-            self.drawn = Tables(functools.partial(draw_directions, *draw, self.num_random_features, self.dim))
+            self.drawn = Tables(functools.partial(draw_directions, *draw, self._rows, self.dim))
             self._draw_of_drawn = draw
 
     def _begin(self, seed: int) -> None:

@@ -4,12 +4,15 @@ Tokens are features (T, dim) with the grades side by side, or parts: four tensor
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...functional.vector.clifford import GRADE_SIZES, grades_of_products
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 Parts = list[Tensor]
 
@@ -42,14 +45,14 @@ class Grades(NamedTuple):
         sizes = [size for size, channels in zip(GRADE_SIZES, self, strict=True) for _ in range(channels)]
         return [channel for channel, size in enumerate(sizes) for _ in range(size)]
 
-    def split(self, x: Tensor) -> list[Tensor]:
-        """Features (T, dim) to the four grades (T, channels, components)."""
+    def split(self, x: Float[Tensor, "tokens dim"]) -> list[Float[Tensor, "tokens channels components"]]:
+        """Features to the four grades."""
         sizes = [size * channels for size, channels in zip(GRADE_SIZES, self, strict=True)]
         columns = zip(x.split(sizes, 1), self, GRADE_SIZES, strict=True)
         return [part.unflatten(1, (channels, size)) for part, channels, size in columns]
 
-    def parts(self, x: Tensor) -> Parts:
-        """Features (T, dim) to parts, whose tokens are side by side in memory."""
+    def parts(self, x: Float[Tensor, "tokens dim"]) -> Parts:
+        """Features to parts, whose tokens are side by side in memory."""
         sizes = [size * channels for size, channels in zip(GRADE_SIZES, self, strict=True)]
         rows = zip(x.T.contiguous().split(sizes), self, GRADE_SIZES, strict=True)
         return [part.unflatten(0, (channels, size)).transpose(0, 1) for part, channels, size in rows]
@@ -67,13 +70,13 @@ def joined(*tokens: Parts) -> Parts:
     return [torch.cat(grade, 1) for grade in zip(*tokens, strict=True)]
 
 
-def features(parts: Parts) -> Tensor:
-    """Parts to features (T, dim)."""
+def features(parts: Parts) -> Float[Tensor, "tokens dim"]:
+    """Parts to features."""
     return torch.cat([part.transpose(0, 1).flatten(0, 1) for part in parts if part.shape[1]]).T.contiguous()
 
 
-def with_position(parts: Parts, pos: Tensor) -> Parts:
-    """Parts with positions (T, 3) as one more polar vector."""
+def with_position(parts: Parts, pos: Float[Tensor, "tokens 3"]) -> Parts:
+    """Parts with positions as one more polar vector."""
     return [parts[0], torch.cat([parts[1], pos.T[:, None]], 1), *parts[2:]]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,9 @@ from ...neighbors import NeighborList
 from ..modules import reset_children
 from .clifford import MultivectorMLP
 from .grades import POSITION, Grades, features, joined, with_position
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 
 class LocalContext(nn.Module):
@@ -29,7 +34,9 @@ class LocalContext(nn.Module):
         self.message = MultivectorMLP(inside.plus(self.edge_grades), self.messages, channels, num_blocks)
         self.update = MultivectorMLP(inside.plus(self.messages), grades, channels, num_blocks)
 
-    def forward(self, x: Tensor, pos: Tensor, edges: NeighborList) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "tokens dim"], pos: Float[Tensor, "tokens 3"], edges: NeighborList
+    ) -> Float[Tensor, "tokens dim"]:
         source, target = edges.source, edges.target
         scalars = x.new_zeros(source.shape[0], 0) if edges.features is None else edges.features.to(x.dtype)
         tokens, step = torch.cat([x, pos], 1), self.message.tokens_per_block(x.device)
@@ -43,8 +50,14 @@ class LocalContext(nn.Module):
         mean = sums / degree.clamp(min=1)[:, None]
         return map_chunks(self._update, self.update.tokens_per_block(x.device), (x, pos, mean))
 
-    def _messages(self, tokens: Tensor, source: Tensor, target: Tensor, scalars: Tensor) -> Tensor:
-        """Messages (edges, dim) of tokens with their positions (T, dim + 3)."""
+    def _messages(
+        self,
+        tokens: Float[Tensor, "tokens dim+3"],
+        source: Int[Tensor, " edges"],
+        target: Int[Tensor, " edges"],
+        scalars: Float[Tensor, "edges channels"],
+    ) -> Float[Tensor, "edges out"]:
+        """Messages of tokens, whose positions are the last columns."""
         difference = tokens.index_select(0, source) - tokens.index_select(0, target)
         return map_chunks(self._message, self.message.tokens_per_block(tokens.device), (difference, scalars))
 

@@ -93,11 +93,6 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         return out_scalars.reshape(*shape, outside.scalars).contiguous(), out_vectors.contiguous()
 
     @property
-    def local_context(self) -> bool:
-        """True if ``forward`` needs edges."""
-        return self.module.local_context
-
-    @property
     def order(self) -> str:
         """Order of the tokens along their sequence, ``"input"`` or ``"radial"``."""
         return self.module.order

@@ -1,0 +1,111 @@
+"""Guards against silent errors: edges left out, rounded or missing positions, old near pairs, ranks without nodes."""
+
+import warnings
+
+import pytest
+import torch
+from tg_equiattn.integrations.pyg import RelativeGPSBlock, RelativePerformerConv
+from torch_geometric.nn import GATv2Conv, SAGEConv
+
+CHAIN = torch.arange(11)
+BONDS = torch.cat([torch.stack([CHAIN, CHAIN + 1]), torch.stack([CHAIN + 1, CHAIN])], 1)
+POS = torch.nn.functional.pad(1.5 * torch.arange(12.0)[:, None], (0, 2))  # bonds of 1.5
+SPACE = {"pos_dim": 3, "offset": "distance", "method": "pairs"}
+
+
+@pytest.mark.parametrize("method", ["pairs", "features"])
+def test_edges_beyond_the_cutoff_warn_once(method):
+    """offset="distance" leaves them out with their features."""
+    conv = RelativePerformerConv(12, 12, heads=3, **{**SPACE, "method": method}, cutoff=1.0, edge_dim=5)
+    x, kinds = torch.randn(12, 12), torch.rand(22, 5)
+    message = r"longer than cutoff=1, with their edge_attr: 22 of the 22 pairs .* 2 \* mean_edge_length"
+    with pytest.warns(UserWarning, match=message):
+        conv(x, BONDS, pos=POS, edge_attr=kinds)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        conv(x, BONDS, pos=POS, edge_attr=kinds)
+
+
+@pytest.mark.parametrize("offset", ["distance", "mlp"])
+def test_edges_within_the_cutoff_do_not_warn(offset):
+    """Nor some that are longer, nor other offsets, which reach any edge."""
+    conv = RelativePerformerConv(12, 12, heads=3, **{**SPACE, "offset": offset}, cutoff=1.6)
+    pos = POS.clone()
+    pos[:4] *= 10 if offset == "distance" else 100
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        conv(torch.randn(12, 12), BONDS, pos=pos)
+
+
+@pytest.mark.parametrize("values", ["content", "offset"])
+@pytest.mark.parametrize("offset", ["mlp", "distance", "table"])
+@pytest.mark.parametrize(
+    ("origin", "step", "cutoff"), [((4.5e5, 5.4e6), 1.0, 3), ((1.7e9,), 10.0, 30)], ids=["map", "time"]
+)
+def test_positions_that_float32_rounds_are_refused(offset, values, origin, step, cutoff):
+    """Metres of a map, and Unix seconds; in float64 they are taken, with features in float32."""
+    origin = torch.tensor(origin, dtype=torch.float64)
+    steps = torch.randint(1, 3, (12, len(origin))) * (0.5 if offset == "table" and step == 1 else 1)
+    pos = origin + (step * steps).cumsum(0) + (0 if offset == "table" else torch.rand(12, 1))
+    pos = pos if step == 10.0 or offset != "table" else pos.round()
+    options = {"pos_dim": len(origin), "offset": offset, "values": values, "cutoff": cutoff, "method": "pairs"}
+    conv, x = RelativePerformerConv(12, 12, heads=3, **options), torch.randn(12, 12)
+    near = (pos[BONDS[0]] - pos[BONDS[1]]).abs().sum(1) < cutoff
+    assert conv(x, BONDS[:, near], torch.zeros(12).long(), pos=pos).isfinite().all()
+    if offset == "table" and step == 1.0:
+        return  # whole numbers that float32 holds
+    for edges in (BONDS[:, near], None):
+        with pytest.raises(ValueError, match=r"pos must be float64 so far from the origin"):
+            conv(x, edges, torch.zeros(12).long(), pos=pos.float())
+
+
+def test_positions_near_the_origin_are_not_refused():
+    conv = RelativePerformerConv(12, 12, heads=3, offset="mlp", cutoff=2.0, method="pairs")
+    assert conv(torch.randn(12, 12), BONDS, pos=POS[:, :2] + 1000).isfinite().all()
+
+
+@pytest.mark.parametrize("values", ["content", "offset"])
+@pytest.mark.parametrize("edges", [BONDS, None], ids=["edges", "found"])
+def test_a_node_without_a_position_is_refused(edges, values):
+    """Also where no edge leads to it."""
+    conv = RelativePerformerConv(12, 12, heads=3, **SPACE, cutoff=2.0, values=values)
+    pos = torch.cat([POS, torch.full((1, 3), torch.nan)])
+    with pytest.raises(ValueError, match=r"pos must be finite, got NaN or infinity"):
+        conv(torch.randn(13, 12), edges, torch.zeros(13).long(), pos=pos)
+
+
+@pytest.mark.parametrize("values", ["content", "offset"])
+def test_near_pairs_of_other_positions_are_refused(values):
+    """Moving all nodes alike is no other position."""
+    block = RelativeGPSBlock(12, None, 3, attn_kwargs={**SPACE, "cutoff": 2.0, "values": values}).eval()
+    x, near = torch.randn(12, 12), block.neighbors(BONDS, pos=POS, num_nodes=12)
+    out = block(x, BONDS, pos=POS, neighbors=near)
+    torch.testing.assert_close(block(x, BONDS, pos=POS + 7, neighbors=near), out, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"neighbors must be of the same positions as pos"):
+        block(x, BONDS, pos=POS + 0.1 * torch.randn(12, 3), neighbors=near)
+
+
+@pytest.mark.parametrize("method", ["pairs", "features"])
+@pytest.mark.parametrize("norm", ["batch_norm", "layer_norm", None])
+def test_a_rank_without_nodes_gives_zero_gradients(norm, method):
+    """To every parameter: DistributedDataParallel waits for each."""
+    attention = {**SPACE, "cutoff": 2.0, "values": "offset", "edge_dim": 5, "method": method}
+    conv = GATv2Conv(12, 4, heads=3, edge_dim=5)
+    block = RelativeGPSBlock(12, conv, heads=3, norm=norm, attn_kwargs=attention)
+    nodes, edges = {"batch": torch.zeros(0).long(), "pos": torch.zeros(0, 3)}, torch.zeros(2, 0).long()
+    out = block(torch.randn(0, 12), edges, edge_attr=torch.zeros(0, 5), **nodes, batch_size=2)
+    out.sum().backward()
+    for name, parameter in block.named_parameters():
+        assert parameter.grad is not None, name
+        assert not parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_outside_autocast_is_refused(dtype):
+    """Biases of offsets would be rounded by much; within autocast they are not."""
+    block = RelativeGPSBlock(12, SAGEConv(12, 12), heads=3, attn_kwargs={**SPACE, "cutoff": 2.0})
+    with pytest.raises(ValueError, match=r"input must be float32 or float64 on the CPU, or under torch\.autocast"):
+        block.to(dtype)(torch.randn(12, 12, dtype=dtype), BONDS, pos=POS)
+    block = block.float()
+    with torch.autocast("cpu", dtype=dtype):
+        assert block(torch.randn(12, 12), BONDS, pos=POS).isfinite().all()

@@ -1,0 +1,77 @@
+"""The few results that sentences of README and docs name are those of the tables in examples/results."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAIR = [f"matching/accuracy | {model} | 4 cells" for model in ("frames", "relative", "deep G-CNN + mean")]
+CHAIN = [f"e3nn_mixed_model/errors | {layer} | MSE" for layer in ("none", "SE3HyenaOperator", "VectorSelfAttention")]
+BOXES = [
+    f"long_range/errors | forces | {model} | field or force, 2 times the charges"
+    for model in ("EwaldAttention", "Ewald message passing")
+]
+FRAMES = ["R4_SA | frame | 0.02", "C4 G-CNN | 0.04"]
+SCALES = ["no scales", "scales", "convolution", "convolution, scales"]
+RESULTS = {  # for each page, words with places for numbers, and the cells: table | what the row holds | column
+    "README.md": {
+        "in {:.0f} % of test images; the best of five group CNNs in {:.0f} %": [PAIR[0], PAIR[2]],
+        "by exact pairs leaves {:.4f} of the variance": ["depots/displacement | far offsets, pairs | moved"],
+        "at 256 tokens to an error of {:.4f}": ["associative_recall/errors | random | SE(3)-Hyena | 256 tokens"],
+        "a force error of {:.4f} and Ewald message passing {:.4f}": BOXES,
+    },
+    "docs/which_layer.md": {
+        "equal patterns in {:.0f} % of test images": PAIR[:1],
+        '`relation="relative"` in {:.0f} %; the best of five G-CNNs finds it in {:.0f} %': PAIR[1:],
+        "an error of {1:.4f}, `VectorSelfAttention` {2:.4f}, messages alone {0:.4f}": CHAIN,
+        "{:.1f} seconds and {:.1f} GiB": [f"benchmarks/longest | 2^20 | {unit}" for unit in ("s", "GiB")],
+    },
+    "docs/graph_settings.md": {
+        "{:.0f} percent off at the default of 64": ["benchmarks/features_error | 64 | error with near pairs, %"],
+    },
+    "docs/results_escnn.md": {
+        "reach {:.1f} % for C4 and the C4 G-CNN {:.1f} %": [
+            f"rotated_digits/frames | 8 | {x} | accuracy" for x in FRAMES
+        ],
+        "than 24 epochs and reaches {:.1f} %": ["rotated_digits/frames | 24 | C4 G-CNN | 0.02 | accuracy"],
+        "rises from {:.1f} % to {:.1f} %": [
+            f"rotated_digits/accuracy | R4_SA | {relation}" for relation in ("relative", "relative, locality")
+        ],
+        "(Z2) attention reaches {:.1f} %": ["rotated_digits/accuracy | Z2_SA | ge_vit, locality"],
+        "tells the hand in {:.0f} %": ["solid_shapes/accuracy | G-CNN, reflections | hand, upright"],
+    },
+    "docs/results_escnn_content.md": {
+        "finds the pair in {:.0f} % of test images": PAIR[:1],
+        '`relation="relative"` in {:.0f} %; the best of five G-CNNs finds it in {:.0f} %': PAIR[1:],
+        "from {:.1f} % to {:.1f} % and that of convolutions from {:.1f} % to {:.1f} %": [
+            f"scaled_digits/accuracy | {model} | 2 x 2 times" for model in SCALES
+        ],
+        "accuracy falls from {:.1f} % to {:.1f} %": [
+            f"scaled_digits/steps | scales | {scales} | accuracy, x 1" for scales in (3, 5)
+        ],
+    },
+    "docs/results_pyg.md": {
+        "from {:.1f} % to {:.1f} %, through the offsets": [
+            f"pyg_mixed_model/accuracy | touching | {model} | accuracy" for model in ("local only", "ours")
+        ],
+        "is far ahead, with {:.1f} %": ["superpixel_digits/accuracy | CNN on pixels | accuracy"],
+    },
+    "docs/results_e3nn.md": {
+        "leave {:.2f}; `SE3HyenaOperator` leaves {:.4f} and `VectorSelfAttention` {:.4f}": CHAIN,
+    },
+}
+
+
+def cell(words):
+    """The mean in one cell of a table."""
+    name, *wanted, column = words.split(" | ")
+    lines = (ROOT / "examples" / "results" / f"{name}.md").read_text().splitlines()
+    header, _, *rows = [[text.strip() for text in line[2:-2].split(" | ")] for line in lines]
+    (row,) = [row for row in rows if all(word in row for word in wanted)]
+    return float(row[header.index(column)].partition(" ± ")[0])
+
+
+@pytest.mark.parametrize(("page", "words"), [(page, words) for page, found in RESULTS.items() for words in found])
+def test_numbers_in_text_are_those_of_the_tables(page, words):
+    text = " ".join((ROOT / page).read_text().split())
+    assert words.format(*map(cell, RESULTS[page][words])) in text

@@ -1,0 +1,43 @@
+"""Outputs of attention to the offsets of all nodes."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ...modes import full_precision
+from ...tables import Tables
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+class FarOffsets(nn.Module):
+    r"""Outputs from each head's weighted mean :math:`o_e` of offsets, smooth. The map starts at zero.
+
+    It is a linear map of them, or where ``invariant`` of :math:`g / (1 + g^2)^{1/4}`, g their inner products between
+    heads.
+    """
+
+    def __init__(self, heads: int, pos_dim: int, out_channels: int, invariant: bool) -> None:
+        super().__init__()
+        self.invariant = invariant
+        if invariant:
+            self.pairs = Tables(functools.partial(torch.triu_indices, heads, heads))
+        self.map = nn.Linear(heads * (heads + 1) // 2 if invariant else heads * pos_dim, out_channels, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.map.weight)
+
+    def forward(self, means: Float[Tensor, "nodes heads dim"]) -> Float[Tensor, "nodes channels"]:
+        with full_precision(means.device):
+            means = means.to(self.map.weight.dtype)
+            if not self.invariant:
+                return self.map(means.flatten(1))
+            first, second = self.pairs(means.device)
+            products = (means @ means.mT)[:, first, second]
+            return self.map(products * (1 + products.square()) ** -0.25)
