@@ -139,8 +139,9 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         vectors = with_edge_vectors_(data, with_lengths=False)[AtomicDataDict.EDGE_VECTORS_KEY]
         types, charge = data[AtomicDataDict.ATOM_TYPE_KEY].flatten(), data.get(AtomicDataDict.TOTAL_CHARGE_KEY)
         return Atoms(
-            torch.nn.functional.one_hot(types, self.num_types).to(x.dtype), data[AtomicDataDict.EDGE_INDEX_KEY],
-            vectors.square().sum(1), None if charge is None else charge.flatten(),
+            (types[:, None] == torch.arange(self.num_types, device=x.device)).to(x.dtype),
+            data[AtomicDataDict.EDGE_INDEX_KEY], vectors.square().sum(1),
+            None if charge is None else charge.flatten(),
         )  # fmt: skip
 
     def _repeating(self, data: AtomicDataDict.Type, cell: Tensor, pbc: Tensor | None) -> tuple[Any, Any]:
