@@ -34,7 +34,7 @@ _CHUNK = 1 << 19
 _HEADS = 16
 
 
-class Chunk(NamedTuple):
+class DenseChunk(NamedTuple):
     """Outputs whose scores are in memory at once: an output element, and slices of query pixels, images and heads."""
 
     output: int
@@ -74,14 +74,14 @@ class DenseOperands:
             row, column = hashed_dropout.hashes(batch * heads * pixels, self.outputs * seen, seed)
             self.row, self.column = row.view(batch, heads, pixels, 1), column.view(self.outputs, seen)
 
-    def __iter__(self) -> Iterator[list[Chunk]]:
+    def __iter__(self) -> Iterator[list[DenseChunk]]:
         """Yield the chunks, those of one output element and of the same query pixels together."""
         pixels, images, heads = self.slices
         for output in range(self.outputs):
             for some in pixels:
-                yield [Chunk(output, some, b, e) for b in images for e in heads]
+                yield [DenseChunk(output, some, b, e) for b in images for e in heads]
 
-    def cut(self, x: Chunk, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    def cut(self, x: DenseChunk, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Views of the queries, keys and values of a chunk."""
         own, every = slice(x.output, x.output + 1), slice(None)
         of_query = own if self.queries == 1 and query.shape[3] > 1 else every
@@ -89,7 +89,7 @@ class DenseOperands:
         query, key, value = (y[x.images, x.heads] for y in (query, key, value))
         return [query[:, :, :, of_query, x.pixels], key[:, :, :, of_key], value[:, :, :, of_key]]
 
-    def of_pairs(self, x: Chunk, offset_encoding: Tensor, space_bias: Tensor) -> list[Tensor | None]:
+    def of_pairs(self, x: DenseChunk, offset_encoding: Tensor, space_bias: Tensor) -> list[Tensor | None]:
         """The encodings and the biases of all heads at pairs of a query pixel and a key pixel; None if there are
         none."""
         found: list[Tensor | None] = [None, None]
@@ -100,11 +100,11 @@ class DenseOperands:
             found[1] = space_bias[:, x.output][:, self.pairs[x.pixels]].transpose(0, 1)[:, None, :, None]
         return found
 
-    def keep(self, x: Chunk, dtype: torch.dtype) -> Tensor:
+    def keep(self, x: DenseChunk, dtype: torch.dtype) -> Tensor:
         """The dropout factors of the weights of a chunk, (b, e, n, S M)."""
         return hashed_dropout.keep(self.row[x.images, x.heads, x.pixels], self.column[x.output], self.dropout, dtype)
 
-    def with_elements(self, x: Chunk, t: int, key: Tensor, table: Tensor) -> Tensor:
+    def with_elements(self, x: DenseChunk, t: int, key: Tensor, table: Tensor) -> Tensor:
         """Keys plus encodings of elements, with one more channel for biases of elements and penalties of masked keys:
         (b, e, C + 1, S M)."""
         keys = F.pad(key, (0, 0, 0, 0, 0, 1))
@@ -116,11 +116,13 @@ class DenseOperands:
             keys = keys + table[:, self.index[x.output, t]].mT.unsqueeze(-1)
         return keys.flatten(3)
 
-    def encodings(self, x: Chunk, t: int, rho: Tensor) -> Tensor:
+    def encodings(self, x: DenseChunk, t: int, rho: Tensor) -> Tensor:
         """Encodings of offsets and of the elements u of keys, (n, C, M or S M)."""
         return rho.squeeze(2) if rho.shape[2] == 1 else rho[:, :, self.index[x.output, t]].flatten(2)
 
-    def weights(self, x: Chunk, t: int, one: Tensor, keys: Tensor, rho: Tensor | None, bias: Tensor | None) -> Tensor:
+    def weights(
+        self, x: DenseChunk, t: int, one: Tensor, keys: Tensor, rho: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
         """Softmax weights (b, e, n, S M) of queries with a channel of ones, (b, e, C + 1, n)."""
         scores, logits = one.mT @ keys, None if bias is None else bias[:, :, x.heads]
         if rho is not None:
@@ -132,7 +134,7 @@ class DenseOperands:
             scores = (scores.unflatten(-1, (self.keys, -1)) + logits.movedim(0, 2)).flatten(3)
         return scores.softmax(-1)
 
-    def attend(self, x: Chunk, query: Tensor, key: Tensor, value: Tensor, table: Tensor, *of_pairs) -> Tensor:
+    def attend(self, x: DenseChunk, query: Tensor, key: Tensor, value: Tensor, table: Tensor, *of_pairs) -> Tensor:
         """Attention of a chunk: (b, e, Cv, n)."""
         one = with_one(query)
         total: Any = None
@@ -141,7 +143,7 @@ class DenseOperands:
             total = weight if total is None else total + weight
         return value.flatten(3) @ (total * self.keep(x, total.dtype) if self.dropout else total).mT
 
-    def add_gradients_(self, x: Chunk, grad: Tensor, operands, of_pairs, targets, to_pairs) -> None:
+    def add_gradients_(self, x: DenseChunk, grad: Tensor, operands, of_pairs, targets, to_pairs) -> None:
         """Add the gradients of queries, keys, values and the element table of a chunk to the targets, and those of
         :meth:`of_pairs` to ``to_pairs``."""
         (query, key, value, table), (to_query, to_key, to_value, to_table) = operands, targets
@@ -163,7 +165,7 @@ class DenseOperands:
             total = weight if total is None else total.add_(weight)
         to_value += (grad @ (total if keep is None else total * keep)).view_as(value)
 
-    def _add_to_pairs_(self, x: Chunk, t: int, one: Tensor, slope: Tensor, of_pairs, to_pairs, to_query) -> None:
+    def _add_to_pairs_(self, x: DenseChunk, t: int, one: Tensor, slope: Tensor, of_pairs, to_pairs, to_query) -> None:
         """Add the gradients of encodings and biases of offsets, and those of queries through encodings."""
         (rho, bias), (to_rho, to_bias) = of_pairs, to_pairs
         if self.pairs is None:
@@ -180,7 +182,7 @@ class DenseOperands:
             found = (_by_pixel(one[:, :, :-1]) @ logits).unflatten(-1, (-1, slope.shape[-1]))
             to_rho.index_add_(2, self.index[x.output, t], found) if full else to_rho.add_(found)
 
-    def add_to_offsets_(self, x: Chunk, to_pairs, to_rho: Tensor, to_bias: Tensor) -> None:
+    def add_to_offsets_(self, x: DenseChunk, to_pairs, to_rho: Tensor, to_bias: Tensor) -> None:
         """The adjoint of :meth:`of_pairs`: add gradients at pairs of pixels to those of offsets."""
         of_rho, of_bias = to_pairs
         if of_rho is not None:
