@@ -7,13 +7,17 @@ import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from . import checks
 
-METRICS: dict[str, Callable[[Tensor], Tensor]] = {  # lengths (E,) of offsets (E, dim)
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Num
+
+METRICS: dict[str, Callable[[Num[Tensor, "pairs dim"]], Num[Tensor, " pairs"]]] = {  # lengths of offsets
     "manhattan": lambda x: x.abs().sum(1),
     "euclidean": lambda x: x.double().square().sum(1).sqrt(),
 }
@@ -36,9 +40,10 @@ def has_scipy() -> bool:
 
 
 def tree_pairs(
-    pos: Tensor, cutoff: float, limit: float, batch: Tensor | None, metric: str, most: int, nodes: int
-) -> Tensor | None:
-    """Pairs (2, E) of the first ``nodes`` with points of their graph nearer than ``limit``, by scipy's tree; ``None``
+    pos: Num[Tensor, "points dim"], cutoff: float, limit: float, batch: Int[Tensor, " points"] | None, metric: str,
+    most: int, nodes: int,
+) -> Int[Tensor, "2 pairs"] | None:  # fmt: skip
+    """Pairs of the first ``nodes`` with points of their graph nearer than ``limit``, by scipy's tree; ``None``
     where there are more than ``most``."""
     from scipy.spatial import KDTree
 
@@ -58,10 +63,12 @@ def tree_pairs(
     return pairs[:, pairs[0] != pairs[1]]
 
 
-def images(pos: Tensor, cutoff: float, batch: Tensor | None, lattice: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes within their cell, and after them their images that may be nearer than ``cutoff`` to one: float64 points
-    (P, dim), of which node each is, and by how many vectors of the ``lattice`` (B, dim, dim), zero where graphs do not
-    repeat, it was moved (P, dim)."""
+def images(
+    pos: Num[Tensor, "nodes dim"], cutoff: float, batch: Int[Tensor, " nodes"] | None,
+    lattice: Float[Tensor, "graphs dim dim"],
+) -> tuple[Float[Tensor, "points dim"], Int[Tensor, " points"], Float[Tensor, "points dim"]]:  # fmt: skip
+    """Nodes within their cell, and after them their images that may be nearer than ``cutoff`` to one: float64 points,
+    of which node each is, and by how many vectors of the ``lattice``, zero where graphs do not repeat, it was moved."""
     dim, nodes = pos.shape[1], torch.arange(len(pos), device=pos.device)
     graph = torch.zeros_like(nodes) if batch is None else batch
     inverse = torch.linalg.pinv(lattice)  # of no width along vectors that are zero
@@ -80,8 +87,9 @@ def images(pos: Tensor, cutoff: float, batch: Tensor | None, lattice: Tensor) ->
 
 
 def cell_pairs(
-    pos: Tensor, cutoff: float, limit: float, batch: Tensor | None, metric: str, most: int, nodes: int
-) -> Tensor | None:
+    pos: Num[Tensor, "points dim"], cutoff: float, limit: float, batch: Int[Tensor, " points"] | None, metric: str,
+    most: int, nodes: int,
+) -> Int[Tensor, "2 pairs"] | None:  # fmt: skip
     """:func:`tree_pairs` by torch alone: points in cells of side ``cutoff``, of which only neighbours are compared,
     some pairs at a time, which are counted first where they may be too many."""
     device, mirror, length = pos.device, nodes == len(pos), METRICS[metric]
@@ -119,10 +127,11 @@ def cell_pairs(
     return torch.cat([nothing, *near()], 1)
 
 
-def read_lattice(cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, dim: int = 3) -> tuple[Tensor, Tensor]:
-    """Checked lattice vectors as rows, (graphs, dim, dim) in float64, zero along directions that do not repeat, and
-    which directions repeat, bool (graphs, dim). ``cell`` is one for all graphs, one for each, or (dim graphs, dim) as
-    PyG batches them."""
+def read_lattice(
+    cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, dim: int = 3
+) -> tuple[Float[Tensor, "graphs dim dim"], Bool[Tensor, "graphs dim"]]:
+    """Checked lattice vectors as rows, in float64, zero along directions that do not repeat, and which directions
+    repeat. ``cell`` is one for all graphs, one for each, or (dim graphs, dim) as PyG batches them."""
     shapes = ((dim, dim), (1, dim, dim), (graphs, dim, dim), (dim * graphs, dim))
     if not isinstance(cell, Tensor) or not checks.is_one_of(cell.shape, shapes):
         came = str(tuple(cell.shape)) if isinstance(cell, Tensor) else type(cell).__name__
@@ -142,7 +151,9 @@ def read_lattice(cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, di
 
 
 @checks.of_values
-def _check_lattice(cell: Tensor, periodic: Tensor, vectors: Tensor) -> None:
+def _check_lattice(
+    cell: Tensor, periodic: Bool[Tensor, "graphs dim"], vectors: Float[Tensor, "graphs dim dim"]
+) -> None:
     if not bool(vectors.isfinite().all()):
         raise ValueError(f"cell must be finite, got {vectors.tolist()}")
     length = vectors.norm(dim=2)

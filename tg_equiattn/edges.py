@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import checks
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Num
+
 
 class CSR(NamedTuple):
     """A sparse matrix in compressed form, and its transpose.
 
     Attributes:
-        row_starts: where the entries of each row begin, (rows + 1,).
-        col: column of each entry, (E,), sorted by row.
-        row: row of each entry, (E,).
-        col_starts: ``row_starts`` of the transpose, (columns + 1,).
-        transposed_col: ``col`` of the transpose, (E,): the rows, sorted by column.
-        transposed_row: ``row`` of the transpose, (E,).
-        order: position in ``col`` of each entry of the transpose, (E,).
-        transposed_order: position in the transpose of each entry, (E,).
+        row_starts: where the entries of each row begin.
+        col: column of each entry, sorted by row.
+        row: row of each entry.
+        col_starts: ``row_starts`` of the transpose.
+        transposed_col: ``col`` of the transpose: the rows, sorted by column.
+        transposed_row: ``row`` of the transpose.
+        order: position in ``col`` of each entry of the transpose.
+        transposed_order: position in the transpose of each entry.
     """
 
-    row_starts: Tensor
-    col: Tensor
-    row: Tensor
-    col_starts: Tensor
-    transposed_col: Tensor
-    transposed_row: Tensor
-    order: Tensor
-    transposed_order: Tensor
+    row_starts: Int[Tensor, " rows+1"]
+    col: Int[Tensor, " entries"]
+    row: Int[Tensor, " entries"]
+    col_starts: Int[Tensor, " cols+1"]
+    transposed_col: Int[Tensor, " entries"]
+    transposed_row: Int[Tensor, " entries"]
+    order: Int[Tensor, " entries"]
+    transposed_order: Int[Tensor, " entries"]
 
     @classmethod
-    def from_sorted(cls, row: Tensor, col: Tensor, rows: int, cols: int, order: Tensor | None = None) -> CSR:
+    def from_sorted(
+        cls, row: Int[Tensor, " entries"], col: Int[Tensor, " entries"], rows: int, cols: int,
+        order: Int[Tensor, " entries"] | None = None,
+    ) -> CSR:  # fmt: skip
         """Make a matrix from entries sorted by row; ``order``, if known, sorts them by column."""
         row_starts = torch.searchsorted(row, torch.arange(rows + 1, device=row.device))
         order = torch.argsort(col, stable=True) if order is None else order
@@ -62,7 +68,7 @@ def check_edges(edge_index: object, nodes: int) -> None:
 
 
 @checks.of_values
-def _check_range(edge_index: Tensor, nodes: int) -> None:
+def _check_range(edge_index: Int[Tensor, "2 edges"], nodes: int) -> None:
     if edge_index.numel():
         low, high = (int(x) for x in edge_index.aminmax())
         if low < 0 or high >= nodes:
@@ -95,7 +101,10 @@ def _check_weights(weights: Tensor) -> None:
         raise ValueError("weights must not be negative, nor NaN")
 
 
-def check_graph_of_edges(target: Tensor, source: Tensor, batch: Tensor | None, mask: Tensor | None, name: str) -> None:
+def check_graph_of_edges(
+    target: Int[Tensor, " edges"], source: Int[Tensor, " edges"], batch: Int[Tensor, " nodes"] | None,
+    mask: Bool[Tensor, " nodes"] | None, name: str,
+) -> None:  # fmt: skip
     """Raise ValueError for an edge between graphs of ``batch`` or of a node outside ``mask``, if values are read."""
     if batch is not None:
         if target.device != batch.device:
@@ -117,8 +126,10 @@ def _check_valid(target: Tensor, source: Tensor, mask: Tensor, name: str) -> Non
         raise ValueError(f"{name} must join nodes that exist, got one beyond its graph's length")
 
 
-def of_edges(name: str, given: Tensor | None, edge_index: Tensor, width: int | None) -> Tensor | None:
-    """Offsets or features as users give them, checked, as (E, width); ``None`` if they are not needed."""
+def of_edges(
+    name: str, given: Num[Tensor, "edges ..."] | None, edge_index: Int[Tensor, "2 edges"], width: int | None
+) -> Num[Tensor, "edges width"] | None:
+    """Offsets or features as users give them, checked; ``None`` if they are not needed."""
     if given is None or width is None:
         return None
     shape = edge_index.shape[-1], width
@@ -130,8 +141,10 @@ def of_edges(name: str, given: Tensor | None, edge_index: Tensor, width: int | N
     return given
 
 
-def offsets_between(pos: Tensor, target: Tensor, source: Tensor, whole: bool) -> Tensor:
-    """Offsets :math:`x_j - x_i` of edges, ``(E, dim)``, through :func:`whole_offsets` if they have to be ``whole``."""
+def offsets_between(
+    pos: Num[Tensor, "nodes dim"], target: Int[Tensor, " edges"], source: Int[Tensor, " edges"], whole: bool
+) -> Num[Tensor, "edges dim"]:
+    """Offsets :math:`x_j - x_i` of edges, through :func:`whole_offsets` if they have to be ``whole``."""
     offsets = pos[source] - pos[target]
     if not whole or not offsets.is_floating_point():
         return offsets
@@ -146,12 +159,14 @@ def _check_precision(pos: Tensor) -> None:
         raise ValueError(f"pos must be float64 so far from the origin, {why}")
 
 
-def whole_offsets(offsets: Tensor, pos: Tensor | None = None, name: str = "differences of pos") -> Tensor:
-    """Offsets (E, dim) rounded to whole numbers.
+def whole_offsets(
+    offsets: Num[Tensor, "edges dim"], pos: Float[Tensor, "nodes dim"] | None = None, name: str = "differences of pos"
+) -> Num[Tensor, "edges dim"]:
+    """Offsets rounded to whole numbers.
 
     Args:
         offsets: of edges.
-        pos: positions (N, dim) that they come from, whose size says how much they are rounded.
+        pos: positions that they come from, whose size says how much they are rounded.
         name: what an error calls them.
 
     Raises:

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -20,13 +20,16 @@ from . import checks
 from .modes import cached
 from .neighbors import NeighborList
 
+if TYPE_CHECKING:
+    from jaxtyping import Int, Num
+
 __all__ = ["PixelGrid", "Window"]
 
 WINDOW_SHAPES = ("square", "disk")
 PADDING_MODES = ("mask", "circular")
 
 
-def _axes_to_position(index: Tensor) -> Tensor:
+def _axes_to_position(index: Num[Tensor, "*points dim"]) -> Num[Tensor, "*points dim"]:
     """Offsets along the tensor's axes, (row, column) or (z, row, column), as positions (x, y) or (x, y, z)."""
     position = index.flip(-1).clone()
     if position.shape[-1] > 1:
@@ -34,8 +37,8 @@ def _axes_to_position(index: Tensor) -> Tensor:
     return position
 
 
-def _mesh(axes: Iterable[tuple[int, int]], device: torch.device | str) -> Tensor:
-    """Every index (n, d) of a grid whose axes run from the first of these to before the second, in row order."""
+def _mesh(axes: Iterable[tuple[int, int]], device: torch.device | str) -> Int[Tensor, "pixels dim"]:
+    """Every index of a grid whose axes run from the first of these to before the second, in row order."""
     ranges = [torch.arange(start, stop, device=device) for start, stop in axes]  # symbols, which no range() takes
     return torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
 
@@ -187,8 +190,8 @@ class PixelGrid:
     def _spacings(self) -> tuple[float, ...]:
         return cast("tuple[float, ...]", self.spacing)
 
-    def _in_units(self, position: Tensor) -> Tensor:
-        """Whole positions or offsets (..., dim) times the spacing of their axis."""
+    def _in_units(self, position: Int[Tensor, "*points dim"]) -> Num[Tensor, "*points dim"]:
+        """Whole positions or offsets times the spacing of their axis."""
         if self.is_whole:
             return position
         return position * torch.tensor(self._spacings[::-1], dtype=torch.float64, device=position.device)

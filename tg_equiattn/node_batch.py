@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from . import checks
 from .modes import as_numbers, is_concrete, is_readable
 from .ranks import Ranks
 from .slots import Slots, beside, nodes_of_rows
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped
 
 _UNREAD = "batch_size and max_num_nodes must be given with batch that is traced or that torch.vmap goes over, got None"
 
@@ -25,19 +28,19 @@ class NodeBatch:
 
     Attributes:
         nodes: number of nodes, with padding, on this process.
-        sizes: nodes of each graph, (B,), on this process.
-        totals: nodes of each graph, (B,), on all processes.
+        sizes: nodes of each graph on this process.
+        totals: nodes of each graph on all processes.
         known_sizes: ``sizes`` as numbers; ``None`` if they were not read.
         longest: a bound of the sizes; ``None`` if there is none.
         even: whether every graph has ``longest`` slots.
-        mask: bool (T,), false for padding; ``None`` without padding.
+        mask: false for padding; ``None`` without padding.
         ranks: the processes that share the graphs; ``None`` for this process alone.
     """
 
     def __init__(
-        self, nodes: int, sizes: Tensor, batch: Tensor | None = None, longest: int | None = None,
-        known_sizes: list[int] | None = None, mask: Tensor | None = None, ranks: Ranks | None = None,
-        totals: Tensor | None = None,
+        self, nodes: int, sizes: Int[Tensor, " graphs"], batch: Int[Tensor, " nodes"] | None = None,
+        longest: int | None = None, known_sizes: list[int] | None = None, mask: Bool[Tensor, " nodes"] | None = None,
+        ranks: Ranks | None = None, totals: Int[Tensor, " graphs"] | None = None,
     ) -> None:  # fmt: skip
         self.nodes, self.sizes, self.mask, self.ranks, self._batch = nodes, sizes, mask, ranks, batch
         self.known_sizes, self.longest = known_sizes, longest
@@ -46,10 +49,10 @@ class NodeBatch:
 
     @classmethod
     def flat(
-        cls, x: Tensor, batch: Tensor | None, batch_size: int | None = None, max_num_nodes: int | None = None,
-        ranks: Ranks | None = None, whole: bool = True,
+        cls, x: Shaped[Tensor, "nodes ..."], batch: Int[Tensor, " nodes"] | None, batch_size: int | None = None,
+        max_num_nodes: int | None = None, ranks: Ranks | None = None, whole: bool = True,
     ) -> NodeBatch:  # fmt: skip
-        """Make a batch from nodes x ``(T, ...)`` and the sorted graph index that users give.
+        """Make a batch from nodes x and the sorted graph index that users give.
 
         Args:
             x: the nodes.
@@ -86,13 +89,16 @@ class NodeBatch:
         return cls(nodes, sizes, batch, longest, known, ranks=ranks, totals=totals)
 
     @classmethod
-    def dense(cls, count: int, length: int, valid: Tensor | None, device: torch.device) -> NodeBatch:
+    def dense(
+        cls, count: int, length: int, valid: Int[Tensor, " graphs"] | Bool[Tensor, "graphs length"] | None,
+        device: torch.device,
+    ) -> NodeBatch:  # fmt: skip
         """Make a batch from ``count`` graphs padded to one length, flattened.
 
         Args:
             count: number of graphs.
             length: slots of each graph.
-            valid: own lengths int64 (count,), or a bool mask (count, length); ``None`` without padding.
+            valid: own lengths, or a mask; ``None`` without padding.
             device: where the nodes are.
         """
         if valid is None:
@@ -111,15 +117,15 @@ class NodeBatch:
         return self.sizes.shape[0]
 
     @property
-    def batch(self) -> Tensor:
-        """The graph of each node, (T,)."""
+    def batch(self) -> Int[Tensor, " nodes"]:
+        """The graph of each node."""
         if self._batch is not None:
             return self._batch
         return torch.arange(self.count, device=self.sizes.device).repeat_interleave(self.bound)
 
     @property
-    def starts(self) -> Tensor:
-        """The first node of each graph, (B,)."""
+    def starts(self) -> Int[Tensor, " graphs"]:
+        """The first node of each graph."""
         if self.even:
             return torch.arange(self.count, device=self.sizes.device) * self.bound
         return self.sizes.cumsum(0) - self.sizes
@@ -139,12 +145,12 @@ class NodeBatch:
             raise ValueError(_UNREAD)
         return as_numbers(self.sizes)
 
-    def zero_padding(self, x: Tensor) -> Tensor:
-        """(T, ...) with zeros for padding, whatever it held."""
+    def zero_padding(self, x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "nodes ..."]:
+        """Values of nodes with zeros for padding, whatever it held."""
         return x if self.mask is None else torch.where(beside(self.mask, x), x, 0.0)
 
-    def sum(self, x: Tensor) -> Tensor:
-        """Sums over each graph, on all ranks: (T, ...) to (B, ...)."""
+    def sum(self, x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "graphs ..."]:
+        """Sums over each graph, on all ranks."""
         x = self.zero_padding(x)
         if self.even:
             sums = x.reshape(self.count, self.bound, *x.shape[1:]).sum(1)
@@ -152,18 +158,18 @@ class NodeBatch:
             sums = x.new_zeros(self.count, *x.shape[1:]).index_add(0, self.batch, x)
         return sums if self.ranks is None else self.ranks.sum(sums)
 
-    def mean(self, x: Tensor) -> Tensor:
-        """Means over each graph, on all ranks, zero for empty ones: (T, ...) to (B, ...)."""
+    def mean(self, x: Float[Tensor, "nodes ..."]) -> Float[Tensor, "graphs ..."]:
+        """Means over each graph, on all ranks, zero for empty ones."""
         return self.sum(x) / beside(self.totals.clamp(min=1).to(x.dtype), x)
 
-    def spread(self, x: Tensor) -> Tensor:
-        """Values of graphs (B, ...) for each of their nodes (T, ...)."""
+    def spread(self, x: Shaped[Tensor, "graphs ..."]) -> Shaped[Tensor, "nodes ..."]:
+        """Values of graphs for each of their nodes."""
         if self.even:
             return x[:, None].expand(-1, self.bound, *x.shape[1:]).flatten(0, 1)
         return x.index_select(0, self.batch)
 
-    def centred(self, pos: Tensor, detach: bool = False) -> Tensor:
-        """Positions (T, dim) relative to the mean of their graph, in double precision, zero for padding.
+    def centred(self, pos: Float[Tensor, "nodes dim"], detach: bool = False) -> Float[Tensor, "nodes dim"]:
+        """Positions relative to the mean of their graph, in double precision, zero for padding.
 
         With ``detach`` no gradient goes through the mean, which changes nothing for functions of differences.
         """
@@ -182,14 +188,15 @@ class NodeBatch:
         slots = Slots(node, mask.flatten(), self.batch * length + self.within(starts), None)
         return PaddedBatch(self, self.count, length, mask, slots)
 
-    def within(self, starts: Tensor) -> Tensor:
-        """The position of each node in its graph, (T,), from the first node of each graph."""
+    def within(self, starts: Int[Tensor, " graphs"]) -> Int[Tensor, " nodes"]:
+        """The position of each node in its graph, from the first node of each graph."""
         return torch.arange(self.nodes, device=self.sizes.device) - starts[self.batch]
 
     def mix(
-        self, kernel: Callable[..., Tensor], *tensors: Tensor, groups: Mapping[Any, Sequence[int]] | None = None
-    ) -> Tensor:
-        """Let a kernel mix the nodes of each graph: of tensors ``(T, ...)`` to one.
+        self, kernel: Callable[..., Tensor], *tensors: Shaped[Tensor, "nodes ..."],
+        groups: Mapping[Any, Sequence[int]] | None = None,
+    ) -> Shaped[Tensor, "nodes ..."]:  # fmt: skip
+        """Let a kernel mix the nodes of each graph: of several tensors to one.
 
         Args:
             kernel: ``kernel(*tensors, padded)`` takes tensors (b, n, ...), zero where there is no node, and their
@@ -250,38 +257,38 @@ class PaddedBatch:
         node_batch: all graphs.
         count: number of rows.
         length: slots of each row.
-        mask: bool (count, length), true for slots with a node; ``None`` if all have one.
-        graph: the graph of each row, (count,); ``None`` if rows are the graphs of the batch.
+        mask: true for slots with a node; ``None`` if all have one.
+        graph: the graph of each row; ``None`` if rows are the graphs of the batch.
         key: the key of the group that the graphs are of, in :meth:`NodeBatch.mix`.
     """
 
     def __init__(
-        self, node_batch: NodeBatch, count: int, length: int, mask: Tensor | None, slots: Slots | None,
-        graph: Tensor | None = None, key: Any = None,
+        self, node_batch: NodeBatch, count: int, length: int, mask: Bool[Tensor, "rows length"] | None,
+        slots: Slots | None, graph: Int[Tensor, " rows"] | None = None, key: Any = None,
     ) -> None:  # fmt: skip
         self.node_batch, self.count, self.length = node_batch, count, length
         self.mask, self.graph, self.key, self._slots = mask, graph, key, slots
 
     @property
-    def slot(self) -> Tensor:
-        """The slot of each node among all slots, int64 (T,)."""
+    def slot(self) -> Int[Tensor, " nodes"]:
+        """The slot of each node among all slots."""
         if self._slots is None:
             return torch.arange(self.node_batch.nodes, device=self.node_batch.sizes.device)
         return self._slots.slot
 
     @property
-    def lengths(self) -> Tensor | None:
-        """Nodes of each row that is a whole graph, (count,), at its start; ``None`` if all slots have a node."""
+    def lengths(self) -> Int[Tensor, " rows"] | None:
+        """Nodes of each row that is a whole graph, at its start; ``None`` if all slots have a node."""
         return None if self.mask is None else self.of_graphs(self.node_batch.sizes)
 
-    def of_graphs(self, x: Tensor) -> Tensor:
-        """Values of graphs (B, ...) for each row (count, ...)."""
+    def of_graphs(self, x: Shaped[Tensor, "graphs ..."]) -> Shaped[Tensor, "rows ..."]:
+        """Values of graphs for each row."""
         return x if self.graph is None else x.index_select(0, self.graph)
 
-    def pack(self, x: Tensor) -> Tensor:
-        """(T, ...) to (count, length, ...), zero where there is no node."""
+    def pack(self, x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "rows length ..."]:
+        """Values of nodes in their slots, zero where there is no node."""
         return (x if self._slots is None else self._slots.pack(x)).unflatten(0, (self.count, self.length))
 
-    def unpack(self, x: Tensor) -> Tensor:
-        """(count, length, ...) to (T, ...)."""
+    def unpack(self, x: Shaped[Tensor, "rows length ..."]) -> Shaped[Tensor, "nodes ..."]:
+        """The inverse of :meth:`pack`."""
         return x.flatten(0, 1) if self._slots is None else self._slots.unpack(x.flatten(0, 1))

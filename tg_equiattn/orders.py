@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -9,11 +11,16 @@ from . import checks
 from .node_batch import NodeBatch
 from .slots import inverse
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
 ORDERS = ("input", "radial")
 
 
 @torch.no_grad()
-def radial_order(pos: Tensor, node_batch: NodeBatch, scalars: Tensor | None = None) -> Tensor:
+def radial_order(
+    pos: Float[Tensor, "nodes 3"], node_batch: NodeBatch, scalars: Float[Tensor, "nodes channels"] | None = None
+) -> Int[Tensor, " nodes"]:
     r"""Nodes of each graph by their distance to its centroid, nearest first: an order that rotations, reflections,
     translations and permutations of the nodes leave alone.
 
@@ -27,8 +34,7 @@ def radial_order(pos: Tensor, node_batch: NodeBatch, scalars: Tensor | None = No
     origin; scalars agree within 1e-5 and 1e-10. In float32 clouds of many thousand nodes distances come that close by
     chance: there give positions in float64, which features need not be. No derivative sees the order jump.
 
-    Takes pos ``(T, 3)`` and invariant ``scalars`` ``(T, S)``; returns int64 ``(T,)``: node ``order[p]`` comes at place
-    p. Padding stays at the end of its graph.
+    ``scalars`` are invariant. Node ``order[p]`` of the result comes at place p. Padding stays at the end of its graph.
     """
     raw = node_batch.zero_padding(pos.double())
     x = node_batch.centred(raw)
@@ -59,13 +65,13 @@ def radial_order(pos: Tensor, node_batch: NodeBatch, scalars: Tensor | None = No
     return group.argsort(stable=True)  # ties as they came: what rounding made of their keys is forgotten
 
 
-def _largest(x: Tensor, node_batch: NodeBatch) -> Tensor:
-    """The largest of numbers (T,) that are not negative in each graph, (B,)."""
+def _largest(x: Float[Tensor, " nodes"], node_batch: NodeBatch) -> Float[Tensor, " graphs"]:
+    """The largest of numbers that are not negative in each graph."""
     return x.new_zeros(node_batch.count).scatter_reduce(0, node_batch.batch, x, "amax")
 
 
-def check_order(order: Tensor, node_batch: NodeBatch) -> None:
-    """Raise ValueError unless order (T,) is a permutation of the nodes of every graph."""
+def check_order(order: Int[Tensor, " nodes"], node_batch: NodeBatch) -> None:
+    """Raise ValueError unless order is a permutation of the nodes of every graph."""
     checks.tensor("order", order, torch.int64, [(node_batch.nodes,)], node_batch.sizes.device)
     _check_permutation(order, node_batch)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .merging import merge_attentions
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class Ranks:
@@ -36,8 +39,10 @@ class Ranks:
         dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.process_group)
         return x
 
-    def merge(self, content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Softmax averages (..., m, e) over the keys of every rank, and log-sum-exps (..., m), of each rank's own."""
+    def merge(
+        self, content: Float[Tensor, "*batch m e"], lse: Float[Tensor, "*batch m"]
+    ) -> tuple[Float[Tensor, "*batch m e"], Float[Tensor, "*batch m"]]:
+        """Softmax averages over the keys of every rank, and log-sum-exps, of each rank's own."""
 
         def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
             both = self.sum(torch.cat([weight * content, weight], -1))  # one all-reduce

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .modes import in_functorch_transform
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int, Shaped
+
 
 class Slots(NamedTuple):
-    """The ``node`` of each slot (S,), and which are ``filled``; the ``slot`` of each node (T,), and which are
-    ``packed``. ``filled`` and ``packed`` are ``None`` if all are."""
+    """The ``node`` of each slot, and which are ``filled``; the ``slot`` of each node, and which are ``packed``.
+    ``filled`` and ``packed`` are ``None`` if all are."""
 
-    node: Tensor
-    filled: Tensor | None
-    slot: Tensor
-    packed: Tensor | None
+    node: Int[Tensor, " slots"]
+    filled: Bool[Tensor, " slots"] | None
+    slot: Int[Tensor, " nodes"]
+    packed: Bool[Tensor, " nodes"] | None
 
     @classmethod
-    def of_order(cls, order: Tensor) -> Slots:
+    def of_order(cls, order: Int[Tensor, " nodes"]) -> Slots:
         """Slots that take node ``order[p]`` at position p."""
         return cls(order, None, inverse(order), None)
 
-    def pack(self, x: Tensor) -> Tensor:
+    def pack(self, x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "slots ..."]:
         return _gather(x, self.node, self.filled, self.slot, self.packed)
 
-    def unpack(self, x: Tensor) -> Tensor:
+    def unpack(self, x: Shaped[Tensor, "slots ..."]) -> Shaped[Tensor, "nodes ..."]:
         return _gather(x, self.slot, self.packed, self.node, self.filled)
 
 
@@ -60,17 +63,19 @@ def _gather(x: Tensor, index: Tensor, mask: Tensor | None, back: Tensor, back_ma
     return out if mask is None else torch.where(beside(mask, x), out, 0.0)
 
 
-def beside(flags: Tensor, x: Tensor) -> Tensor:
-    """(T,) with axes of size 1 appended, to broadcast with x (T, ...)."""
+def beside(flags: Shaped[Tensor, " nodes"], x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "nodes ..."]:
+    """Flags with axes of size 1 appended, to broadcast with x."""
     return flags.view(-1, *[1] * (x.ndim - 1))
 
 
-def nodes_of_rows(starts: Tensor, sizes: Tensor, length: int, nodes: int) -> tuple[Tensor, Tensor]:
-    """The node of each slot of rows, flattened, and which slots have one, (rows, length); rows begin at ``starts``."""
+def nodes_of_rows(
+    starts: Int[Tensor, " rows"], sizes: Int[Tensor, " rows"], length: int, nodes: int
+) -> tuple[Int[Tensor, " slots"], Bool[Tensor, "rows length"]]:
+    """The node of each slot of rows, flattened, and which slots have one; rows begin at ``starts``."""
     slot = torch.arange(length, device=starts.device)
     return (starts[:, None] + slot).clamp(max=max(nodes - 1, 0)).flatten(), slot < sizes[:, None]
 
 
-def inverse(order: Tensor) -> Tensor:
-    """The inverse of a permutation (T,)."""
+def inverse(order: Int[Tensor, " nodes"]) -> Int[Tensor, " nodes"]:
+    """The inverse of a permutation."""
     return torch.zeros_like(order).index_put((order,), torch.arange(order.shape[0], device=order.device))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from e3nn import o3
@@ -19,8 +19,11 @@ from tg_equiattn.tables import Tables
 
 from .layout import Features, check_features, describe
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
-def _coupling(first: int, second: int, out: int) -> Tensor:
+
+def _coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+1 2*second+1 2*out+1"]:
     return o3.wigner_3j(first, second, out, dtype=torch.float64)
 
 
@@ -191,7 +194,7 @@ def _rows(name: str, irreps: o3.Irreps) -> list[Irrep]:
     return [Irrep(*kind, irreps.count(o3.Irrep(*kind))) for kind in kinds]
 
 
-def _columns(irreps: str, inverse: bool = False) -> Tensor:
+def _columns(irreps: str, inverse: bool = False) -> Int[Tensor, " columns"]:
     """The column of a feature for each number of a row, or the inverse permutation."""
     parsed, found = o3.Irreps(irreps), []
     each = list(zip(parsed, parsed.slices(), strict=True))

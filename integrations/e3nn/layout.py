@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from e3nn import o3
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from tg_equiattn import checks
 from tg_equiattn.nn.vector.grades import Grades
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
 
 GRADE_OF = {(0, 1): 0, (1, -1): 1, (1, 1): 2, (0, -1): 3}  # (l, parity)
 
@@ -30,7 +33,7 @@ def grades_of(name: str, irreps: o3.Irreps) -> Grades:
     return Grades(*counts)
 
 
-def columns_by_grade(irreps: str) -> Tensor:
+def columns_by_grade(irreps: str) -> Int[Tensor, " columns"]:
     """Column in features for each column of tokens by grade."""
     parsed = o3.Irreps(irreps)
     parts = zip(parsed, parsed.slices(), strict=True)
@@ -38,7 +41,7 @@ def columns_by_grade(irreps: str) -> Tensor:
     return torch.cat([torch.arange(part.start, part.stop) for _, part in ordered])
 
 
-def columns_by_irrep(irreps: str) -> Tensor:
+def columns_by_irrep(irreps: str) -> Int[Tensor, " columns"]:
     """The inverse of :func:`columns_by_grade`."""
     return columns_by_grade(irreps).argsort()
 

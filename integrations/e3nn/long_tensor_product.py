@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from e3nn import o3
@@ -21,6 +21,9 @@ from tg_equiattn.node_batch import NodeBatch, PaddedBatch
 from tg_equiattn.slots import Slots
 
 from .layout import Features, check_features, like_its_copies
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @compile_mode("unsupported")
@@ -177,7 +180,9 @@ class LongTensorProduct(NotScriptable, StoresSettings):
             slots = Slots.of_order(order)
             return slots.unpack(self.convolve(slots.pack(x1), slots.pack(x2), sequences))
 
-    def convolve(self, x1: Tensor, x2: Tensor, sequences: Sequences) -> Tensor:
+    def convolve(
+        self, x1: Float[Tensor, "nodes dim1"], x2: Float[Tensor, "nodes dim2"], sequences: Sequences
+    ) -> Float[Tensor, "nodes dim_out"]:
         """Evaluate on sequences that have been read already."""
         if not x1.shape[0]:
             return x1.new_zeros(0, self.irreps_out.dim)

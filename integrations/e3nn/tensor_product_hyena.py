@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from e3nn import o3
@@ -24,6 +24,9 @@ from tg_equiattn.tables import Tables
 
 from .layout import Features, channels, check_features, describe, like_its_copies
 from .long_tensor_product import LongTensorProduct
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @compile_mode("unsupported")
@@ -208,7 +211,9 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             )  # fmt: skip
             return tokens.restore(self._mix(x, tokens.pos, tokens.sequences))
 
-    def _mix(self, x: Tensor, pos: Tensor, sequences: Sequences) -> Tensor:
+    def _mix(
+        self, x: Float[Tensor, "tokens dim_in"], pos: Float[Tensor, "tokens 3"], sequences: Sequences
+    ) -> Float[Tensor, "tokens dim_out"]:
         projected = self.project(torch.cat([x, pos], 1))
         if self.short_conv is not None:
             projected = self.short_conv(projected, sequences)

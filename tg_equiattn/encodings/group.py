@@ -3,6 +3,8 @@ element h, :math:`h^{-1}(x_j - x_i)`, and of a group element u that depends on t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +12,9 @@ from .. import checks
 from ..grids import Window
 from ..groups import FiniteGroup, check_group
 from ..modes import LayerNorm, full_precision
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 ENCODINGS = ("axial", "joint", "full")
 RELATIONS = ("ge_vit", "lifted", "relative", "gsa")  # relations whose encoding depends on u
@@ -56,16 +61,15 @@ def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:
     return product[inverse[:, None, None], product[product[every[:, None], inverse], every[:, None]]]
 
 
-def rotated_offsets(matrices: Tensor, window: Window, spatial: tuple[int, ...] | None = None) -> Tensor:
+def rotated_offsets(
+    matrices: Float[Tensor, "frames d d"], window: Window, spatial: tuple[int, ...] | None = None
+) -> Float[Tensor, "frames offsets d"]:
     r"""Offsets of a window in pixels, rotated to the frame of each group element: :math:`h^{-1} D`.
 
     Args:
         matrices: Matrices of the group elements h.
         window: The window with offsets D.
         spatial: Size of the grid. It is needed for a global window only.
-
-    Shapes:
-        ``(|H|, d, d)`` matrices -> ``(|H|, D, d)`` offsets, float64.
     """
     offsets = window.offsets(spatial, matrices.device).to(matrices.dtype)
     return torch.einsum("hyx,ny->hnx", matrices, offsets)  # h^-1 is the transpose
@@ -93,16 +97,14 @@ class GroupEncoding(nn.Module):
     - ``"joint"``: the sum of one MLP of the whole offset and a table over u.
     - ``"full"``: one MLP of offset and u together; a table over u is added to its hidden layer.
 
+    The result is :math:`\rho_{space}` and :math:`\rho_{group}`. ``"full"`` gives one encoding of offsets and elements
+    together, and ``None``. Without ``elements``, the second result is ``None``.
+
     Args:
         name: ``"axial"``, ``"joint"`` or ``"full"``.
         dim: Number of coordinates d of an offset, 2 or 3.
         channels: Channels of the encoding, the width of a head.
         elements: Number of elements u. ``None`` means that the encoding does not depend on u (frames and lifting).
-
-    Shapes:
-        Offsets ``(|H|, D, dim)`` -> :math:`\rho_{space}` ``(|H|, D, channels)`` and :math:`\rho_{group}` ``(elements,
-        channels)``. ``"full"`` gives ``(|H|, D, elements, channels)`` and ``None``. Without ``elements``, the second
-        result is ``None``.
 
     Raises:
         ValueError: if ``name`` is not one of these, or if ``channels`` is too small for ``"axial"``, which needs one
@@ -130,7 +132,12 @@ class GroupEncoding(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.name!r}, dim={self.dim}, channels={self.channels}, elements={self.elements}"
 
-    def forward(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, offsets: Float[Tensor, "frames offsets dim"]
+    ) -> tuple[
+        Float[Tensor, "frames offsets channels"] | Float[Tensor, "frames offsets elements channels"],
+        Float[Tensor, "elements channels"] | None,
+    ]:
         with full_precision(offsets.device):
             offsets = offsets.to(next(self.parameters()).dtype)
             if self.name == "axial":

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
-def solid_harmonics(x: Tensor, lmax: int) -> Tensor:
+
+def solid_harmonics(x: Float[Tensor, "*points 3"], lmax: int) -> Float[Tensor, "*points (lmax+1)**2"]:
     r"""Real solid harmonics :math:`|x|^l Y_{lm}(x / |x|)` of all degrees up to ``lmax``, polynomials of x.
 
     In e3nn's order and convention (m from -l to l, y the polar axis, so that degree 1 is x, y, z times the root of 3)
     and with its ``normalization="component"``: the mean of :math:`Y_{lm}^2` over the sphere is 1.
-
-    Shapes:
-        ``(..., 3)`` -> ``(..., (lmax + 1)**2)``.
 
     Example:
         >>> import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from .. import checks
 from ..grids import Window
 from ..modes import full_precision
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 CONTENT = 0.3  # initial scale of queries with locality, so that positions determine the weights at the start
 CONTRAST = 2.0  # initial score of the preferred group element above that of the others
@@ -53,6 +57,8 @@ class Locality(nn.Module):
     group convolution. At the border they differ: the softmax weights the nearest pixel of the image, while a
     convolution sees zeros.
 
+    Offsets are in pixels. The result is scores and preferences; preferences are ``None`` without ``elements``.
+
     Args:
         heads: Number of heads.
         window: The window of attention.
@@ -60,10 +66,6 @@ class Locality(nn.Module):
         elements: Number of group elements u. ``None`` means no preferences w (frames and lifting).
         element_preference: Whether each head starts with a preference for one group element. Otherwise w starts at
             zero. The default is False.
-
-    Shapes:
-        Offsets ``(|H|, D, d)`` in pixels -> scores ``(heads, |H|, D)`` and preferences ``(heads, elements)``, or
-        ``None`` without ``elements``.
 
     Raises:
         ValueError: if ``heads`` is not a positive integer, or if ``locality_strength`` is negative or not finite.
@@ -94,7 +96,9 @@ class Locality(nn.Module):
                 with torch.no_grad():
                     self.preference[range(heads), list(preferred)] = CONTRAST
 
-    def forward(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, offsets: Float[Tensor, "frames offsets d"]
+    ) -> tuple[Float[Tensor, "heads frames offsets"], Float[Tensor, "heads elements"] | None]:
         with full_precision(offsets.device):
             dtype = torch.promote_types(self.locality_strength.dtype, torch.float32)  # float16 overflows
             locality_strength, centre = self.locality_strength.to(dtype), self.centre.to(dtype)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
 from ..modes import is_traced, runs_eagerly
+
+if TYPE_CHECKING:
+    from jaxtyping import Shaped
 
 
 def is_whole(x: Tensor) -> bool:
@@ -32,8 +35,10 @@ def checkpointed(function: Callable[..., Any], *arguments: Any, preserve_rng_sta
     return torch.utils.checkpoint.checkpoint(function, *arguments, **options)
 
 
-def map_chunks(function: Callable[..., Tensor], step: int, tensors: Iterable[Tensor]) -> Tensor:
-    """A function of nodes (T, ...), ``step`` nodes at a time, each time through :func:`checkpointed`."""
+def map_chunks(
+    function: Callable[..., Tensor], step: int, tensors: Iterable[Shaped[Tensor, "nodes ..."]]
+) -> Shaped[Tensor, "nodes ..."]:
+    """A function of nodes, ``step`` nodes at a time, each time through :func:`checkpointed`."""
     tensors = tuple(tensors)
     nodes = tensors[0].shape[0]
     if is_whole(tensors[0]) or nodes <= step:

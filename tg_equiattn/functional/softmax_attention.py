@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,11 +12,17 @@ from ..modes import runs_eagerly
 from .backend import tile_numbers, use_plain
 from .chunks import map_chunks
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
 _BLOCK_PAIRS = 1 << 20  # of a block on a CPU
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax attention within rows (B, N, C), all channels one head, over the keys of a bool ``mask`` (B, N).
+def softmax_attention(
+    q: Float[Tensor, "rows nodes d"], k: Float[Tensor, "rows nodes d"], v: Float[Tensor, "rows nodes e"],
+    mask: Bool[Tensor, "rows nodes"] | None,
+) -> Float[Tensor, "rows nodes e"]:  # fmt: skip
+    """Softmax attention within rows, all channels one head, over the keys of a ``mask``.
 
     ``None`` means all keys. Outputs of a row without keys, and of queries outside the mask, are finite.
     """
@@ -31,8 +39,11 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> T
     return out[:, 0]
 
 
-def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """The formula on (B, 1, N, C) with a mask of keys (B, 1, 1, N), in blocks of queries."""
+def _plain_attention(
+    q: Float[Tensor, "rows 1 nodes d"], k: Float[Tensor, "rows 1 nodes d"], v: Float[Tensor, "rows 1 nodes e"],
+    mask: Bool[Tensor, "rows 1 1 nodes"] | None,
+) -> Float[Tensor, "rows 1 nodes e"]:  # fmt: skip
+    """The formula, with a mask of keys, in blocks of queries."""
     scale = max(1, q.shape[-1]) ** -0.5
 
     def of_queries(q: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, refuse_forward
 from ..flops import flop_formula, real_ffts
 from ..second_derivatives import register_derivatives
 from ..vector.clifford import cross_product
+
+if TYPE_CHECKING:
+    from jaxtyping import Complex, Float, Int, Shaped
 
 Length = TypeVar("Length", float, Tensor)
 BLOCK_NUMBERS = 1 << 22  # numbers of one operand transformed at a time on a CPU
@@ -53,13 +56,15 @@ def transform_length(length: int, ragged: bool, mode: str) -> int:
     return fast_length(2 * length)
 
 
-def along(x: Tensor, like: Tensor) -> Tensor:
-    """(B,) or (B, N) to broadcast with (B, N, ...)."""
+def along(x: Shaped[Tensor, "rows ..."], like: Shaped[Tensor, "rows tokens ..."]) -> Shaped[Tensor, "rows ..."]:
+    """Numbers of rows, or of tokens, with axes of size 1 appended, to broadcast with ``like``."""
     return x.view(*x.shape, *[1] * (like.ndim - x.ndim))
 
 
-def zero_beyond(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """(B, N, ...) with zeros beyond the own lengths (B,), if given."""
+def zero_beyond(
+    x: Float[Tensor, "rows tokens ..."], lengths: Int[Tensor, " rows"] | None
+) -> Float[Tensor, "rows tokens ..."]:
+    """Sequences with zeros beyond their own lengths, if given."""
     if lengths is None:
         return x
     return x.masked_fill(along(torch.arange(x.shape[1], device=x.device) >= lengths[:, None], x), 0)
@@ -70,24 +75,27 @@ def _with_strides(x: Tensor) -> Tensor:
     return x if x.stride(1) or x.shape[1] < 2 else x.contiguous()
 
 
-def transform(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str) -> tuple[Tensor, Tensor, int]:
-    """Spectra of sequences (B, N, ...), the second divided by the length they are taken at, which comes third."""
+def transform(
+    a: Float[Tensor, "rows tokens ..."], b: Float[Tensor, "rows tokens ..."], lengths: Int[Tensor, " rows"] | None,
+    mode: str,
+) -> tuple[Complex[Tensor, "rows frequencies ..."], Complex[Tensor, "rows frequencies ..."], int]:  # fmt: skip
+    """Spectra of sequences, the second divided by the length they are taken at, which comes third."""
     total = transform_length(a.shape[1], lengths is not None, mode)
     a, b = (_with_strides(zero_beyond(x, lengths)) for x in (a, b))
     return torch.fft.rfft(a, total, dim=1), torch.fft.rfft(b, total, dim=1, norm="forward"), total
 
 
 def invert(
-    spectrum: Tensor,
+    spectrum: Complex[Tensor, "rows frequencies ..."],
     total: int,
     length: int,
-    lengths: Tensor | None,
+    lengths: Int[Tensor, " rows"] | None,
     mode: str,
     correlate: bool = False,
     norm: str = "forward",
-    counts: Tensor | None = None,
-) -> Tensor:
-    """Transform a product of the two spectra back to sequences (B, N, ...), add tails back, and divide by ``norm``."""
+    counts: Int[Tensor, " rows"] | None = None,
+) -> Float[Tensor, "rows tokens ..."]:
+    """Transform a product of the two spectra back to sequences, add tails back, and divide by ``norm``."""
     raw = torch.fft.irfft(spectrum, total, dim=1)
     out = raw[:, :length]
     if lengths is None and mode == "circular" and total > length:
@@ -108,10 +116,11 @@ def length_factor(n: Length, norm: str) -> Length:
 
 
 def fft_convolution(
-    a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, norm: str = "forward", counts: Tensor | None = None
-) -> Tensor:
-    """The convolution of scalars (B, N, C) or vectors (B, N, C, 3) of own lengths (B,), or N if None, divided by their
-    own lengths, or by ``counts`` (B,). Values beyond the own lengths are never read, and zero in the output."""
+    a: Float[Tensor, "rows tokens channels ..."], b: Float[Tensor, "rows tokens channels ..."],
+    lengths: Int[Tensor, " rows"] | None, mode: str, norm: str = "forward", counts: Int[Tensor, " rows"] | None = None,
+) -> Float[Tensor, "rows tokens channels ..."]:  # fmt: skip
+    """The convolution of scalars or vectors of own ``lengths``, the whole one if None, divided by their own lengths, or
+    by ``counts``. Values beyond the own lengths are never read, and zero in the output."""
     forms: dict[str, Callable[..., Tensor]] = {DEFINITION: _plain, OPERATOR: _operator, FUSABLE: _Convolution.apply}
     form = choose_form(a, 2 * a.numel())  # spectra have twice the length
     return forms[form](a, b, lengths, counts, mode, False, norm)
@@ -140,13 +149,13 @@ def _product_of_spectra(x: Tensor, y: Tensor, conjugate: bool, product: Callable
     return torch.view_as_complex(torch.stack([product(a, c) - product(b, d), product(a, d) + product(b, c)], -1))
 
 
-def empty_sequences(x: Tensor) -> Tensor:
-    """Sequences of the shape (B, N, ...) of x, in the memory layout of transforms: N is the fastest axis."""
+def empty_sequences(x: Float[Tensor, "rows tokens ..."]) -> Float[Tensor, "rows tokens ..."]:
+    """Sequences of the shape of x, in the memory layout of transforms: tokens are the fastest axis."""
     return x.new_empty(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
 
 
-def blocks(x: Tensor, total: int) -> list[tuple[slice, slice]]:
-    """Sequences and channels of (B, N, C, ...) to transform at a time at length ``total``."""
+def blocks(x: Float[Tensor, "rows tokens channels ..."], total: int) -> list[tuple[slice, slice]]:
+    """Sequences and channels to transform at a time at length ``total``."""
     count, channels, components = x.shape[0], x.shape[2], x[0, 0, 0].numel()
     numbers = tile_numbers(x.device, BLOCK_NUMBERS, 8)
     rows = max(1, min(count, numbers // (components * total)))

@@ -8,6 +8,8 @@ vectors share. Values beyond the ends of a sequence count as zero. Derivatives o
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -17,14 +19,20 @@ from ..flops import flop_formula, real_ffts
 from ..second_derivatives import register_derivatives
 from .fft_convolution import blocks, fast_length, zero_beyond
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
 
 def first_lag(length: int, causal: bool) -> int:
     """The first lag of a filter for sequences of a length: minus the last one, or 0."""
     return 0 if causal else 1 - length
 
 
-def lag_convolution(x: Tensor, h: Tensor, lengths: Tensor | None, first: int) -> Tensor:
-    """Convolve x (B, N, C) or (B, N, C, 3), of own lengths (B,), with filters h (L, C), whose first lag is ``first``:
+def lag_convolution(
+    x: Float[Tensor, "rows tokens channels ..."], h: Float[Tensor, "lags channels"],
+    lengths: Int[Tensor, " rows"] | None, first: int,
+) -> Float[Tensor, "rows tokens channels ..."]:  # fmt: skip
+    """Convolve sequences x of scalars or vectors, of own ``lengths``, with filters h, whose first lag is ``first``:
     y_i = sum_j h_{i-j} x_j. Zeros around a sequence change nothing."""
     if use_plain():
         return _plain_convolution(x, h, lengths, first)
@@ -36,7 +44,10 @@ def _total(length: int, filters: int, first: int) -> int:
     return fast_length(max(length + filters - 1 + first, length - first))
 
 
-def _convolve_block(x: Tensor, h: Tensor, lengths: Tensor | None, first: int) -> Tensor:
+def _convolve_block(
+    x: Float[Tensor, "rows tokens channels ..."], h: Float[Tensor, "lags channels"],
+    lengths: Int[Tensor, " rows"] | None, first: int,
+) -> Float[Tensor, "rows tokens channels ..."]:  # fmt: skip
     length, filters = x.shape[1], len(h)
     total = _total(length, filters, first)
     spectrum = torch.fft.rfft(h, total, dim=0)
@@ -46,7 +57,10 @@ def _convolve_block(x: Tensor, h: Tensor, lengths: Tensor | None, first: int) ->
     return zero_beyond(torch.fft.irfft(spectrum, total, dim=1)[:, -first : length - first], lengths)
 
 
-def _correlate_block(y: Tensor, x: Tensor, lengths: Tensor | None, first: int, filters: int) -> Tensor:
+def _correlate_block(
+    y: Float[Tensor, "rows tokens channels ..."], x: Float[Tensor, "rows tokens channels ..."],
+    lengths: Int[Tensor, " rows"] | None, first: int, filters: int,
+) -> Float[Tensor, "lags channels"]:  # fmt: skip
     total = _total(x.shape[1], filters, first)
     y, x = (torch.fft.rfft(zero_beyond(part, lengths), total, dim=1) for part in (y, x))
     products = y * x.conj().resolve_conj()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from .coulomb import Coulomb
 from .kernel import Interaction, Range, Sources
 from .lattices import TAPER, count_of_vectors
 from .nufft import nufft_available
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 METHODS = ("auto", "direct", "ewald", "nufft")
 _WIDE = 1000  # reciprocal vectors per node that no crystal has: its cell is far wider than the graph
@@ -54,10 +57,10 @@ class Choice(NamedTuple):
 
 
 def choose(
-    method: str, pos: Tensor, query: Tensor, sources: Sources, interaction: Interaction, node_batch: NodeBatch,
-    cells: Cells | None,
+    method: str, pos: Float[Tensor, "nodes 3"], query: Float[Tensor, "nodes heads kernels contracted"],
+    sources: Sources, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None,
 ) -> dict[Choice, list[int]]:  # fmt: skip
-    """Graphs of each choice, for positions, queries and sources of flat nodes; empty graphs are left out."""
+    """Graphs of each choice; empty graphs are left out."""
     repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
     if method == "direct" and any(repeats):
         raise ValueError("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat, got 'direct'")
@@ -146,7 +149,9 @@ def number_of_vectors(
     return tuple(splits), counts
 
 
-def _extents(graph: int, pos: Tensor, node_batch: NodeBatch, cells: Cells | None) -> tuple[float, list[float]]:
+def _extents(
+    graph: int, pos: Float[Tensor, "nodes 3"], node_batch: NodeBatch, cells: Cells | None
+) -> tuple[float, list[float]]:
     """The volume of a crystal's cell and no sides, the area and the thickness of a slab, or 1 and the sides of an open
     graph."""
     device, start, size = pos.device, int(node_batch.starts[graph]), int(node_batch.sizes[graph])

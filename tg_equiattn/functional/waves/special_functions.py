@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...modes import runs_eagerly
 
-Functions = Callable[[Tensor, int], Tensor]
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+Functions = Callable[[Tensor, int], Tensor]  # of t and lmax, with degrees 0 to lmax as a new first axis
 
 
 class _Ladder(torch.autograd.Function):
@@ -35,17 +39,17 @@ class _Ladder(torch.autograd.Function):
         return None, -(grad * slopes[1:]).sum(0), None
 
 
-def _differentiable(functions: Functions, t: Tensor, lmax: int) -> Tensor:
+def _differentiable(functions: Functions, t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
     """Through :class:`_Ladder`, except where compilers and transforms need plain operations."""
     return _Ladder.apply(functions, t, lmax) if runs_eagerly() else functions(t, lmax)
 
 
-def boys_functions(t: Tensor, lmax: int) -> Tensor:
-    r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for t >= 0, with degrees 0 to ``lmax`` as a new first axis."""
+def boys_functions(t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
+    r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for t >= 0, of degrees 0 to ``lmax``."""
     return _differentiable(_boys, t, lmax)
 
 
-def _boys(t: Tensor, lmax: int) -> Tensor:
+def _boys(t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
     """Below ``edge`` the series of the highest degree, whose terms are all positive, and the recursion down; above it
     the error function and the recursion up. Both can be differentiated by autograd."""
     edge = 1.5 + lmax
@@ -66,14 +70,13 @@ def _boys(t: Tensor, lmax: int) -> Tensor:
     return torch.stack([torch.where(small, a, b) for a, b in zip(reversed(down), up, strict=True)])
 
 
-def cosine_functions(y: Tensor, lmax: int) -> Tensor:
-    r""":math:`C_l(y) = (-d / dy)^l \cos \sqrt{2 y}` for y >= 0, with degrees 0 to ``lmax`` as a new first axis. From
-    :math:`C_1 = \sin x / x` on, these are spherical Bessel functions :math:`j_{l-1}(x) / x^{l-1}` of
-    :math:`x = \sqrt{2 y}`."""
+def cosine_functions(y: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
+    r""":math:`C_l(y) = (-d / dy)^l \cos \sqrt{2 y}` for y >= 0, of degrees 0 to ``lmax``. From :math:`C_1 = \sin x / x`
+    on, these are spherical Bessel functions :math:`j_{l-1}(x) / x^{l-1}` of :math:`x = \sqrt{2 y}`."""
     return _differentiable(_cosine, y, lmax)
 
 
-def _cosine(y: Tensor, lmax: int) -> Tensor:
+def _cosine(y: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
     """Below ``edge`` the series, above it the recursion. Both can be differentiated by autograd."""
     edge = (lmax + 2) ** 2 / 2
     small = y < edge

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from ...tables import Tables
 from ..modules import NotScriptable, StoresSettings, reset_children
 from .neutral_sources import Atoms, NeutralSources
 from .spherical_features import Coupling, HarmonicProduct, Irrep, split_rows
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 _CONTENT = 0.1  # size of the part of queries and keys that depends on features, at the start, beside a constant 1
 
@@ -141,10 +144,10 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
         return tuple(out)
 
     def attend(
-        self, x: Tensor, pos: Tensor, node_batch: NodeBatch, cell: Tensor | None, pbc: Tensor | None,
-        neutral: NeutralSources | None = None, atoms: Atoms | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Features ``(T, dim)`` and positions ``(T, 3)`` of nodes, and cells, to features: checked except for cells.
+        self, x: Float[Tensor, "nodes dim_in"], pos: Float[Tensor, "nodes 3"], node_batch: NodeBatch,
+        cell: Tensor | None, pbc: Tensor | None, neutral: NeutralSources | None = None, atoms: Atoms | None = None,
+    ) -> Float[Tensor, "nodes dim_out"]:  # fmt: skip
+        """Features and positions of nodes, and cells, to features: checked except for cells.
 
         With ``neutral`` sources for ``atoms``, features include elements, a node does not attend to itself, and
         Coulomb kernels use invariant keys alone.
@@ -178,9 +181,10 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
             return node_batch.zero_padding(torch.cat(mixed, 1))
 
     def _parts(
-        self, query: Tensor, key: Tensor, value: Tensor, interaction: Interaction, node_batch: NodeBatch,
-        neutral: NeutralSources | None, atoms: Atoms | None,
-    ) -> Iterator[tuple[Tensor, Interaction, Sources]]:  # fmt: skip
+        self, query: Float[Tensor, "nodes heads kernels contracted"],
+        key: Float[Tensor, "nodes heads kernels contracted"], value: Float[Tensor, "nodes heads dim"],
+        interaction: Interaction, node_batch: NodeBatch, neutral: NeutralSources | None, atoms: Atoms | None,
+    ) -> Iterator[tuple[Float[Tensor, "nodes heads kernels contracted"], Interaction, Sources]]:  # fmt: skip
         """Queries, kernels and sources that are summed together: all, or Coulomb kernels apart from the others."""
         if neutral is None or atoms is None:
             yield query, interaction, (key, value)
@@ -232,7 +236,7 @@ def _bounds(
     return tuple((low, 2 * low) for low in lows)
 
 
-def _lowest_widths(bounds: tuple[tuple[float, float], ...]) -> Tensor:
+def _lowest_widths(bounds: tuple[tuple[float, float], ...]) -> Float[Tensor, " kernels"]:
     return torch.tensor([low for low, _ in bounds], dtype=torch.float64)
 
 

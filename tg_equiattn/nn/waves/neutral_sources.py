@@ -89,11 +89,13 @@ class NeutralSources(StoresSettings):
         share = weight / node_batch.spread(node_batch.sum(weight))
         return out + share[:, None, None, None] * node_batch.spread(remainder)
 
-    def _scalars(self, x: Tensor) -> Tensor:
+    def _scalars(self, x: Float[Tensor, "*nodes charged"]) -> Float[Tensor, "*nodes size"]:
         """Numbers of the scalar columns, with zeros in the others."""
         return nn.functional.pad(x, (self.charged.start, self.size - self.charged.stop))
 
-    def _transfers(self, sources: Tensor, atoms: Atoms) -> Tensor:
+    def _transfers(
+        self, sources: Float[Tensor, "nodes heads kernels size"], atoms: Atoms
+    ) -> Float[Tensor, "nodes heads kernels size"]:
         first, second = atoms.edge_index
         square = atoms.square.to(sources.dtype)  # hosts give positions in double precision
         near = (1 - square / self.cutoff**2).clamp(min=0) ** 3 / self.avg_num_neighbors
@@ -104,7 +106,10 @@ class NeutralSources(StoresSettings):
 
 
 @checks.of_values
-def _warn_of_remainder(remainder: Tensor, sources: Tensor, charge: Tensor, batch: Tensor) -> None:
+def _warn_of_remainder(
+    remainder: Float[Tensor, "graphs heads kernels size"], sources: Float[Tensor, "nodes heads kernels size"],
+    charge: Float[Tensor, " graphs"], batch: Int[Tensor, " nodes"],
+) -> None:  # fmt: skip
     """Warn of graphs without a charge whose sources do not sum to zero by themselves."""
     if not sources.numel():
         return

@@ -52,9 +52,9 @@ def split_rows(
 
 
 @ordinary_tensors()
-def gaunt_coupling(first: int, second: int, out: int) -> Tensor:
-    """The only invariant product (2 l + 1, 2 l' + 1, 2 l'' + 1) of three degrees, with norm 1, for degrees with an even
-    sum up to 5: the mean of three harmonics over the sphere, which is that over the corners of an icosahedron."""
+def gaunt_coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+1 2*second+1 2*out+1"]:
+    """The only invariant product of three degrees, with norm 1, for degrees with an even sum up to 5: the mean of three
+    harmonics over the sphere, which is that over the corners of an icosahedron."""
     golden = (1 + math.sqrt(5)) / 2
     corners = [(0.0, a, b * golden) for a in (-1, 1) for b in (-1, 1)]
     points = torch.cat([torch.tensor(corners, dtype=torch.float64).roll(n, 1) for n in range(3)])
@@ -65,7 +65,7 @@ def gaunt_coupling(first: int, second: int, out: int) -> Tensor:
 
 def _couplings(
     rows_in: tuple[Irrep, ...], rows_out: tuple[Irrep, ...], paths: Sequence[tuple[int, int, int]], coupling: Coupling
-) -> tuple[Tensor, ...]:
+) -> tuple[Float[Tensor, "harmonics pairs"], ...]:
     """For each path, a float64 matrix from components of harmonics to pairs of components of input and output."""
     tables = []
     for a, degree, b in paths:
