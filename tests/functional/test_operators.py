@@ -42,7 +42,7 @@ OPERATORS = [
       for n in ragged(3, 5)),
     *((OURS.lag_convolution.default, lambda n=n: (d(3, 5, 2, 3), d(9, 2), n, -4)) for n in ragged(5, 2, 0)),
     *((OURS.lag_correlation.default, lambda n=n: (d(3, 5, 2, 3), d(3, 5, 2, 3), n, -4, 9)) for n in ragged(5, 2, 0)),
-    *((OURS.fft_convolution.default, lambda s=s, n=n, c=c: (d(*s), d(*s), n, "circular", c, "ortho"))
+    *((OURS.fft_convolution.default, lambda s=s, n=n, c=c: (d(*s), d(*s), n, n, "circular", c, "ortho"))
       for s, n, c in itertools.product(((3, 5, 2), (3, 5, 2, 3)), ragged(5, 2, 0), (False, True))),
 ]  # fmt: skip
 

@@ -53,6 +53,7 @@ def test_alone_equals_in_a_batch(name, make, on_device):
     close(out if layer.module.pool else [part[there] for part in out], wanted)
 
 
+@pytest.mark.slow
 def test_sizes_are_not_read_where_bounds_are_given(make):
     """As compilers and accelerators see it."""
     layer, x = make("implicit causal model"), chained("causal")

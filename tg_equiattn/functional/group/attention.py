@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from .hashed_dropout import draw_seed
 from .masks import zero_where_masked
 from .operands import check_frame_attention, check_group_attention
 from .operator import windowed_attention
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def group_attention(
@@ -158,7 +162,7 @@ def group_attention_impl(
 def _tables(
     heads: int, dtype: torch.dtype, offset_encoding: Tensor, element_encoding: Tensor | None, space_bias: Tensor | None,
     group_bias: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Float[Tensor, "e H #U D C+1"], Float[Tensor, "e U C+1"]]:  # fmt: skip
     """Make ``offset_table`` and ``element_table`` of :mod:`.definition`: encodings, with biases as their last
     channel."""
 

@@ -1,7 +1,8 @@
 """Group attention within windows by its definition, in standard operations of torch, which all transforms support.
 
-Sizes: ``e`` heads; ``C`` channels; ``Q`` query elements and ``K`` key elements; ``(H, T, S)`` elements of scores, see
-:class:`.elements.Elements`; ``U`` arguments of encodings; ``D`` offsets of the window.
+Sizes: ``B`` images, ``b`` of them in a chunk; ``e`` heads; ``C`` channels; ``Q`` query elements and ``K`` key elements;
+``(H, T, S)`` elements of scores, see :class:`.elements.Elements`; ``U`` arguments of encodings; ``D`` offsets of the
+window. In annotations, ``#H`` is H or 1.
 
     score(h, t, s, D) = <q(i, t), k(i + D, s)> + <[q(i, t), 1], offset_table[h, u, D] + element_table[u]>
     out(i, h) = sum_t sum_{s, D} softmax_{s, D}(score) v(i + D, s),    u = index[h, t, s]
@@ -16,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ from . import hashed_dropout
 from .elements import Elements
 from .masks import MASKED_SCORE
 from .shifts import shifts
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 # Number of scores of one t in a chunk on a CPU, small enough to stay in the cache between operations.
 _CHUNK = 1 << 19
@@ -66,8 +70,10 @@ class Operands:
     """
 
     def __init__(
-        self, query: Tensor, key: Tensor, value: Tensor, offset_table: Tensor, element_table: Tensor,
-        index: Tensor | None, mask: Tensor | None, seed: Tensor, kernel_size: int, selection: Sequence[int],
+        self, query: Float[Tensor, "B e C Q *spatial"], key: Float[Tensor, "B e C K *spatial"],
+        value: Float[Tensor, "B e Cv K *spatial"], offset_table: Float[Tensor, "e H #U D C+1"],
+        element_table: Float[Tensor, "e U C+1"], index: Int[Tensor, "H S"] | Int[Tensor, "H T S"] | None,
+        mask: Bool[Tensor, "#B *spatial"] | None, seed: Int[Tensor, ""], kernel_size: int, selection: Sequence[int],
         circular: bool, dropout: float, chunk: int = -1,
     ) -> None:  # fmt: skip
         self.query, self.offset_table, self.element_table, self.mask = query, offset_table, element_table, mask
@@ -101,8 +107,8 @@ class Operands:
         start, count = run
         return x.narrow(x.ndim - len(self.spatial), start, count + (2 * self.shifts.radius if padded else 0))
 
-    def penalty(self, images: slice) -> Tensor | None:
-        """Scores to add for keys that are masked or outside of the image: (b or 1, 1, 1, 1, D, *spatial)."""
+    def penalty(self, images: slice) -> Float[Tensor, "#b 1 1 1 D *spatial"] | None:
+        """Scores to add for keys that are masked or outside of the image."""
         if self.mask is None:
             if self.circular:
                 return None
@@ -112,21 +118,24 @@ class Operands:
         inside = torch.stack(self.shifts.views(self.shifts.pad(mask, self.circular)), 1)
         return ((1 - inside) * MASKED_SCORE)[:, None, None, None]
 
-    def position(self, one: Tensor, table: Tensor, t: int) -> Tensor:
-        """Logits of offsets, (b, e, H, 1 or S, D, pixels), from queries :func:`with_one` and the table of their
-        heads."""
+    def position(
+        self, one: Float[Tensor, "b e #H C+1 pixels"], table: Float[Tensor, "e H #U D C+1"], t: int
+    ) -> Float[Tensor, "b e H #S D pixels"]:
+        """Logits of offsets, from queries :func:`with_one` and the table of their heads."""
         elements, arguments = table.shape[1:3]
         logits = torch.matmul(table.reshape(len(table), one.shape[2], -1, table.shape[-1]), one)
         logits = logits.view(*one.shape[:2], elements, arguments, table.shape[3], one.shape[-1])
         return self.elements.by_key(logits, t, 2) if arguments > 1 else logits
 
-    def argument(self, one: Tensor, table: Tensor, t: int) -> Tensor:
-        """Logits of u, (b, e, H, S, pixels), from queries :func:`with_one` and the table of their heads."""
+    def argument(
+        self, one: Float[Tensor, "b e #H C+1 pixels"], table: Float[Tensor, "e U C+1"], t: int
+    ) -> Float[Tensor, "b e H S pixels"]:
+        """Logits of u, from queries :func:`with_one` and the table of their heads."""
         return self.elements.by_key(torch.matmul(table[:, None], one), t, 2)
 
 
-def with_one(query: Tensor) -> Tensor:
-    """Add a channel of ones, which multiplies the biases: (b, e, C, Q, *spatial) -> (b, e, C + 1, Q, *spatial)."""
+def with_one(query: Float[Tensor, "b e C Q *spatial"]) -> Float[Tensor, "b e C+1 Q *spatial"]:
+    """Add a channel of ones, which multiplies the biases."""
     return torch.cat([query, torch.ones_like(query[:, :, :1])], 2)
 
 
@@ -162,10 +171,11 @@ def windowed_attention_definition(
 
 
 def attend_rows(
-    x: Operands, chunk: Chunk, run: tuple[int, int], query: Tensor, key: Tensor, value: Tensor, offset_table: Tensor,
-    element_table: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention of a run of rows, from padded keys and values: out (b, e, Cv, H, *rows), lse (b, e, H, T, *rows)."""
+    x: Operands, chunk: Chunk, run: tuple[int, int], query: Float[Tensor, "b e C Q *rows"],
+    key: Float[Tensor, "b e C K *padded"], value: Float[Tensor, "b e Cv K *padded"],
+    offset_table: Float[Tensor, "e H #U D C+1"], element_table: Float[Tensor, "e U C+1"],
+) -> tuple[Float[Tensor, "b e Cv H *rows"], Float[Tensor, "b e H T *rows"]]:  # fmt: skip
+    """Attention of a run of rows and the log-sum-exps of its scores, from padded keys and values."""
     rows, elements, penalty = query.shape[4:], x.elements, x.penalty(chunk.images)
     keys, values = (x.shifts.views(elements.of_keys(y)) for y in (key, value))
     total: Tensor | float = 0.0

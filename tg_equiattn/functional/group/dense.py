@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,9 @@ from . import hashed_dropout
 from .definition import with_one
 from .masks import MASKED_SCORE
 from .shifts import offsets_of_pairs
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 # Number of scores in a chunk on a CPU, small enough to stay in the cache between operations.
 _CHUNK = 1 << 19
@@ -44,11 +47,7 @@ class DenseChunk(NamedTuple):
 
 
 class DenseOperands:
-    """The attention and the gradients of chunks of the operands of :func:`dense_attention`.
-
-    A chunk has queries (b, e, C, T, n), keys (b, e, C, S, M), values (b, e, Cv, S, M), encodings of offsets (n, C, 1 or
-    U, M), biases of offsets (n, 1, e, 1, M) and an element table (e, U, C + 1). Its scores are (b, e, n, S M).
-    """
+    """The attention and the gradients of chunks of the operands of :func:`dense_attention`."""
 
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, offset_encoding: Tensor, space_bias: Tensor,
@@ -89,7 +88,9 @@ class DenseOperands:
         query, key, value = (y[x.images, x.heads] for y in (query, key, value))
         return [query[:, :, :, of_query, x.pixels], key[:, :, :, of_key], value[:, :, :, of_key]]
 
-    def of_pairs(self, x: DenseChunk, offset_encoding: Tensor, space_bias: Tensor) -> list[Tensor | None]:
+    def of_pairs(
+        self, x: DenseChunk, offset_encoding: Tensor, space_bias: Tensor
+    ) -> list[Float[Tensor, "n C #U M"] | Float[Tensor, "n 1 heads 1 M"] | None]:
         """The encodings and the biases of all heads at pairs of a query pixel and a key pixel; None if there are
         none."""
         found: list[Tensor | None] = [None, None]
@@ -100,13 +101,15 @@ class DenseOperands:
             found[1] = space_bias[:, x.output][:, self.pairs[x.pixels]].transpose(0, 1)[:, None, :, None]
         return found
 
-    def keep(self, x: DenseChunk, dtype: torch.dtype) -> Tensor:
-        """The dropout factors of the weights of a chunk, (b, e, n, S M)."""
+    def keep(self, x: DenseChunk, dtype: torch.dtype) -> Float[Tensor, "b e n S*M"]:
+        """The dropout factors of the weights of a chunk."""
         return hashed_dropout.keep(self.row[x.images, x.heads, x.pixels], self.column[x.output], self.dropout, dtype)
 
-    def with_elements(self, x: DenseChunk, t: int, key: Tensor, table: Tensor) -> Tensor:
-        """Keys plus encodings of elements, with one more channel for biases of elements and penalties of masked keys:
-        (b, e, C + 1, S M)."""
+    def with_elements(
+        self, x: DenseChunk, t: int, key: Float[Tensor, "b e C S M"], table: Float[Tensor, "e U C+1"]
+    ) -> Float[Tensor, "b e C+1 S*M"]:
+        """Keys plus encodings of elements, with one more channel for biases of elements and penalties of masked
+        keys."""
         keys = F.pad(key, (0, 0, 0, 0, 0, 1))
         if self.mask is not None:
             mask = (self.mask if len(self.mask) == 1 else self.mask[x.images])[:, None, None, None]
@@ -116,14 +119,15 @@ class DenseOperands:
             keys = keys + table[:, self.index[x.output, t]].mT.unsqueeze(-1)
         return keys.flatten(3)
 
-    def encodings(self, x: DenseChunk, t: int, rho: Tensor) -> Tensor:
-        """Encodings of offsets and of the elements u of keys, (n, C, M or S M)."""
+    def encodings(self, x: DenseChunk, t: int, rho: Float[Tensor, "n C #U M"]) -> Tensor:
+        """Encodings of offsets, (n, C, M), or of offsets and of the elements u of keys, (n, C, S M)."""
         return rho.squeeze(2) if rho.shape[2] == 1 else rho[:, :, self.index[x.output, t]].flatten(2)
 
     def weights(
-        self, x: DenseChunk, t: int, one: Tensor, keys: Tensor, rho: Tensor | None, bias: Tensor | None
-    ) -> Tensor:
-        """Softmax weights (b, e, n, S M) of queries with a channel of ones, (b, e, C + 1, n)."""
+        self, x: DenseChunk, t: int, one: Float[Tensor, "b e C+1 n"], keys: Float[Tensor, "b e C+1 S*M"],
+        rho: Float[Tensor, "n C #U M"] | None, bias: Float[Tensor, "n 1 heads 1 M"] | None,
+    ) -> Float[Tensor, "b e n S*M"]:  # fmt: skip
+        """Softmax weights of queries with a channel of ones."""
         scores, logits = one.mT @ keys, None if bias is None else bias[:, :, x.heads]
         if rho is not None:
             found = _by_pixel(one[:, :, :-1]).mT @ self.encodings(x, t, rho)
@@ -134,8 +138,11 @@ class DenseOperands:
             scores = (scores.unflatten(-1, (self.keys, -1)) + logits.movedim(0, 2)).flatten(3)
         return scores.softmax(-1)
 
-    def attend(self, x: DenseChunk, query: Tensor, key: Tensor, value: Tensor, table: Tensor, *of_pairs) -> Tensor:
-        """Attention of a chunk: (b, e, Cv, n)."""
+    def attend(
+        self, x: DenseChunk, query: Float[Tensor, "b e C T n"], key: Float[Tensor, "b e C S M"],
+        value: Float[Tensor, "b e Cv S M"], table: Float[Tensor, "e U C+1"], *of_pairs,
+    ) -> Float[Tensor, "b e Cv n"]:  # fmt: skip
+        """Attention of a chunk."""
         one = with_one(query)
         total: Any = None
         for t in range(self.queries):
@@ -143,9 +150,11 @@ class DenseOperands:
             total = weight if total is None else total + weight
         return value.flatten(3) @ (total * self.keep(x, total.dtype) if self.dropout else total).mT
 
-    def add_gradients_(self, x: DenseChunk, grad: Tensor, operands, of_pairs, targets, to_pairs) -> None:
-        """Add the gradients of queries, keys, values and the element table of a chunk to the targets, and those of
-        :meth:`of_pairs` to ``to_pairs``."""
+    def add_gradients_(
+        self, x: DenseChunk, grad: Float[Tensor, "b e Cv n"], operands, of_pairs, targets, to_pairs
+    ) -> None:
+        """Add the gradients of the operands of :meth:`attend` (queries, keys, values and the element table of a chunk)
+        to the targets, and those of :meth:`of_pairs` to ``to_pairs``."""
         (query, key, value, table), (to_query, to_key, to_value, to_table) = operands, targets
         one, to_weight = with_one(query), grad.mT @ value.flatten(3)
         total: Any = None
@@ -165,7 +174,10 @@ class DenseOperands:
             total = weight if total is None else total.add_(weight)
         to_value += (grad @ (total if keep is None else total * keep)).view_as(value)
 
-    def _add_to_pairs_(self, x: DenseChunk, t: int, one: Tensor, slope: Tensor, of_pairs, to_pairs, to_query) -> None:
+    def _add_to_pairs_(
+        self, x: DenseChunk, t: int, one: Float[Tensor, "b e C+1 n"], slope: Float[Tensor, "b e n S*M"], of_pairs,
+        to_pairs, to_query,
+    ) -> None:  # fmt: skip
         """Add the gradients of encodings and biases of offsets, and those of queries through encodings."""
         (rho, bias), (to_rho, to_bias) = of_pairs, to_pairs
         if self.pairs is None:
@@ -193,8 +205,8 @@ class DenseOperands:
             to_bias[:, x.output].index_add_(1, self.pairs[x.pixels].flatten(), found)
 
 
-def _by_pixel(query: Tensor) -> Tensor:
-    """Queries (b, e, C, n) as matrices of each pixel, (n, C, b e)."""
+def _by_pixel(query: Float[Tensor, "b e C n"]) -> Float[Tensor, "n C b*e"]:
+    """Queries as matrices of each pixel."""
     return query.permute(3, 2, 0, 1).flatten(2).contiguous()
 
 

@@ -7,6 +7,7 @@ runs for each pair of scales, and the results are merged by their log-sum-exps.
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,9 @@ from ...merging import merge_attentions
 from ...modes import full_precision
 from .attention import group_attention_impl
 from .masks import zero_where_masked
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 
 def phases(x: Tensor, step: int, dim: int) -> Tensor:
@@ -50,8 +54,10 @@ def _for_all_sizes() -> bool:
 
 
 def dilation_attention_impl(
-    query, key, value, offset_encoding, element_encoding, index, scales, scale_window, window, space_bias=None,
-    group_bias=None, dropout=0.0, mask=None, plain=False,
+    query, key, value, offset_encoding: Float[Tensor, "M D C"] | Float[Tensor, "M D U C"],
+    element_encoding: Float[Tensor, "U C"] | None, index: Int[Tensor, "M M"] | None, scales, scale_window, window,
+    space_bias: Float[Tensor, "heads M D"] | None = None, group_bias: Float[Tensor, "heads U"] | None = None,
+    dropout=0.0, mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
     r"""Lifting and group attention on a dilation group, without checks. Operands must be finite at masked pixels.
 
@@ -65,10 +71,9 @@ def dilation_attention_impl(
     :func:`group_attention`, except for these shapes:
 
     - query, key and value have ``|H|`` elements, or one for lifting
-    - offset_encoding, the same at all scales: ``(|M|, D, C)``, or full ``(|M|, D, U, C)``
-    - element_encoding: ``(U, C)`` with U = ``scale_window`` |M|, scales first; U = 1 for lifting
-    - index: ``(|M|, |M|)`` of relation "relative"; ``None`` for lifting
-    - space_bias: ``(heads, |M|, D)``; group_bias: ``(heads, U)``
+    - offset_encoding is the same at all scales, and has an axis U if it is full
+    - U = ``scale_window`` |M|, scales first; U = 1 for lifting
+    - index is that of relation "relative"; ``None`` for lifting
     """
     lifts = index is None
     batch, spatial, elements = query.shape[0], tuple(query.shape[4:]), len(offset_encoding)
@@ -111,9 +116,10 @@ def _valid_phases(
     return phases(mask.expand(batch, *spatial).to(torch.uint8), step, len(spatial)).bool()
 
 
-def _merged(outs: list[Tensor], lses: list[Tensor]) -> Tensor:
-    """Merge the attention to each key scale: outputs (B, heads, C, |M|, *spatial), weighted by their log-sum-exps (B,
-    heads, |M|, *spatial)."""
+def _merged(
+    outs: list[Float[Tensor, "B heads C M *spatial"]], lses: list[Float[Tensor, "B heads M *spatial"]]
+) -> Float[Tensor, "B heads C M *spatial"]:
+    """Merge the attention to each key scale: outputs, weighted by their log-sum-exps."""
     if len(outs) == 1:
         return outs[0]
     dtype = outs[0].dtype

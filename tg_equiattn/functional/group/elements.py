@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Elements:
     ``"lifted"``, ge_vit, gsa      \|H\|   \|H\|   \|H\|   t              s
     ============================== ======= ======= ======= ============== ==========
 
-    ``index`` (H, T, S) is the element u of each score, a permutation along s. It is zero if no encoding depends on u.
+    ``index`` is the element u of each score, a permutation along s. It is zero if no encoding depends on u.
     ``paired`` is true if output h has one query, of element h.
     """
 
@@ -32,12 +36,14 @@ class Elements:
     queries: int
     keys: int
     paired: bool
-    index: Tensor
+    index: Int[Tensor, "H T S"]
 
     @classmethod
-    def of(cls, index: Tensor | None, query: Tensor, outputs: int) -> Elements:
-        """The elements for the ``index`` of a relation, ``(H, S)`` or ``(H, T, S)``. ``None`` means frame attention or
-        lifting; ``query`` (B, heads, C, Q, ...) then has ``outputs`` elements or one."""
+    def of(
+        cls, index: Int[Tensor, "H S"] | Int[Tensor, "H T S"] | None, query: Float[Tensor, "B e C Q ..."], outputs: int
+    ) -> Elements:
+        """The elements for the ``index`` of a relation. ``None`` means frame attention or lifting; ``query`` then has
+        ``outputs`` elements or one."""
         if index is None:
             none = torch.zeros(outputs, 1, 1, dtype=torch.int64, device=query.device)
             return cls(outputs, 1, 1, query.shape[3] == outputs, none)
@@ -49,12 +55,12 @@ class Elements:
         index = self.index[some]
         return replace(self, outputs=len(index), index=index)
 
-    def of_query(self, x: Tensor, t: int) -> Tensor:
-        """The t-th query of every output: (b, e, C, Q, ...) -> (b, e, C, H or 1, ...)."""
+    def of_query(self, x: Float[Tensor, "b e C Q *pixels"], t: int) -> Float[Tensor, "b e C #H *pixels"]:
+        """The t-th query of every output."""
         return x if self.paired else x.narrow(3, t, 1)
 
-    def of_keys(self, x: Tensor) -> Tensor:
-        """The keys or values of every output: (b, e, C, K, ...) -> (b, e, C, H or 1, S, ...)."""
+    def of_keys(self, x: Float[Tensor, "b e C K *pixels"]) -> Float[Tensor, "b e C #H S *pixels"]:
+        """The keys or values of every output."""
         return x.unsqueeze(4) if self.keys == 1 else x.unsqueeze(3)
 
     def by_key(self, x: Tensor, t: int, axis: int) -> Tensor:

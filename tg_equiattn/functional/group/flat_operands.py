@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +19,15 @@ from torch import Tensor
 from .definition import Operands, runs
 from .shifts import Block
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 
 class FlatOperands(Operands):
     """Operands with flat rows, and the products and sums of attention, computed in place.
 
-    Arguments ``weight`` and ``scores`` are (b, e, H or 1, S, D, *flat rows). ``seen`` are padded keys or values from
-    :meth:`.Elements.of_keys`, (b, e, C, H or 1, S, *flat padded rows).
+    Arguments ``seen`` are padded keys or values from :meth:`.Elements.of_keys`. In annotations, ``*rows`` are flat rows
+    and ``*padded`` flat padded rows.
     """
 
     def by_outputs(self) -> Iterator[tuple[FlatOperands, slice]]:
@@ -37,8 +41,10 @@ class FlatOperands(Operands):
             x.column = self.column[some] if self.dropout else None
             yield x, some
 
-    def of_outputs(self, outputs: slice, one: Tensor, *seen: Tensor) -> list[Tensor]:
-        """Select the queries ``one`` (b, e, C, Q, *flat) and the keys or values ``seen`` of some output elements."""
+    def of_outputs(
+        self, outputs: slice, one: Float[Tensor, "b e C Q *flat"], *seen: Float[Tensor, "b e C #H S *padded"]
+    ) -> list[Tensor]:
+        """Select the queries ``one`` and the keys or values ``seen`` of some output elements."""
         one = one[:, :, :, outputs] if self.elements.paired else one
         return [one, *(x[:, :, :, outputs] if x.shape[3] > 1 else x for x in seen)]
 
@@ -101,9 +107,12 @@ class FlatOperands(Operands):
             views += some
         return views
 
-    def scores(self, t: int, query: Tensor, one: Tensor, keys: Tensor, table: Tensor, elements: Tensor, penalty):
-        """Scores (b, e, H, S, D, *flat rows) of the t-th queries (b, e, C, H or 1, *flat rows), with the tables of
-        their heads."""
+    def scores(
+        self, t: int, query: Float[Tensor, "b e C #H *rows"], one: Float[Tensor, "b e #H C+1 pixels"],
+        keys: Float[Tensor, "b e C #H S *padded"], table: Float[Tensor, "e H #U D C+1"],
+        elements: Float[Tensor, "e U C+1"], penalty: Float[Tensor, "#b 1 1 1 D *rows"] | None,
+    ) -> Float[Tensor, "b e H S D *rows"]:  # fmt: skip
+        """Scores of the t-th queries, with the tables of their heads."""
         rows = query.shape[4:]
         scores = self.position(one, table, t).unflatten(-1, rows)
         if penalty is not None:
@@ -122,9 +131,11 @@ class FlatOperands(Operands):
         """
         return scores.sub_(top).clamp_(min=2 / 3 * math.log(torch.finfo(scores.dtype).tiny)).exp_()
 
-    def products(self, x: Tensor, seen: Tensor, total: Tensor | None = None) -> Tensor:
-        """Scalar products of features x (b, e, C, H or 1, *flat rows) with ``seen`` at every offset, added to
-        ``total``: (b, e, H or 1, S, D, *flat rows)."""
+    def products(
+        self, x: Float[Tensor, "b e C #H *rows"], seen: Float[Tensor, "b e C #H S *padded"],
+        total: Float[Tensor, "b e #H S D *rows"] | None = None,
+    ) -> Float[Tensor, "b e #H S D *rows"]:  # fmt: skip
+        """Scalar products of features x with ``seen`` at every offset, added to ``total``."""
         features = x[(slice(None),) * 4 + (None,) * (1 + self.shifts.dim)].unbind(2)
         if fresh := total is None:
             outputs, keys, offsets = max(x.shape[3], seen.shape[3]), seen.shape[4], self.offset_table.shape[3]
@@ -134,15 +145,19 @@ class FlatOperands(Operands):
                 torch.mul(one, other, out=some) if fresh and not c else some.addcmul_(one, other)
         return total
 
-    def _blocks(self, seen: Tensor, *weights: Tensor) -> Iterator[list[Tensor]]:
+    def _blocks(
+        self, seen: Float[Tensor, "b e C #H S *padded"], *weights: Float[Tensor, "b e #H S D *rows"]
+    ) -> Iterator[list[Tensor]]:
         """Yield, for each block of offsets, the weights (b, e, H or 1, S, *counts, *flat rows) and the shifted pixels
         of every channel."""
         for block in self.shifts.blocks:
             some = [x[:, :, :, :, block.offsets].unflatten(4, block.counts) for x in weights]
             yield [*some, *self.shifted(seen, block).unbind(2)]
 
-    def weighted(self, weight: Tensor, seen: Tensor) -> Tensor:
-        """Sums over key elements and offsets of weights times ``seen``: (b, e, C, H or 1, *flat rows)."""
+    def weighted(
+        self, weight: Float[Tensor, "b e #H S D *rows"], seen: Float[Tensor, "b e C #H S *padded"]
+    ) -> Float[Tensor, "b e C #H *rows"]:
+        """Sums over key elements and offsets of weights times ``seen``."""
         shape = *weight.shape[:2], seen.shape[2], weight.shape[2], *weight.shape[5:]
         if weight.shape[3] == 1:
             out = weight.new_zeros(shape)
@@ -158,9 +173,12 @@ class FlatOperands(Operands):
             torch.sum(products, (3, 4), out=total)
         return out
 
-    def add_scattered_(self, seen: Tensor, weight: Tensor, x: Tensor) -> None:
-        """The adjoint of :meth:`weighted`: add weights times features x (b, e, C, H or 1, *flat rows) to ``seen``,
-        which holds gradients of keys or values. If outputs share keys, their terms are summed."""
+    def add_scattered_(
+        self, seen: Float[Tensor, "b e C #H S *padded"], weight: Float[Tensor, "b e #H S D *rows"],
+        x: Float[Tensor, "b e C #H *rows"],
+    ) -> None:  # fmt: skip
+        """The adjoint of :meth:`weighted`: add weights times features x to ``seen``, which holds gradients of keys or
+        values. If outputs share keys, their terms are summed."""
         if seen.shape[3] == weight.shape[2] and seen.shape[4] == 1:
             views = self.views(seen.squeeze(4))
             for view, one in zip(views, weight.squeeze(3).unsqueeze(2).unbind(4), strict=True):

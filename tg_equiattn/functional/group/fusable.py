@@ -8,7 +8,7 @@ atomic additions. On CPUs the operator is faster.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from . import hashed_dropout
 from .elements import Elements
 from .masks import MASKED_SCORE
 from .shifts import Shifts, in_square, shifts
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def windowed_attention_fusable(
@@ -199,6 +202,6 @@ def _axes(query: Tensor) -> tuple[int, ...]:
     return tuple(range(3 - query.ndim, 0))
 
 
-def _queries(query: Tensor, paired: bool) -> list[Tensor]:
-    """The channels of queries (B, e, C, Q, *spatial) as (B, e, H, 1, *spatial), or (B, e, 1, T, *spatial)."""
+def _queries(query: Float[Tensor, "B e C Q *spatial"], paired: bool) -> list[Float[Tensor, "B e #H #T *spatial"]]:
+    """The channels of queries. T is 1 for ``paired`` queries, and H is 1 for others."""
     return [x.unsqueeze(3) if paired else x.unsqueeze(2) for x in query.unbind(2)]

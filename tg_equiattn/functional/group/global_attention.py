@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from ..performer.attention import feature_attention, feature_norm
 from .attention import group_attention_impl
 from .masks import zero_where_masked
 from .operands import check_group_attention, check_tensors
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 
 def global_group_attention(
@@ -124,11 +128,11 @@ def global_group_attention_impl(
 
 
 def global_frame_attention_impl(
-    query, key, value, projection, offset_encoding, far_bias, window, space_bias=None, dropout=0.0, mask=None,
-    plain=False,
+    query, key, value, projection, offset_encoding, far_bias: Float[Tensor, "heads 1"], window, space_bias=None,
+    dropout=0.0, mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
     """:func:`global_group_attention` without checks, for relation ``"frame"``: element h attends to keys of h only, in
-    the window as in :func:`.frame_attention`. ``far_bias`` (heads, 1) is f of each head."""
+    the window as in :func:`.frame_attention`. ``far_bias`` is f of each head."""
     near, lse = group_attention_impl(
         query, key, value, offset_encoding, None, None, window, space_bias, None, dropout, mask, plain
     )
@@ -137,19 +141,22 @@ def global_frame_attention_impl(
 
 
 def _merged(
-    near: Tensor, near_lse: Tensor, far: Tensor, far_lse: Tensor, dropout: float, mask: Tensor | None
-) -> Tensor:
-    """Merge the window and the features by their log-sum-exps: outputs (B, heads, Cv, |H|, *spatial) and lse (B, heads,
-    |H|, *spatial)."""
+    near: Float[Tensor, "B heads Cv H *spatial"], near_lse: Float[Tensor, "B heads H *spatial"],
+    far: Float[Tensor, "B heads Cv H *spatial"], far_lse: Float[Tensor, "B heads H *spatial"], dropout: float,
+    mask: Bool[Tensor, "#B *spatial"] | None,
+) -> Float[Tensor, "B heads Cv H *spatial"]:  # fmt: skip
+    """Merge the window and the features by their log-sum-exps."""
     with full_precision(near.device):
         outs = torch.stack([near, torch.nn.functional.dropout(far, dropout)])
         out, _ = merge_attentions(outs, torch.stack([near_lse, far_lse.to(near_lse.dtype)]).unsqueeze(3))
     return zero_where_masked(out.to(near.dtype), mask)
 
 
-def _merge_elements(content: Tensor, lse: Tensor, far_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """From softmax averages (B heads S, m, e) and log-sum-exps (B heads S, m) over the pixels of each key element,
-    those of all key elements for each output element, (B heads H, m, ...), with biases far_bias (heads, H, S)."""
+def _merge_elements(
+    content: Float[Tensor, "B*heads*S m e"], lse: Float[Tensor, "B*heads*S m"], far_bias: Float[Tensor, "heads H S"]
+) -> tuple[Float[Tensor, "B*heads*H m e"], Float[Tensor, "B*heads*H m"]]:
+    """From softmax averages and log-sum-exps over the pixels of each key element, those of all key elements for each
+    output element, with biases ``far_bias``."""
     heads, _, elements = far_bias.shape
     lse = lse.unflatten(0, (-1, heads, 1, elements)) + far_bias[..., None].to(lse.dtype)
     content = content.unflatten(0, (-1, heads, elements)).movedim(2, 0)  # (S, B, heads, m, e)
@@ -161,8 +168,10 @@ def _merge_elements(content: Tensor, lse: Tensor, far_bias: Tensor) -> tuple[Ten
     return content.flatten(0, 2), lse.squeeze(-1).flatten(0, 2)
 
 
-def _far(query, key, value, projection, far_bias, mask, plain) -> tuple[Tensor, Tensor]:
-    """Attention by random features only, (B, heads, Cv, |H|, *spatial), and its lse, (B, heads, |H|, *spatial)."""
+def _far(
+    query, key, value, projection, far_bias, mask, plain
+) -> tuple[Float[Tensor, "B heads Cv H *spatial"], Float[Tensor, "B heads H *spatial"]]:
+    """Attention by random features only, and its log-sum-exps."""
     heads_and_elements, spatial = query.shape[1:4:2], query.shape[4:]
     # (B, heads |H|, pixels, C)
     q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(1, 2) for x in (query, key, value))

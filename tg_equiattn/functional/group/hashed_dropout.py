@@ -6,13 +6,18 @@ graph that is replayed with a new seed drops other weights.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
 
 MULTIPLIERS = (0x7FEB352D, 0x846CA68B - 2**32)  # multipliers of the hash function lowbias32, as int32
 
 
-def draw_seed(dropout: float, device: torch.device) -> Tensor:
+def draw_seed(dropout: float, device: torch.device) -> Int[Tensor, ""]:
     """Draw a seed from torch's generator; zero without dropout."""
     return torch.randint(2**31, (), device=device) if dropout else torch.zeros((), dtype=torch.int64, device=device)
 
@@ -25,8 +30,8 @@ def scrambled(x: Tensor) -> Tensor:
     return (x ^ (x >> 16)).to(torch.int32)
 
 
-def hashes(rows: int, columns: int, seed: Tensor) -> tuple[Tensor, Tensor]:
-    """The int32 hashes of the row and column indices of a matrix of weights: (rows,) and (columns,)."""
+def hashes(rows: int, columns: int, seed: Int[Tensor, ""]) -> tuple[Int[Tensor, " rows"], Int[Tensor, " columns"]]:
+    """The int32 hashes of the row and column indices of a matrix of weights."""
     seed = scrambled(seed.to(torch.int64)).to(torch.int64)
     row = scrambled(torch.arange(rows, device=seed.device) + seed)
     column = scrambled(torch.arange(columns, device=seed.device) - seed)

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 # Score of a masked key. It is finite because minus infinity gives NaN for queries whose window has no valid key.
 MASKED_SCORE = -1e30
 
 
-def fill_where_masked(x: Tensor, mask: Tensor | None, value: float) -> Tensor:
-    """Set masked pixels of features (B, ..., *spatial) to a value; ``mask`` is (B or 1, *spatial), true at valid
-    pixels."""
+def fill_where_masked(x: Tensor, mask: Bool[Tensor, "#B *spatial"] | None, value: float) -> Tensor:
+    """Set masked pixels of features (B, ..., *spatial) to a value; ``mask`` is true at valid pixels."""
     if mask is None:
         return x
     return x.masked_fill(~mask.view(mask.shape[0], *[1] * (x.ndim - mask.ndim), *mask.shape[1:]), value)
 
 
-def zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:
+def zero_where_masked(x: Tensor, mask: Bool[Tensor, "#B *spatial"] | None) -> Tensor:
     """Set masked pixels of features (B, ..., *spatial) to zero."""
     return fill_where_masked(x, mask, 0.0)
 
 
 def attention_weights(
-    attend: Callable[[Tensor], Tensor], value: Tensor, outputs: int, pixels: Sequence[Sequence[int]]
-) -> Tensor:
-    """Attention weights of chosen query pixels, (B, pixels, heads, H, S, *spatial).
+    attend: Callable[[Float[Tensor, "B heads C S *spatial"]], Float[Tensor, "B heads C H *query_spatial"]],
+    value: Float[Tensor, "B heads _ S *spatial"], outputs: int, pixels: Sequence[Sequence[int]],
+) -> Float[Tensor, "B pixels heads H S *spatial"]:  # fmt: skip
+    """Attention weights of chosen query pixels.
 
     Outputs are linear in the values, so the weights are the derivatives of the outputs by the values. ``attend`` maps
-    values (B, heads, channels, S, *spatial) to outputs (B, heads, channels, H, *spatial), each channel separately and
-    linearly. ``value`` gives the sizes, dtype and device; its number of channels is not used. Weights can be
-    differentiated if gradients are enabled.
+    values to outputs, each channel separately and linearly. ``value`` gives the sizes, dtype and device; its number of
+    channels is not used. Weights can be differentiated if gradients are enabled.
     """
     recorded = torch.is_grad_enabled()
     with torch.enable_grad():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from ... import checks
 from ...grids import Window
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
 
 
 def check_features(query: Tensor, key: Tensor, value: Tensor, other_pixels: bool = False) -> None:
@@ -137,8 +142,8 @@ def check_frame_attention(query, key, value, offset_encoding, window, space_bias
 
 
 @checks.of_values
-def _check_permutations(index: Tensor) -> None:
-    """Raise ValueError unless each row of ``index`` (..., |H|) is a permutation of the group elements."""
+def _check_permutations(index: Int[Tensor, "... elements"]) -> None:
+    """Raise ValueError unless each row of ``index`` is a permutation of the group elements."""
     permutation = torch.arange(index.shape[-1])
     if not torch.equal(index.sort(-1).values, permutation.expand_as(index)):
         wanted = f"a permutation of 0 ... {index.shape[-1] - 1} along its last axis"

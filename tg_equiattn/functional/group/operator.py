@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from . import hashed_dropout
 from .definition import Chunk, Operands, attend_rows, runs, windowed_attention_definition, with_one
 from .flat_operands import FlatOperands
 from .three_factors import has_three_factors, three_factor_weights
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 _OPERANDS = (
     "Tensor query, Tensor key, Tensor value, Tensor offset_table, Tensor element_table, Tensor? index, Tensor? mask, "
@@ -73,8 +76,10 @@ def _of_run(x: FlatOperands, run: tuple[int, int], outputs: slice, one, keys, va
     return one, *(x.rows(y, run, padded=True) for y in (keys, values)), penalty, keep
 
 
-def _attend(x: FlatOperands, chunk: Chunk, operands: tuple) -> tuple[Tensor, Tensor]:
-    """Attention of a run of rows: out (b, e, Cv, H, *flat rows) and lse (b, e, H, T, *flat rows)."""
+def _attend(
+    x: FlatOperands, chunk: Chunk, operands: tuple
+) -> tuple[Float[Tensor, "b e Cv H *rows"], Float[Tensor, "b e H T *rows"]]:
+    """Attention of a run of flat rows and the log-sum-exps of its scores."""
     one, keys, values, penalty, keep = operands
     tables = x.offset_table[chunk.heads], x.element_table[chunk.heads]
     total, lses = None, []
@@ -92,9 +97,11 @@ def _attend(x: FlatOperands, chunk: Chunk, operands: tuple) -> tuple[Tensor, Ten
     return out if total is not None else out.mul_(share[:, :, None, :, 0, 0]), torch.stack(lses, 3)
 
 
-def _weights(x: FlatOperands, *given) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights (b, e, H, S, D, *flat rows) without normalisation, the factor that normalises them, and the log-sum-exps
-    (b, e, H, *flat rows) of the scores of one t; arguments are those of :meth:`.FlatOperands.scores`."""
+def _weights(
+    x: FlatOperands, *given
+) -> tuple[Float[Tensor, "b e H S D *rows"], Float[Tensor, "b e H #S 1 *rows"], Float[Tensor, "b e H *rows"]]:
+    """Weights without normalisation, the factor that normalises them, and the log-sum-exps of the scores of one t;
+    arguments are those of :meth:`.FlatOperands.scores`."""
     found = three_factor_weights(x, *given) if has_three_factors(x) else None
     if found is not None:
         return found
@@ -183,10 +190,12 @@ def _add_gradients_(x: FlatOperands, chunk: Chunk, operands: tuple, given, targe
     x.add_scattered_(to_values, total if keep is None else total * keep, grad)
 
 
-def _add_to_tables_(x: FlatOperands, t: int, slope: Tensor, one: Tensor, tables, to_tables) -> Tensor:
-    """Add to the gradients of both tables, from the gradients of scores ``slope`` (b, e, H, S, D, pixels) and queries
-    ``one`` (b, e, H or 1, C + 1, pixels). Return the gradient of queries through the tables, (b, e, H or 1, C,
-    pixels)."""
+def _add_to_tables_(
+    x: FlatOperands, t: int, slope: Float[Tensor, "b e H S D pixels"], one: Float[Tensor, "b e #H C+1 pixels"], tables,
+    to_tables,
+) -> Float[Tensor, "b e #H C pixels"]:  # fmt: skip
+    """Add to the gradients of both tables, from the gradients of scores ``slope`` and queries ``one``. Return the
+    gradient of queries through the tables."""
     (offset_table, element_table), (to_offsets, to_elements) = tables, to_tables
     logits = x.elements.by_argument(slope, t, 2) if offset_table.shape[2] > 1 else slope.sum(3, keepdim=True)
     logits = logits.flatten(2, 4).unflatten(2, (one.shape[2], -1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,11 +12,16 @@ from ...grids import Window
 from ...modes import full_precision
 from .shifts import in_square, offsets_of_pairs, shifts
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
-def separable_attention_impl(value: Tensor, space_bias: Tensor, window: Window) -> Tensor:
+
+def separable_attention_impl(
+    value: Float[Tensor, "B heads Cv H *spatial"], space_bias: Float[Tensor, "heads H D"], window: Window
+) -> Float[Tensor, "B heads Cv H *spatial"]:
     """Attention by position only: out(i, h) = sum_D softmax_D(b(h^-1 D)) v(i + D, h).
 
-    ``value`` (B, heads, Cv, |H|, *spatial) is zero outside of the image; ``space_bias`` b is (heads, |H|, D).
+    b is ``space_bias``. ``value`` is zero outside of the image.
 
     Source: Cordonnier et al. (2020), Theorem 1, for attention by offsets alone; Chollet, Xception (2017), for separable
     convolutions.

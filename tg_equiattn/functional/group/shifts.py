@@ -6,13 +6,16 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...modes import cached
+
+if TYPE_CHECKING:
+    from jaxtyping import Int, Num
 
 
 class Block(NamedTuple):
@@ -97,9 +100,8 @@ def _shifts(kernel_size: int, selection: tuple[int, ...], dim: int) -> Shifts:
     return Shifts(kernel_size // 2, dim, tuple(blocks))
 
 
-def in_square(x: Tensor, shifts: Shifts, side: int) -> Tensor:
-    """Place values of a window's offsets (..., D) in the square around it, with zeros at other offsets: (...,
-    side^dim)."""
+def in_square(x: Num[Tensor, "... offsets"], shifts: Shifts, side: int) -> Num[Tensor, "... square"]:
+    """Place values of a window's offsets in the square around it, which has side^dim offsets, with zeros at others."""
     size, counts = side**shifts.dim, [block.offsets.stop - block.offsets.start for block in shifts.blocks]
     starts = [functools.reduce(lambda flat, step: flat * side + step, block.start, 0) for block in shifts.blocks]
     if counts == [size]:
@@ -115,9 +117,8 @@ def in_square(x: Tensor, shifts: Shifts, side: int) -> Tensor:
     return torch.cat([*rows, zeros[..., end:]], -1)
 
 
-def offsets_of_pairs(spatial: Sequence[int], device: torch.device) -> Tensor:
-    """The index of the offset of each pair of pixels among all offsets of a global window: (query pixels, key
-    pixels)."""
+def offsets_of_pairs(spatial: Sequence[int], device: torch.device) -> Int[Tensor, "query_pixels key_pixels"]:
+    """The index of the offset of each pair of pixels among all offsets of a global window."""
     axes = torch.meshgrid(*(torch.arange(n, device=device) for n in spatial), indexing="ij")
     flat: Tensor | int = 0
     for n, axis in zip(spatial, axes, strict=True):

@@ -12,11 +12,16 @@ formed instead. Accelerators do not use this form, since reading the sum would s
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from .flat_operands import FlatOperands
 from .masks import MASKED_SCORE
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 # Smallest allowed sum of products. The lower bound of FlatOperands.exponentials_ is negligible beside it.
 _SMALLEST = {torch.float32: 1e-16, torch.float64: 1e-190}
@@ -31,10 +36,11 @@ def has_three_factors(x: FlatOperands) -> bool:
 def three_factors(
     x: FlatOperands, t: int, query: Tensor, one: Tensor, keys: Tensor, offset_table: Tensor, element_table: Tensor,
     penalty: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The factors A S (b, e, H, S, D, *flat rows) and G (b, e, H, S, 1, *flat rows), and the logarithm of the divisor
-    (b, e, H, 1, 1, *flat rows): exp(score) = A S G times the divisor. Arguments are those of
-    :meth:`.FlatOperands.scores`."""
+) -> tuple[
+    Float[Tensor, "b e H S D *rows"], Float[Tensor, "b e H S 1 *rows"], Float[Tensor, "b e H 1 1 *rows"]
+]:  # fmt: skip
+    """The factors A S and G, and the logarithm of the divisor: exp(score) = A S G times the divisor. Arguments are
+    those of :meth:`.FlatOperands.scores`."""
     rows = query.shape[4:]
     content = x.products(query, keys)
     position = x.position(one, offset_table, t).unflatten(-1, rows)
@@ -49,9 +55,11 @@ def three_factors(
     return position * content, argument, tops[0] + tops[1] + tops[2]
 
 
-def three_factor_weights(x: FlatOperands, *operands) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Weights without normalisation, the factor that normalises them, and the log-sum-exps of scores (b, e, H, *flat
-    rows). None if the product is too small to be precise."""
+def three_factor_weights(
+    x: FlatOperands, *operands
+) -> tuple[Float[Tensor, "b e H S D *rows"], Float[Tensor, "b e H S 1 *rows"], Float[Tensor, "b e H *rows"]] | None:
+    """Weights without normalisation, the factor that normalises them, and the log-sum-exps of scores. None if the
+    product is too small to be precise."""
     product, argument, top = three_factors(x, *operands)
     mass = (product.sum(4, keepdim=True) * argument).sum(3, keepdim=True)
     if mass.amin() < _SMALLEST[mass.dtype]:

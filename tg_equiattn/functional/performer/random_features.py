@@ -73,7 +73,7 @@ def softmax_features(x: Tensor, projection: Tensor, variance: float | Tensor = 1
         >>> bool((estimate / (q @ k.T).exp() - 1).abs() < 0.02)
         True
     """
-    s = torch.as_tensor(variance, dtype=x.dtype, device=x.device)
+    s = variance.to(x) if isinstance(variance, Tensor) else x.new_full((), variance)
     logs = s.sqrt() * (x @ projection.T) + log_weights(projection, s) / 2 - x.square().sum(-1, keepdim=True) / 2
     return logs.exp() / math.sqrt(projection.shape[0])
 

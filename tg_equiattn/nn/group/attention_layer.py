@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from .defaults import (
 from .linear import Masked, Pointwise
 from .relations import make_relation
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 
 def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], bool]:
     """Check the indices of one or several pixels. Return them as a list, and whether a single pixel was given."""
@@ -46,9 +49,9 @@ def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], boo
     return several, pixels.ndim == 1
 
 
-def _geometry(group: FiniteGroup, window: Window) -> Tensor:
-    """Rotated offsets of a window, ``(|H|, D, d)`` in pixels, float64. A global window, whose offsets depend on the
-    size of the grid, gives the matrices of the elements, ``(|H|, d, d)``."""
+def _geometry(group: FiniteGroup, window: Window) -> Float[Tensor, "H D d"] | Float[Tensor, "H d d"]:
+    """Rotated offsets of a window in pixels, float64. A global window, whose offsets depend on the size of the grid,
+    gives the matrices of the elements."""
     return group.matrices if window.is_global else rotated_offsets(group.matrices, window)
 
 
@@ -230,9 +233,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
 
     def _operands(
         self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Check the input and project it to queries, keys and values, each ``(B, heads, head_channels, |H| or 1,
-        *spatial)``."""
+    ) -> tuple[Float[Tensor, "B e C #H *pixels"], Float[Tensor, "B e C #H *keys"], Float[Tensor, "B E C #H *keys"]]:
+        """Check the input and project it to queries, keys and values. The first e of the E heads have content."""
         elements = len(self.group) if self._relation.input_has_elements else None
         checks.features(x, self.in_channels, self.window.dim, elements, self.out.weight)
         spatial = x.shape[-self.window.dim :]
@@ -271,9 +273,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
 
     def _weigh(
         self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float
-    ) -> Tensor:
-        """Outputs of the heads, ``(B, heads, channels, |H|, *spatial)``. They are linear in ``value``, which may have
-        any number of channels."""
+    ) -> Float[Tensor, "B heads channels H *spatial"]:
+        """Outputs of the heads. They are linear in ``value``, which may have any number of channels."""
         offset_encoding, element_encoding, space_bias, group_bias = self._scores(tuple(value.shape[4:]), value.device)
         count, parts = self.content_heads, []
         if isinstance(self.group, DilationGroup):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,12 @@ from ...groups import FiniteGroup, check_group
 from ...tables import Tables
 from ..modules import StoresSettings
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
-def columns(x: Tensor) -> Tensor:
-    """Flatten pixels: (B, C, *any) -> (B, C, n)."""
+
+def columns(x: Float[Tensor, "B C *any"]) -> Float[Tensor, "B C n"]:
+    """Flatten pixels."""
     return x.flatten(2) if x.ndim > 2 else x[..., None]
 
 
