@@ -103,7 +103,7 @@ class ProteinsStudy(Settings):
     vectors: int = 8
     hidden: int = 32
     """width of the networks of messages beside Ewald attention; others' are chosen for as many parameters"""
-    depth: int = 3
+    num_layers: int = 3
     """layers of messages"""
     width: float = 3.0
     """angstroms, the narrowest kernel of Ewald attention"""
@@ -123,7 +123,7 @@ class ProteinsStudy(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("pushes", "neighbors", "scalars", "vectors", "hidden", "depth", "width", "max_width"):
+        for name in ("pushes", "neighbors", "scalars", "vectors", "hidden", "num_layers", "width", "max_width"):
             self.positive(name)
         fewest, most = self.residues
         if not self.neighbors < fewest < most < self.larger:
@@ -139,7 +139,7 @@ class ProteinsStudy(Settings):
 
 PRESETS = {
     "quick": ProteinsStudy(
-        synthetic=24, residues=(12, 20), larger=30, pushes=2, neighbors=4, scalars=8, vectors=4, hidden=8, depth=1,
+        synthetic=24, residues=(12, 20), larger=30, pushes=2, neighbors=4, scalars=8, vectors=4, hidden=8, num_layers=1,
         kernels=(1, 1), epochs=1, tokens=(30, 60),
     ),
     "study": ProteinsStudy(
@@ -156,9 +156,9 @@ def build(settings: ProteinsStudy) -> nn.Module:
 
     def of(width: int) -> nn.Module:
         if name.startswith("EGNN"):
-            return EGNN(width, settings.depth + 1, name == "EGNN, all pairs", **kind)
+            return EGNN(width, settings.num_layers + 1, name == "EGNN, all pairs", **kind)
         return ChainModel(
-            settings.scalars, settings.vectors, width, layers, settings.depth, REACH / UNIT,
+            settings.scalars, settings.vectors, width, layers, settings.num_layers, REACH / UNIT,
             settings.neighbors, **kind,
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from proteins import ProteinsStudy, batches, build
 
 SMALL = {  # settings of models and of synthetic proteins
     "synthetic": 24, "residues": (12, 20), "larger": 30, "neighbors": 4, "scalars": 8, "vectors": 4, "hidden": 8,
-    "depth": 2, "kernels": (1, 1), "batch": 1,
+    "num_layers": 2, "kernels": (1, 1), "batch": 1,
 }  # fmt: skip
 
 

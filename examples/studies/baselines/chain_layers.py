@@ -108,14 +108,14 @@ class ChainModel(nn.Module):
 
     Args:
         layers: what makes the global layers behind each layer of messages.
-        depth: number of layers of messages.
+        num_layers: number of layers of messages.
         pushed: whether vectors start from the push of the graph, and outputs have no rigid motion; otherwise they
             start from the frames.
         invariant: whether a number is read out.
     """
 
     def __init__(
-        self, scalars: int, vectors: int, hidden: int, layers: Sequence[Global], depth: int, reach: float,
+        self, scalars: int, vectors: int, hidden: int, layers: Sequence[Global], num_layers: int, reach: float,
         neighbors: float, pushed: bool, invariant: bool,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -123,9 +123,9 @@ class ChainModel(nn.Module):
         self.embed = nn.Embedding(20, scalars)
         self.inputs = nn.Linear(3, scalars)
         self.start = nn.Linear(1 if pushed else 3, vectors, bias=False)
-        self.messages = nn.ModuleList(Messages(scalars, vectors, hidden, reach, neighbors) for _ in range(depth))
-        self.norms = nn.ModuleList(nn.LayerNorm(scalars) for _ in range(depth))
-        self.layers = nn.ModuleList(nn.ModuleList(make() for make in layers) for _ in range(depth))
+        self.messages = nn.ModuleList(Messages(scalars, vectors, hidden, reach, neighbors) for _ in range(num_layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(scalars) for _ in range(num_layers))
+        self.layers = nn.ModuleList(nn.ModuleList(make() for make in layers) for _ in range(num_layers))
         self.out = mlp(scalars + (vectors if invariant else 0), hidden, 1 if invariant else vectors)
 
     def forward(self, graph: Graph) -> Tensor:
@@ -179,17 +179,17 @@ class EGNN(nn.Module):
 
     Args:
         channels: width.
-        depth: number of layers.
+        num_layers: number of layers.
         all_pairs: along all pairs of residues in place of the edges of the graph.
         pushed: whether outputs have no rigid motion.
         invariant: whether a number is read out.
     """
 
-    def __init__(self, channels: int, depth: int, all_pairs: bool, pushed: bool, invariant: bool) -> None:
+    def __init__(self, channels: int, num_layers: int, all_pairs: bool, pushed: bool, invariant: bool) -> None:
         super().__init__()
         self.all_pairs, self.pushed, self.invariant = all_pairs, pushed, invariant
         self.embed, self.inputs = nn.Embedding(20, channels), nn.Linear(3, channels)
-        self.layers = nn.ModuleList(EdgeEGNNLayer(channels, CLASSES + 1) for _ in range(depth))
+        self.layers = nn.ModuleList(EdgeEGNNLayer(channels, CLASSES + 1) for _ in range(num_layers))
         self.out = mlp(channels, channels, 1)
 
     def forward(self, graph: Graph) -> Tensor:
