@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
@@ -20,6 +19,7 @@ from tg_equiattn.nn.waves.neutral_sources import Atoms
 
 from ..e3nn.atoms_attention import AtomsEwaldAttention
 from ..e3nn.ewald_attention import IrrepsEwaldAttention
+from .labels import fitted_size, lacking_energies
 
 
 @python_numbers
@@ -123,7 +123,7 @@ def add_long_range(
             if isinstance(x, Tensor)}  # fmt: skip
     layers, width = [], float(model.r_max) / 2 if width is None else width
     seen, energy = _seen(model, data, targets)  # before the model is touched
-    labels, untrained = _labels(model, data, energy) if energies else (None, False)
+    labels, untrained = lacking_energies(model, data, energy) if energies else (None, False)
     gain = float(untrained) if gain is None else gain
     for n, (x, near) in zip(blocks, seen, strict=True):
         irreps = o3.Irreps(model.interactions[n].hidden_irreps)
@@ -156,7 +156,9 @@ class LongRangeFeatures(torch.nn.Module):
         with torch.no_grad():
             found = attention(x / self.scale_in, **_atoms(data, None, attention))
         sizes = _sizes(found, attention.irreps_out)
-        scale = _sizes(near, attention.irreps_out) / sizes if labels is None else _fitted(labels, found, data) / sizes
+        scale = (
+            _sizes(near, attention.irreps_out) / sizes if labels is None else fitted_size(labels, found, data) / sizes
+        )
         self.register_buffer("scale_out", scale)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -273,15 +275,13 @@ class LongRangeScaleShiftMACE(_LongRangeModel, ScaleShiftMACE):
 
 
 for own, kind in ((LongRangeMACE, MACE), (LongRangeScaleShiftMACE, ScaleShiftMACE)):
-    own.__name__ = (
-        kind.__name__
-    )  # MACE's tools ask for the name before they build a model; __init__ then has the reason
+    own.__name__ = kind.__name__  # MACE's tools ask for the name before they build a model; __init__ has the reason
 
 _LONG_RANGE = {MACE: LongRangeMACE, ScaleShiftMACE: LongRangeScaleShiftMACE}
 
 
 class _Call:
-    """What one call of a model gives to its blocks, and the energies of atoms that long range adds, (T, 1)."""
+    """Data of one call of a model for its blocks, and the energies of atoms that long range adds, (T, 1)."""
 
     def __init__(self, data: dict[str, Any], displacement: Tensor | None) -> None:
         self.data, self.displacement = data, displacement
@@ -321,33 +321,6 @@ def _atoms(data: dict[str, Any], displacement: Tensor | None, attention: IrrepsE
         "pbc": data["pbc"].view(-1, 3).expand(len(cell), 3),  # TorchSim has one for all
         "batch_size": data["ptr"].numel() - 1,
     }
-
-
-def _labels(model: MACE, data: dict[str, Tensor], energy: Tensor) -> tuple[Tensor | None, bool]:
-    """What the model lacks of the energies of graphs, (graphs,), in the unit of readouts, ``None`` without labels that
-    differ; and True if that is most of what they have beside single atoms, as before training."""
-    if data.get("energy") is None or data["ptr"].numel() < 3 or not bool(data["energy"].any()):
-        return None, False
-    single = model.atomic_energies_fn(data["node_attrs"])
-    head = data["head"][data["batch"]] if "head" in data else data["batch"] * 0
-    single = single.gather(1, head[:, None])[:, 0] if single.ndim == 2 else single
-    binding = data["energy"].index_add(0, data["batch"], single.to(data["energy"].dtype), alpha=-1)
-    lacking, counts = data["energy"] - energy.to(data["energy"].dtype), data["ptr"].diff()
-    spread, wanted = ((x / counts).std() for x in (lacking, binding))
-    scale = model.scale_shift.scale.abs().mean() if hasattr(model, "scale_shift") else 1.0
-    return (lacking / scale if spread > 0 else None), bool(spread > 0.5 * wanted)
-
-
-def _fitted(labels: Tensor, found: Tensor, data: dict[str, Tensor]) -> float:
-    """Size that energies of atoms (T, 1) should have, with a sign, from a fit of their sums to labels of graphs."""
-    batch, counts = data["batch"], data["ptr"].diff().to(found.dtype)
-    elements = found.new_zeros(len(counts), data["node_attrs"].shape[1]).index_add(0, batch, data["node_attrs"])
-    others = elements if len(counts) > elements.shape[1] + 2 else counts[:, None]
-    energies = found.new_zeros(len(counts), 1).index_add(0, batch, found)
-    columns = torch.cat([energies, others], 1).to("cpu", torch.float64)
-    factor = torch.linalg.lstsq(columns, labels[:, None].to(columns), driver="gelsd").solution[0, 0].item()
-    size, spread = float(found.square().mean().sqrt()), float((labels / counts).std())
-    return math.copysign(max(abs(factor) * size, spread), factor)
 
 
 def _seen(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TokenBatch(NamedTuple):
-    """What operators know of tokens beside their features.
+    """Properties of tokens beside their features, for operators.
 
     Attributes:
         pos: positions relative to the mean of the graph, zero for padding and without positions.

@@ -19,7 +19,7 @@ _LARGE = 0.5  # remainder from which on there is a warning, relative to the larg
 
 
 class Atoms(NamedTuple):
-    """What neutral sources read from a host's data: the elements of atoms as one-hot rows, both directions of each edge
+    """Data of a host that neutral sources read: the elements of atoms as one-hot rows, both directions of each edge
     with its squared length, and the total charges of graphs, if the data has any."""
 
     elements: Float[Tensor, "nodes elements"]
