@@ -1,11 +1,9 @@
 """What only a GPU shows: captured graphs, no synchronisation, the CPU's numbers."""
 
-import contextlib
-
 import pytest
 import torch
 from cases import agree, moved, run
-from devices import DEVICES
+from devices import DEVICES, waiting_is_an_error
 from whole_models import MODELS, Fixed
 
 from tg_equiattn.groups import cyclic
@@ -85,17 +83,6 @@ def test_reduce_overhead(fixed, device):
         for _ in range(4):  # two of which warm up and record
             x = fixed.sample(device)
             close(compiled(x).clone(), fixed(x))
-
-
-@contextlib.contextmanager
-def waiting_is_an_error():
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 def test_nothing_waits(case, device):

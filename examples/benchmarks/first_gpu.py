@@ -107,21 +107,10 @@ def difference(got: Any, wanted: Any) -> float:
     return worst
 
 
-@contextlib.contextmanager
-def waiting_is_an_error(machine: Machine) -> Iterator[None]:
-    if not machine.is_cuda:
-        yield
-        return
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def case(name: str, machine: Machine) -> dict[str, Any]:
     """One module or function, forward and backward, against the CPU."""
     from cases import CASES, run
+    from devices import waiting_is_an_error
 
     module, inputs = CASES[name].build(torch.float32)
     wanted = run(module, inputs)
@@ -133,7 +122,8 @@ def case(name: str, machine: Machine) -> dict[str, Any]:
     except Exception as error:  # recorded beside what is right
         found["autocast"] = f"{type(error).__name__}: {error}"[:300]
     try:
-        with waiting_is_an_error(machine):
+        run(module, inputs)  # TorchScript settles in the first calls
+        with waiting_is_an_error() if machine.is_cuda else contextlib.nullcontext():
             run(module, inputs)
         found["waits"] = False
     except RuntimeError as error:
@@ -176,7 +166,7 @@ def sparse_products(machine: Machine) -> dict[str, Any]:
 
 
 def near_pairs(machine: Machine) -> dict[str, Any]:
-    """The pairs that a device finds are those of the CPU, and so is the radial order."""
+    """Compare near pairs and the radial order with those of the CPU."""
     from tg_equiattn.neighbors import neighbor_list
     from tg_equiattn.node_batch import NodeBatch
     from tg_equiattn.orders import radial_order
@@ -473,7 +463,7 @@ def run_items(items: dict[str, Item], machine: Machine, path: Path, seconds: flo
 
 
 def report(path: Path) -> str:
-    """What is wrong first, then a table of all lines."""
+    """Make the report: items that failed or differ first, then a table of all lines."""
     lines = lines_of(path)
     failed = [line for line in lines if "error" in line]
     cases = [line for line in lines if line["item"].startswith("case") and "result" in line]

@@ -2,7 +2,8 @@
 
 Beside them stand the relation "relative", and lifting beside a convolution from trivial fields. Content is active: the
 heads that look by content do from the start (their maps are shown to change with the input), and parameters are random.
-Heads are those of the layers' defaults, of the digits of docs/results_escnn.md, and all of them by content. Times are
+Three choices of heads are timed: the layers' defaults, those of the digits of docs/results_escnn.md, and all by
+content. Times are
 medians of rounds in turn, on one thread, by the clock of the processor, which what else the machine does leaves alone.
 Memory is the peak of what forward and backward allocate above what was there, gradients included, in tensors of the
 scores of all heads, (B, heads, places, |H|, *spatial) in float32; of "relative", which has |H| times as many, too.

@@ -30,7 +30,7 @@ from baselines.depot_layers import NodePredictor, relative_layer
 from baselines.graph_layers import AttentionLayer, messages
 from data.beacons import BEACONS, beacons
 from harness import study
-from harness.loading import Batches
+from harness.loading import graph_batches
 from harness.results import Row
 from harness.settings import Settings, flag
 from harness.tables import at_best_rates, markdown, mean_and_spread
@@ -93,7 +93,7 @@ PRESETS = {
 
 
 def layer_of(settings: BeaconsStudy) -> Callable[[int], nn.Module]:
-    """What makes a layer of a width."""
+    """The constructor of a layer, as a function of its width."""
     (name,), heads = settings.models, settings.heads
     if not name.startswith("far offsets"):
         attention = "performer" if name.startswith("Performer") else "multihead"
@@ -134,12 +134,6 @@ def graphs(settings: BeaconsStudy, count: int, nodes: int, seed: int) -> list[Da
     return found
 
 
-def batches(graphs: list[Data], size: int, device: str, seed: int | None = None) -> Batches:
-    """Of graphs that lie on the device."""
-    graphs = [graph.to(device) for graph in graphs]
-    return Batches(lambda indices: Batch.from_data_list([graphs[n] for n in indices]), len(graphs), size, seed)
-
-
 def predict(model: nn.Module, data: Batch) -> tuple[Tensor, Tensor]:
     """Logits and quadrants of the nodes that are asked."""
     asked = data.y >= 0
@@ -157,7 +151,7 @@ def measures(model: nn.Module, settings: BeaconsStudy) -> dict[str, float]:
     device, found = settings.data_device, {}
     model.to(device).eval()
     for nodes, times in zip(sizes(settings), TIMES, strict=True):
-        testing = batches(graphs(settings, max(1, round(settings.held_out / times)), nodes, TEST), 8, device)
+        testing = graph_batches(graphs(settings, max(1, round(settings.held_out / times)), nodes, TEST), 8, device)
         out, target = (torch.cat(part) for part in zip(*(predict(model, d) for d in testing.whole()), strict=True))
         found[f"{times:g} times the nodes"] = 100 * float((out.argmax(1) == target).float().mean())
     return found
@@ -168,10 +162,11 @@ def train(settings: BeaconsStudy) -> Outcome:
     device = settings.data_device
     training = graphs(settings, settings.train, settings.nodes, TRAINING)
     validation, testing = (
-        batches(graphs(settings, settings.held_out, settings.nodes, seed), 8, device) for seed in (VALIDATION, TEST)
+        graph_batches(graphs(settings, settings.held_out, settings.nodes, seed), 8, device)
+        for seed in (VALIDATION, TEST)
     )
     learner = Classifier(build(settings), predict, settings)
-    outcome = fit(learner, batches(training, settings.batch, device, settings.seed), validation, testing)
+    outcome = fit(learner, graph_batches(training, settings.batch, device, settings.seed), validation, testing)
     return dataclasses.replace(outcome, more=outcome.more | measures(learner.model, settings))
 
 

@@ -47,7 +47,7 @@ from baselines.depot_layers import (
 from baselines.graph_layers import AttentionLayer, LocalLayer, messages
 from data.depots import depots
 from harness import study, tables
-from harness.loading import Batches
+from harness.loading import graph_batches
 from harness.results import Row
 from harness.settings import Settings, flag
 from harness.tables import at_best_rates, markdown, mean_and_spread
@@ -135,7 +135,7 @@ PRESETS = {
 
 
 def layers_of(settings: DepotsStudy) -> tuple[Callable[[int], nn.Module], int]:
-    """What makes a layer of a width, and how many layers there are."""
+    """The constructor of a layer, as a function of its width, and the number of layers."""
     (task,), (name,), heads = settings.tasks, settings.models, settings.heads
     edge_dim = 1 if task == "distance" else 2
     if name == "GATv2":
@@ -187,12 +187,6 @@ def graphs(settings: DepotsStudy, count: int, times: int, seed: int) -> list[Dat
         edge_index = torch.stack([neighbors.flatten(), target])
         found.append(Data(x=x, pos=pos, y=y.float(), edge_index=edge_index))
     return found
-
-
-def batches(graphs: list[Data], size: int, device: str, seed: int | None = None) -> Batches:
-    """Of graphs that lie on the device."""
-    graphs = [graph.to(device) for graph in graphs]
-    return Batches(lambda indices: Batch.from_data_list([graphs[n] for n in indices]), len(graphs), size, seed)
 
 
 class Scaled(nn.Module):
@@ -253,7 +247,7 @@ def measures(model: Scaled, settings: DepotsStudy) -> dict[str, float]:
     outputs: dict[str, Tensor] = {}
     for name, (times, change) in tests.items():
         count = max(1, settings.held_out // times)
-        testing = batches(graphs(settings, count, times, TEST), 8, device)
+        testing = graph_batches(graphs(settings, count, times, TEST), 8, device)
         pairs = [predict(model, change(data)) for data in testing.whole()]
         out, target = (torch.cat(part) for part in zip(*pairs, strict=True))
         found[name] = float((out - target).square().mean() / (target - target.mean(0)).square().mean())
@@ -269,11 +263,11 @@ def train(settings: DepotsStudy) -> Outcome:
     device = settings.data_device
     training = graphs(settings, settings.train, 1, TRAINING)
     validation, testing = (
-        batches(graphs(settings, settings.held_out, 1, seed), 8, device) for seed in (VALIDATION, TEST)
+        graph_batches(graphs(settings, settings.held_out, 1, seed), 8, device) for seed in (VALIDATION, TEST)
     )
     model = Scaled(build(settings), torch.cat([graph.y for graph in training]))
     learner = Regressor(model, predict, settings)
-    outcome = fit(learner, batches(training, settings.batch, device, settings.seed), validation, testing)
+    outcome = fit(learner, graph_batches(training, settings.batch, device, settings.seed), validation, testing)
     more = outcome.more | measures(learner.model, settings)
     return dataclasses.replace(outcome, metric="share of the variance", value=more["as trained"], more=more)
 

@@ -34,7 +34,7 @@ from baselines.graph_potentials import KINDS, Edges, GraphPotential
 from data.lennard_jones import LENGTHS, SIZES, Molecules, lennard_jones
 from harness import study
 from harness.figures import points
-from harness.loading import Batches
+from harness.loading import graph_batches
 from harness.results import Row
 from harness.settings import Settings, flag
 from harness.tables import at_best_rates, markdown, mean_and_spread, rates
@@ -174,12 +174,6 @@ def data(settings: MoleculesStudy) -> tuple[list[list[Data]], float]:
     return [graphs(part, settings.cutoff, explained, (spread, force)) for part in parts], spread / force
 
 
-def batches(graphs: list[Data], size: int, device: str, seed: int | None = None) -> Batches:
-    """Of graphs that lie on the device."""
-    graphs = [graph.to(device) for graph in graphs]
-    return Batches(lambda indices: Batch.from_data_list([graphs[n] for n in indices]), len(graphs), size, seed)
-
-
 class Potential(nn.Module):
     """A model of the energy, in units of the energies' spread and forces' as its derivatives.
 
@@ -234,8 +228,8 @@ def train(settings: MoleculesStudy) -> Outcome:
     parts, unit = data(settings)
     model = Potential(build(settings), unit)
     device = settings.data_device
-    training = batches(parts[0], settings.batch, device, settings.seed)
-    validation, testing = (batches(part, 50, device) for part in parts[1:])
+    training = graph_batches(parts[0], settings.batch, device, settings.seed)
+    validation, testing = (graph_batches(part, 50, device) for part in parts[1:])
     learner = Regressor(model, predict, settings)
     outcome = fit(learner, training, validation, testing)
     outcome.more |= measures(learner.model.to(device), testing)

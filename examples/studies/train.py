@@ -27,6 +27,7 @@ from typing import Annotated
 import tyro
 from harness import results, study
 from harness.settings import EXAMPLES, Settings, parse
+from report import kind_of
 
 NEEDS = {"real_molecules": "mace"}
 
@@ -54,8 +55,7 @@ def lines(name: str) -> list[str]:
 def runs(name: str, flags: str) -> list[Settings]:
     """The single runs of a line."""
     module = importlib.import_module(name)
-    kind = type(next(iter(module.PRESETS.values())))
-    return list(parse(kind(), module.PRESETS, "", shlex.split(flags)).runs())
+    return list(parse(kind_of(module)(), module.PRESETS, "", shlex.split(flags)).runs())
 
 
 def readable(flags: str) -> bool:

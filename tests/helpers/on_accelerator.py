@@ -87,6 +87,7 @@ def patches():
         "mem_get_info": lambda *_: (2**36, 2**36), "memory_allocated": lambda *_: 0,
         "max_memory_allocated": lambda *_: 1,
     }  # fmt: skip
+    cuda["get_sync_debug_mode"] = lambda: 0
     cuda["make_graphed_callables"] = lambda model, *_: model
     silent = (
         "set_sync_debug_mode", "synchronize", "set_device", "reset_peak_memory_stats", "empty_cache",

@@ -52,7 +52,7 @@ class TensorProductLayer(nn.Module):
 def global_layers(
     name: str, scalars: int, vectors: int, hidden: int, widths: tuple[float, float], kernels: tuple[int, int], lmax: int
 ) -> list[Global]:
-    """What makes the global layers behind each layer of messages.
+    """Constructors of the global layers that follow each layer of messages.
 
     ``widths`` are of the narrowest and the widest kernel of Ewald attention, ``kernels`` numbers of Gaussians and of
     Coulomb kernels.

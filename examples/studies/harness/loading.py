@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .settings import SettingsError
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 Augment = Callable[[list[Tensor], torch.Generator], list[Tensor]]
 
@@ -80,3 +83,11 @@ def tensor_batches(
     """Batches of tensors that lie on the device: moved there once, and every batch one indexing of each."""
     tensors = [x.to(device) for x in tensors]
     return Batches(lambda indices: [x[indices] for x in tensors], len(tensors[0]), size, seed, augment)
+
+
+def graph_batches(graphs: list[Data], size: int, device: str, seed: int | None = None) -> Batches:
+    """Batches of PyG graphs that are on the device; shuffled in every epoch with a seed."""
+    from torch_geometric.data import Batch
+
+    graphs = [graph.to(device) for graph in graphs]
+    return Batches(lambda indices: Batch.from_data_list([graphs[n] for n in indices]), len(graphs), size, seed)
