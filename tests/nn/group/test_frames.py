@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_operands import frame_attention
-from group_layers import attention, image
+from group_layers import attention, image, lifting
 from small_groups import GROUPS
 from torch import nn
 
@@ -69,18 +69,20 @@ def test_group_linear_starts_by_its_fan_in():
     assert abs(float(layer.weight.detach().std()) / (2 / (16 * 8)) ** 0.5 - 1) < 0.05
 
 
-def test_which_heads_look_by_content(randomise):
+@pytest.mark.parametrize("make", [attention, lifting])
+def test_which_heads_look_by_content(make, randomise):
     """As many as asked for, from the start: their maps change with the input, those of the others do not."""
     group, pixel = GROUPS["C4"], (2, 2)
     for heads, given, count in ((9, None, 2), (8, None, 1), (2, None, 1), (9, 4, 4), (3, 0, 0)):
-        layer = attention(group, heads=heads, content_heads=given).double()
+        layer = make(group, heads=heads, content_heads=given).double()
         assert layer.content_heads == count
-        one, other = (layer.attention_map(image(group, (5, 6), True, batch=1), pixel)[0] for _ in range(2))
+        images = (image(group, (5, 6), make is attention, batch=1) for _ in range(2))
+        one, other = (layer.attention_map(x, pixel)[0] for x in images)
         changed = (one - other).abs().flatten(1).amax(1)
         assert (changed[:count] > 1e-3).all()
         assert (changed[count:] == 0).all()
-    assert attention(group, kernel_size=None, heads=9).content_heads == 9
-    assert attention(group, locality=None, heads=9).content_heads == 9
+    assert make(group, kernel_size=None, heads=9).content_heads == 9
+    assert make(group, locality=None, heads=9).content_heads == 9
 
 
 def test_all_pixels_are_compared_with_turned_ones():

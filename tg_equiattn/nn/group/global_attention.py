@@ -36,7 +36,8 @@ class GlobalGroupAttention(AttentionLayer):
         in_channels: Channels of the input, for each group element.
         out_channels: Channels of the output, for each group element.
         heads: Number of attention heads.
-        head_channels: Channels of queries, keys and values in each head. ``None`` means half of ``out_channels``.
+        head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
+            rounded up, and at least one for each part of the axial encoding.
         kernel_size: Odd side of the window in pixels, within which weights are exact.
         window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the
             pixel grid to itself (rotations by 45 degrees), since a square is not symmetric under them; else a square.

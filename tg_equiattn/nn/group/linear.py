@@ -24,6 +24,15 @@ def columns(x: Float[Tensor, "B C *any"]) -> Float[Tensor, "B C n"]:
     return x.flatten(2) if x.ndim > 2 else x[..., None]
 
 
+def pointwise(
+    x: Float[Tensor, "B C *any"], weight: Float[Tensor, "out C 1"], bias: Float[Tensor, " out"] | None
+) -> Float[Tensor, "B out *any"]:
+    """A linear map of channels."""
+    out = torch.einsum("oc,bcn->bon", weight.squeeze(-1), columns(x))
+    out = out if bias is None else out + bias[:, None].to(out.dtype)
+    return out.reshape(x.shape[0], len(weight), *x.shape[2:])
+
+
 class Pointwise(nn.Conv1d):
     """A linear map of channels, the same at every pixel and group element: (B, in_channels, *any) -> (B, out_channels,
     *any). Weights are initialised as in the published models."""
@@ -41,9 +50,7 @@ class Pointwise(nn.Conv1d):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.in_channels:
             raise ValueError(f"input must have shape (B, {self.in_channels}, ...), got {tuple(x.shape)}")
-        out = torch.einsum("oc,bcn->bon", self.weight.squeeze(-1), columns(x))
-        out = out + self.bias[:, None].to(out.dtype)
-        return out.reshape(x.shape[0], self.out_channels, *x.shape[2:])
+        return pointwise(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
