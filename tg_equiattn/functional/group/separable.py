@@ -50,10 +50,12 @@ def lifting_by_position_impl(
     x = torch.cat([x, valid[:, None].expand(len(x), 1, *x.shape[2:])], 1)  # the last channel multiplies value_bias
     with full_precision(x.device):
         values = torch.cat([value_weight, value_bias[..., None]], -1)
-        filters = torch.einsum("oec,ecn,ehd->ohnd", out_weight, values, _weights(space_bias).to(values.dtype))
+        maps = torch.bmm(out_weight.transpose(0, 1), values).flatten(1)  # (e, out in)
+        filters = maps.mT @ _weights(space_bias).to(values.dtype).flatten(1)
     elements = space_bias.shape[1]
-    out = _convolve(x, _filters(filters.flatten(0, 1), window), window, bias=out_bias.repeat_interleave(elements))
-    return out.unflatten(1, (-1, elements))
+    filters = filters.view(len(out_bias), -1, elements, space_bias.shape[2]).transpose(1, 2).flatten(0, 1)
+    bias = out_bias[:, None].expand(-1, elements).flatten()
+    return _convolve(x, _filters(filters, window), window, bias=bias).unflatten(1, (-1, elements))
 
 
 def _weights(space_bias: Tensor) -> Tensor:

@@ -96,13 +96,13 @@ class LiftingAttention(AttentionLayer):
         )  # fmt: skip
         if self.query is None or self.key is None:
             return found
-        maps = self.query(x), self.key(context), pointwise(context, value.weight[:width], value.bias[:width])
+        maps = self.query(x), self.key(context), pointwise(context, value.weight[:width, :, 0], value.bias[:width])
         query, key, values = (y.unflatten(1, (count, -1)).unsqueeze(3) for y in maps)
         heads, _ = group_attention_impl(
             query, key, values, offset_encoding, None, None, window, space_bias[:count], None, dropout, key_mask,
             self.plain,
         )  # fmt: skip
-        return found + pointwise(heads.flatten(1, 2), out.weight[:, :width], None)
+        return found + pointwise(heads.flatten(1, 2), out.weight[:, :width, 0], None)
 
 
 class GroupAttention(AttentionLayer):
