@@ -47,7 +47,7 @@ def lifting_by_position_impl(
     that are not ``valid``.
     """
     valid = x.new_ones(1, *x.shape[2:]) if valid is None else valid.to(x.dtype)
-    x = torch.cat([x, valid[:, None].expand(len(x), 1, *x.shape[2:])], 1)  # the last channel multiplies value_bias
+    x = torch.cat([x, valid[:, None].expand(x.shape[0], 1, *x.shape[2:])], 1)  # the last channel multiplies value_bias
     with full_precision(x.device):
         values = torch.cat([value_weight, value_bias[..., None]], -1)
         maps = torch.bmm(out_weight.transpose(0, 1), values).flatten(1)  # (e, out in)
