@@ -122,6 +122,27 @@ class WithBodies(TorchDispatchMode):
         raise NotImplementedError
 
 
+class Operators(WithBodies):
+    """Record the operators that run on the CPU, to ask whether another device has kernels for them."""
+
+    DEFAULTS = "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"
+
+    def __enter__(self):
+        self.names = set()
+        return super().__enter__()
+
+    def run(self, func, types, args, kwargs):
+        self.names.add(func.name())
+        return func(*args, **kwargs)
+
+    def without_kernel(self, device):
+        """Names of operators that have neither a kernel for a device nor one for all devices."""
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        keys = (device, *self.DEFAULTS)
+        cpu_only = {name for name in self.names if "_for_cpu" in name}  # which torch chooses by the device
+        return sorted(name for name in self.names - cpu_only if not any(has(name, key) for key in keys))
+
+
 class Calls(TorchFunctionMode):
     """Tensors of numbers given in Python are made on the CPU and copied, as for any device but meta."""
 
