@@ -91,11 +91,10 @@ class Compiled:
     libraries: list[str] = field(default_factory=list)
     own: list[tuple[Any, Any, Any]] = field(default_factory=list)
     bytes: int = 0
-    code: str = ""
 
     def launches(self) -> Cell:
         """Of all, those of the own operators' bodies included."""
-        alone = Cell(self.kernels + len(self.libraries), self.bytes, len(self.libraries))
+        alone = Cell(self.kernels + len(self.libraries), self.bytes)
         return total([alone, *(of_body(*call) for call in self.own)])
 
 
@@ -179,12 +178,11 @@ def _count(gm: torch.fx.GraphModule, inference: bool, backward: bool) -> Compile
         with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]):
             graph.run(*inputs)
             code, _ = graph.codegen()
-            out.code = code.value
             out.bytes = graph.count_bytes()[0]
             for node in graph.scheduler.nodes:
                 if node.is_extern():
                     _library(node, out)
-    out.kernels = len(re.findall(r"^    .*\.run\(", out.code, re.MULTILINE))
+    out.kernels = len(re.findall(r"^    .*\.run\(", code.value, re.MULTILINE))
     return out
 
 
@@ -210,8 +208,7 @@ def compiled(module: torch.nn.Module, inputs: dict[str, Any]) -> tuple[list[Comp
 
 
 @differentiable()
-def _graphs(module: Any, inputs: dict[str, Any], training: bool = True) -> tuple[list[Compiled], list[Compiled]]:
-    """As :func:`compiled`, of a module or function on the device meta."""
+def _graphs(module: Any, inputs: dict[str, Any]) -> tuple[list[Compiled], list[Compiled]]:
     found: list[list[Compiled]] = [[], []]
 
     def compiler(which: int, inference: bool = False, backward: bool = False):
@@ -235,8 +232,6 @@ def _graphs(module: Any, inputs: dict[str, Any], training: bool = True) -> tuple
     run = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     with torch.no_grad():
         run(**inputs)
-    if not training:
-        return found[0], found[1]
     leaves = {n: x.requires_grad_() for n, x in inputs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
     out = [x for x in tree_leaves(run(**(inputs | leaves))) if isinstance(x, torch.Tensor) and x.requires_grad]
     wanted = [*leaves.values(), *(p for p in module.parameters() if p.requires_grad)]

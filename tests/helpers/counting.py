@@ -1,6 +1,7 @@
-"""What a module's forward and backward ask of an accelerator, counted on an emulated one: operations, bytes, memory.
+"""Operations, bytes and memory of a module's forward and backward pass, counted on an emulated accelerator.
 
-Tensors may be fakes, which hold nothing: what is counted hangs on sizes alone, as an accelerator's values are not read.
+Every operation counts as one launch. On a GPU a Fourier transform takes up to four kernels and a stable sort about ten.
+Tensors may be fakes, which hold no values: counts depend on sizes alone.
 """
 
 from __future__ import annotations
@@ -24,20 +25,15 @@ LIKES = {  # which look at the shape of what they get
     aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like, aten.new_zeros, aten.new_ones,
     aten.new_full,
 }  # fmt: skip
-LIBRARIES = {  # products, Fourier transforms, sorts: launches that no compiler joins to others
-    aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addmm_, aten.baddbmm_, aten.convolution, aten._fft_r2c,
-    aten._fft_c2r, aten._fft_c2c, aten.sort, aten.sparse_sampled_addmm,
-}  # fmt: skip
 GATHERS = {aten.index, aten.index_select, aten.gather, aten.embedding, aten.take}  # which read some of what they get
 SCATTERS = {aten.index_add_, aten.index_copy_, aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.scatter_add_}
 
 
 class Cell(NamedTuple):
-    """Launches, bytes that they read and write, how many are calls of libraries; the peak of memory if eager."""
+    """Launches, bytes that they read and write, and the peak of memory of an eager pass."""
 
     launches: int = 0
     bytes: int = 0
-    libraries: int = 0
     peak: int = 0
 
 
@@ -48,16 +44,15 @@ def total(cells: Iterable[Cell]) -> Cell:
 @dataclass
 class Counts:
     """Operations that run on the device (views and allocations apart), bytes that they read and write, and the most
-    memory held at once beyond what came in; how many are calls of libraries. ``names`` says how often each ran."""
+    memory held at once beyond the inputs. ``names`` says how often each operation ran."""
 
     operations: int = 0
     bytes: int = 0
-    libraries: int = 0
     peak: int = 0
     names: Counter = field(default_factory=Counter)
 
     def cell(self) -> Cell:
-        return Cell(self.operations, self.bytes, self.libraries, self.peak)
+        return Cell(self.operations, self.bytes, self.peak)
 
 
 def held(x: torch.Tensor) -> int:
@@ -139,7 +134,6 @@ class Watch:
         self.counts.peak = max(self.counts.peak, sum(self._live.values()))
         if runs(func, out) and not self.paused:
             self.counts.operations += 1
-            self.counts.libraries += func.overloadpacket in LIBRARIES
             self.counts.names[str(func)] += 1
             self.counts.bytes += traffic(func, args, kwargs, out)
 

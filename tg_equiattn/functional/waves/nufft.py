@@ -130,10 +130,11 @@ def _grid(indices: Tensor) -> tuple[tuple[int, int, int], Tensor, Tensor]:
 
 
 def _transform(
-    kind: int, angles: Float[Tensor, "nodes 3"], data: Shaped[Tensor, "transforms *numbers"],
+    kind: int, angles: Float[Tensor, "nodes 3"], data: Tensor,
     sides: tuple[int, int, int], error: float,
-) -> Shaped[Tensor, "transforms *transformed"]:  # fmt: skip
-    """Transforms from nodes to modes (kind 1, with exp(-i n x)) or from modes to nodes (kind 2, with exp(i n x)).
+) -> Tensor:  # fmt: skip
+    """Transforms of (transforms, nodes) to modes (kind 1, with exp(-i n x)) or of (transforms, *sides) to nodes (kind
+    2, with exp(i n x)).
 
     The tolerance is a third of the promised error, as far as the precision allows. CPUs take the smaller of the
     library's two grids where it is accurate enough; not every release of cufinufft has it.
