@@ -1,4 +1,4 @@
-"""Launches, traffic and memory counted without a GPU agree with counts by hand."""
+"""Launches and memory counted without a GPU agree with counts by hand."""
 
 import pytest
 import torch
@@ -21,36 +21,30 @@ def eager(function, *shapes, parts=()):
 
 
 def test_counts_of_a_linear_layer_are_those_by_hand():
-    """Forward reads input, weight and bias; backward forms two products and a sum, and reads what they take."""
+    """Forward is one operation; backward forms two products, a sum over rows, and the ones that it begins with."""
     forward, training = eager(lambda linear, x: linear(x), (7, 3), parts=(nn.Linear(3, 5),))
-    operands, out = 7 * 3 + 3 * 5 + 5, 7 * 5
-    assert (forward.operations, forward.bytes, forward.peak) == (1, FLOAT * (operands + out), FLOAT * out)
-    products = (out + 15 + 21) * 2  # gradient of the input: of 7 x 5 by 5 x 3; of the weight: of 5 x 7 by 7 x 3
-    bias, ones = out + 5, out
+    out = 7 * 5
+    assert (forward.operations, forward.peak) == (1, FLOAT * out)
     assert training.operations == 5
-    assert training.bytes == forward.bytes + FLOAT * (products + bias + ones)
     assert training.peak == FLOAT * (out + out + 21 + 15 + 5)
 
 
 @pytest.mark.parametrize(
-    ("function", "launches", "numbers"),
+    ("function", "launches"),
     [
-        (lambda x: x * x, 1, 2 * 35),  # an operand given twice is read once
-        (lambda x: torch.zeros_like(x).copy_(x), 2, 3 * 35),  # zeros written, x read, the copy written
-        (lambda x: x.clone().add_(1), 2, 4 * 35),
-        (lambda x: x.sum(), 1, 36),
-        # two int64 made and read
-        (lambda x: x.index_select(0, torch.zeros(2, dtype=torch.int64, device=x.device)), 2, 2 * 14 + 2 * 4),
-        (lambda x: x[:, :3] * 1, 1, 15 + 15),
-        (lambda x: x[0].expand(11, 7) * 1, 1, 7 + 77),
-        (lambda x: x.flatten().unfold(0, 5, 1) * 1, 1, 35 + 31 * 5),  # windows share what they hold
-        (lambda x: x.mT.reshape(35)[7:].unflatten(0, (2, 14)).mT * 1, 2, 2 * 35 + 2 * 28),  # reshape copies here
+        (lambda x: x * x, 1),
+        (lambda x: torch.zeros_like(x).copy_(x), 2),
+        (lambda x: x.clone().add_(1), 2),
+        (lambda x: x.index_select(0, torch.zeros(2, dtype=torch.int64, device=x.device)), 2),
+        (lambda x: x[0].expand(11, 7) * 1, 1),
+        (lambda x: x.flatten().unfold(0, 5, 1) * 1, 1),
+        (lambda x: x.mT.reshape(35)[7:].unflatten(0, (2, 14)).mT * 1, 2),  # reshape copies here
+        (lambda x: torch.empty_like(x), 0),
     ],
 )
-def test_counts_of_operations_are_those_by_hand(function, launches, numbers):
-    """Views and allocations are no launches."""
+def test_views_and_allocations_are_no_launches(function, launches):
     forward, _ = eager(function, (5, 7))
-    assert (forward.operations, forward.bytes) == (launches, FLOAT * numbers)
+    assert forward.operations == launches
 
 
 def test_the_peak_of_memory_forgets_what_was_freed():
@@ -93,7 +87,6 @@ def test_counts_of_compiled_kernels_are_those_by_hand():
     function = Call(lambda linear, x: linear(x).relu().softmax(1), nn.Linear(64, 64, bias=False))
     forward, training = compiled_of(function, {"x": torch.randn(128, 64)})
     assert [(g.kernels, g.libraries) for g in forward] == [(1, ["aten.mm.out"])]
-    assert forward[0].bytes == FLOAT * (2 * 128 * 64 + 64 * 64 + 2 * 128 * 64)
     assert [len(g.libraries) for g in training] == [1, 2]
 
 

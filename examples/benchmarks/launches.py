@@ -1,4 +1,4 @@
-"""Launches and traffic of layers on a GPU, counted without one: the table of docs/performance.md.
+"""Launches and memory of layers on a GPU, counted without one: the table of docs/performance.md.
 
 python examples/benchmarks/launches.py [LAYER ...] [--write]
 """
@@ -134,14 +134,12 @@ def measured(name: str, size: str) -> list[tuple[Any, Any]]:
 
 
 def row(name: str, found: dict[str, list[tuple[Any, Any]]]) -> str:
-    """A row of the table: launches at both sizes, GiB moved at the large one, and the peak of memory."""
+    """A row of the table: launches at both sizes, and the peak of memory at the large one."""
     cells = []
     for way in range(2):
         for size in SIZES:
             eager, fused = found[size][way]
             cells.append(f"{eager.launches:,} / {fused.launches:,}")
-    for eager, fused in found["large"]:
-        cells.append(f"{eager.bytes / 2**30:.2f} / {fused.bytes / 2**30:.2f}")
     return f"| {name} | {' | '.join(cells)} | {found['large'][1][0].peak / 2**30:.2f} |"
 
 
@@ -152,7 +150,7 @@ def main() -> None:
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     titles = ["layer", *(f"{way}, {size}" for way in ("forward", "training") for size in SIZES)]
-    titles += ["GiB moved, forward", "GiB moved, training", "peak, GiB"]
+    titles.append("peak, GiB")
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for name in args.layers:
         lines.append(row(name, {size: measured(name, size) for size in SIZES}))

@@ -84,17 +84,16 @@ def differentiable():
 
 @dataclass
 class Compiled:
-    """Launches of kernels inductor made and of libraries' (matrix products, FFTs, ...), the calls of this library's own
-    operators, and bytes read and written but for those operators'."""
+    """Kernels that inductor made, calls of libraries (matrix products, FFTs, ...), and calls of this library's own
+    operators."""
 
     kernels: int = 0
     libraries: list[str] = field(default_factory=list)
     own: list[tuple[Any, Any, Any]] = field(default_factory=list)
-    bytes: int = 0
 
     def launches(self) -> Cell:
         """Of all, those of the own operators' bodies included."""
-        alone = Cell(self.kernels + len(self.libraries), self.bytes)
+        alone = Cell(self.kernels + len(self.libraries))
         return total([alone, *(of_body(*call) for call in self.own)])
 
 
@@ -178,7 +177,6 @@ def _count(gm: torch.fx.GraphModule, inference: bool, backward: bool) -> Compile
         with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]):
             graph.run(*inputs)
             code, _ = graph.codegen()
-            out.bytes = graph.count_bytes()[0]
             for node in graph.scheduler.nodes:
                 if node.is_extern():
                     _library(node, out)
@@ -190,7 +188,6 @@ def _library(node: Any, out: Compiled) -> None:
     kernel = node.node
     func = getattr(kernel, "op_overload", None)
     if func is not None and func.namespace == "tg_equiattn":
-        out.bytes -= node.get_read_write_buffers_sizes()
         called = kernel.fx_node if hasattr(kernel, "fx_node") else kernel.origin_node
         out.own.append((func, *tree_map(_shape, (called.args, called.kwargs))))
     elif not isinstance(kernel, ir.MultiOutput) and (func is None or not func.is_view):

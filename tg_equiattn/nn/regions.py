@@ -13,7 +13,9 @@ from .vector.clifford import MultivectorMLP
 _REGIONS = (MultivectorMLP, GroupAttentionBlock, PerformerBlock)
 
 
-def compile_regions(model: nn.Module, kinds: tuple[type[nn.Module], ...] = _REGIONS, **options: Any) -> nn.Module:
+def compile_regions(
+    model: nn.Module, kinds: tuple[type[nn.Module], ...] = _REGIONS, **compile_kwargs: Any
+) -> nn.Module:
     """Compile the regions of a model in place, each with :meth:`torch.nn.Module.compile`.
 
     In eager mode on a GPU, launching kernels takes most of the time of a small model. A compiled region launches a few
@@ -25,7 +27,7 @@ def compile_regions(model: nn.Module, kinds: tuple[type[nn.Module], ...] = _REGI
         kinds: Classes of regions. The default is Clifford MLPs, the gates of :class:`SE3HyenaOperator` among them,
             :class:`GroupAttentionBlock` and the blocks of :class:`RelativePerformer`. Add the class of a block of your
             own to compile it.
-        options: Arguments of :func:`torch.compile`, such as ``mode`` or ``dynamic``.
+        compile_kwargs: Arguments of :func:`torch.compile`, such as ``mode`` or ``dynamic``.
 
     Returns:
         The same model.
@@ -45,7 +47,7 @@ def compile_regions(model: nn.Module, kinds: tuple[type[nn.Module], ...] = _REGI
             "to compile in kinds, or call torch.compile(model)"
         )
     for region in regions:
-        region.compile(**options)
+        region.compile(**compile_kwargs)
     return model
 
 

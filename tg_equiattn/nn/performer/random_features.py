@@ -97,6 +97,7 @@ class RandomFeatures(nn.Module):
     """
 
     seed_digits: Tensor
+    drawn: Tables
 
     def __init__(
         self, num_random_features: int, dim: int, redraw_interval: int | None = None, *, paired: bool = False
