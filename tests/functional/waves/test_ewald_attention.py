@@ -18,6 +18,12 @@ LARGEST = 2.0, 4.0
 PROMISED = 1e-4
 
 
+@pytest.fixture(autouse=True)
+def _skip_without_finufft(request):
+    if "nufft" in request.node.name:
+        pytest.importorskip("finufft")
+
+
 def kernels(lmax=1, heads=2, narrow=False, kinds=(Gaussian, Coulomb)):
     """Two kernels of each of two kinds for each head; as narrow as they may be, if ``narrow``."""
     lows = torch.tensor([low for low, _ in BOUNDS], dtype=torch.float64)
