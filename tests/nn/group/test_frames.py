@@ -10,7 +10,7 @@ from torch import nn
 
 from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic, dihedral
-from tg_equiattn.nn import GroupAttention, GroupLinear
+from tg_equiattn.nn import GroupAttention, GroupLinear, LiftingAttention
 from tg_equiattn.tables import Tables
 from tg_equiattn.testing import equivariance_error
 
@@ -130,3 +130,33 @@ def test_extreme_scores(kernel_size, device):
     expected = frame_attention(*exact, window=window, backend="plain")
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-2)
     assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(out.sum(), single))
+
+
+@pytest.mark.parametrize(
+    ("channels", "heads", "relation", "width"),
+    [
+        (16, 8, "frame", 2),
+        (20, 8, "frame", 3),
+        (4, 8, "frame", 2),
+        (4, 8, "relative", 3),
+        (64, 8, "relative", 8),
+    ],
+)
+def test_heads_together_are_as_wide_as_the_output(channels, heads, relation, width):
+    """By default; a head has at least one channel for each part of the axial encoding."""
+    layer = GroupAttention(cyclic(4), 5, channels, heads=heads, relation=relation)
+    assert layer.head_channels == width
+
+
+def test_lifting_keeps_less_than_its_scores_for_backward():
+    """At the defaults, what autograd keeps is smaller than the scores of a single head."""
+    layer, x = LiftingAttention(cyclic(8), 3, 16), torch.randn(2, 3, 24, 24, requires_grad=True)
+    sizes: dict[int, int] = {}
+
+    def pack(tensor):
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(x)
+    assert sum(sizes.values()) < 4 * 2 * 8 * layer.window.count() * 24 * 24
