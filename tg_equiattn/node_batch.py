@@ -269,12 +269,9 @@ class PaddedBatch:
         self.node_batch, self.count, self.length = node_batch, count, length
         self.mask, self.graph, self.key, self._slots = mask, graph, key, slots
 
-    @property
-    def slot(self) -> Int[Tensor, " nodes"]:
-        """The slot of each node among all slots."""
-        if self._slots is None:
-            return torch.arange(self.node_batch.nodes, device=self.node_batch.sizes.device)
-        return self._slots.slot
+    def slots_of(self, nodes: Int[Tensor, " some"]) -> Int[Tensor, " some"]:
+        """The slots of some nodes among all slots."""
+        return nodes if self._slots is None else self._slots.slot[nodes]
 
     @property
     def lengths(self) -> Int[Tensor, " rows"] | None:

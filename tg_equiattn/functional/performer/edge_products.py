@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...edges import CSR
 from ...modes import full_precision
+from ...neighbors import SortedPairs
 from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
 from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
@@ -30,23 +31,23 @@ with warnings.catch_warnings():  # torch says once in a process that CSR tensors
 
 
 def edge_dot(
-    query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], relation: CSR
+    query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], relation: CSR | SortedPairs
 ) -> Float[Tensor, "heads pairs"]:
     """Queries times keys at the pairs of a relation."""
-    form = choose_form(query, query.shape[0] * relation.row.shape[0])
+    form = choose_form(query, query.shape[0] * relation.row.shape[0], few=True)
     if form == DEFINITION:
         return gathered_edge_dot(query, key, relation.row, relation.col)
     if form == FUSABLE:  # rows are read where they are multiplied
         return _whole_edge_dot(query, key, relation.row, relation.col)
-    return csr_edge_dot(query, key, *relation)
+    return csr_edge_dot(query, key, *relation.csr)
 
 
 def edge_sum(
-    weight: Float[Tensor, "heads pairs"], value: Float[Tensor, "heads cols d"], relation: CSR
+    weight: Float[Tensor, "heads pairs"], value: Float[Tensor, "heads cols d"], relation: CSR | SortedPairs
 ) -> Float[Tensor, "heads rows d"]:
     """Sum over each row's pairs of weights times values."""
-    if choose_form(value, value.shape[0] * relation.row.shape[0]) == OPERATOR:
-        return csr_edge_sum(weight, value, *relation)
+    if choose_form(value, value.shape[0] * relation.row.shape[0], few=True) == OPERATOR:
+        return csr_edge_sum(weight, value, *relation.csr)
     return gathered_edge_sum(weight, value, relation.row, relation.col, relation.num_rows)
 
 
@@ -55,6 +56,7 @@ def gathered_edge_dot(
     col: Int[Tensor, " pairs"], chunk: int = 4096,
 ) -> Float[Tensor, "heads pairs"]:  # fmt: skip
     """:func:`edge_dot`, ``chunk`` pairs at a time."""
+    pairs = zip(row.split(chunk), col.split(chunk), strict=True)
     pairs = zip(row.split(chunk), col.split(chunk), strict=True)
     return torch.cat([torch.linalg.vecdot(query[:, i], key[:, j]) for i, j in pairs], -1)
 

@@ -48,7 +48,7 @@ def feature_summary(
 
     Log features are W k - norm |k|^2. A group without keys has content 0 and the smallest finite key_lse.
     """
-    form = choose_form(key, key[..., 0].numel() * len(projection), plain)
+    form = choose_form(key, key[..., 0].numel() * len(projection), plain, few=True)
     summary = chunked_summary if form == OPERATOR else plain_summary
     return summary(key, value, projection, mask, norm)
 
@@ -58,7 +58,7 @@ def feature_readout(
     content: Float[Tensor, "groups features e"], key_lse: Float[Tensor, "groups features"], plain: bool = False,
 ) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:  # fmt: skip
     """Outputs and log-sum-exps of queries over the features."""
-    form = choose_form(query, query[..., 0].numel() * len(projection), plain)
+    form = choose_form(query, query[..., 0].numel() * len(projection), plain, few=True)
     readout = chunked_readout if form == OPERATOR else plain_readout
     return readout(query, content, key_lse, projection)
 
