@@ -153,7 +153,7 @@ def drop_keys(value: Float[Tensor, "heads nodes e"], dropout: float) -> Float[Te
 
 def feature_norm(query: Float[Tensor, "... d"], projection: Float[Tensor, "features d"]) -> Float[Tensor, "... 1"]:
     """The term of a query's log features that is the same for all features."""
-    return -query.square().sum(-1, keepdim=True) * (query.shape[-1] ** -0.5 / 2) - math.log(projection.shape[0])
+    return query.square().sum(-1, keepdim=True) * (query.shape[-1] ** -0.5 / -2) - math.log(projection.shape[0])
 
 
 def feature_attention(
@@ -172,24 +172,13 @@ def feature_attention(
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
         w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
-        if variance is None:
-            content, lse = feature_summary(key.to(dtype), value.to(dtype), w, mask, scale / 2, plain)
-        else:
-            content, lse = _summary_with_variance(key.to(dtype), value.to(dtype), w, mask, variance.to(dtype), plain)
+        query, key, norm = query.to(dtype), key.to(dtype), scale / 2
+        if variance is not None:
+            each = variance.to(dtype)[:, None, None]
+            query, key, norm = query * each.sqrt(), key * each.sqrt(), norm / each
+        content, lse = feature_summary(key, value.to(dtype), w, mask, norm, plain)
         content, lse = (content, lse) if merge is None else merge(content, lse)
-        query = query.to(dtype)
         if variance is not None:
             lse = lse + log_weights(projection.to(dtype), variance.to(dtype))
-            query = query * variance.to(dtype).sqrt()[:, None, None]
         out, query_lse = feature_readout(query, w, content, lse, plain)
     return out.to(value.dtype), query_lse[..., None]
-
-
-def _summary_with_variance(
-    key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"], w: Float[Tensor, "features d"],
-    mask: Bool[Tensor, "groups nodes"] | None, variance: Float[Tensor, " groups"], plain: bool,
-) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
-    """:func:`feature_summary` of keys that are scaled by the root of a variance; their own norm is one more channel."""
-    norm = key.square().sum(-1, keepdim=True) * (key.shape[-1] ** -0.5 / -2)
-    wide = torch.cat([key * variance.sqrt()[:, None, None], norm], -1)
-    return feature_summary(wide, value, torch.nn.functional.pad(w, (0, 1), value=1.0), mask, 0.0, plain)

@@ -18,12 +18,14 @@ from torch import Tensor
 from ...edges import CSR
 from ...modes import full_precision
 from ...neighbors import SortedPairs
-from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
+from ..backend import FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
 from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+
+_PAIRS = 4096  # whose rows are gathered at a time
 
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
     warnings.simplefilter("ignore")
@@ -35,11 +37,11 @@ def edge_dot(
 ) -> Float[Tensor, "heads pairs"]:
     """Queries times keys at the pairs of a relation."""
     form = choose_form(query, query.shape[0] * relation.row.shape[0], few=True)
-    if form == DEFINITION:
-        return gathered_edge_dot(query, key, relation.row, relation.col)
-    if form == FUSABLE:  # rows are read where they are multiplied
+    if form == OPERATOR:
+        return csr_edge_dot(query.contiguous(), key.contiguous(), *relation.csr)
+    if form == FUSABLE or relation.row.shape[0] <= _PAIRS:  # compilers read rows where they multiply them
         return _whole_edge_dot(query, key, relation.row, relation.col)
-    return csr_edge_dot(query, key, *relation.csr)
+    return gathered_edge_dot(query, key, relation.row, relation.col)
 
 
 def edge_sum(
@@ -47,13 +49,13 @@ def edge_sum(
 ) -> Float[Tensor, "heads rows d"]:
     """Sum over each row's pairs of weights times values."""
     if choose_form(value, value.shape[0] * relation.row.shape[0], few=True) == OPERATOR:
-        return csr_edge_sum(weight, value, *relation.csr)
+        return csr_edge_sum(weight, value.contiguous(), *relation.csr)
     return gathered_edge_sum(weight, value, relation.row, relation.col, relation.num_rows)
 
 
 def gathered_edge_dot(
     query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], row: Int[Tensor, " pairs"],
-    col: Int[Tensor, " pairs"], chunk: int = 4096,
+    col: Int[Tensor, " pairs"], chunk: int = _PAIRS,
 ) -> Float[Tensor, "heads pairs"]:  # fmt: skip
     """:func:`edge_dot`, ``chunk`` pairs at a time."""
     pairs = zip(row.split(chunk), col.split(chunk), strict=True)

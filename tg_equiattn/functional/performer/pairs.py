@@ -185,8 +185,9 @@ def _with_near(
     times has a sum of several terms, if ``repeats``, and the addends are then those of all scores."""
     if not repeats:
         added = torch.nn.functional.softplus(logs, threshold=40)  # the logarithm beyond it is exact
-        return scores.index_add(1, index, added), added
-    top = torch.zeros_like(scores).scatter_reduce(1, index.expand_as(logs), logs.detach(), "amax")
+        return scores.scatter_add(1, index.expand_as(added), added), added
+    every = index.expand_as(logs)
+    top = torch.zeros_like(scores).scatter_reduce(1, every, logs.detach(), "amax")
     weights = (logs - top.index_select(1, index)).exp()
-    added = top + (-top).exp().index_add(1, index, weights).log()
+    added = top + (-top).exp().scatter_add(1, every, weights).log()
     return scores + added, added
