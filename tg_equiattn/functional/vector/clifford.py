@@ -171,6 +171,7 @@ class ProductTables(NamedTuple):
         right: right component, for all pairs of a component of a product and a left component; 0 if it is not there.
         paths: grade path of each of these pairs.
         signs: sign of each of these pairs; 0 if the right component is not there.
+        one: the number 1.
     """
 
     present: Int[Tensor, " grades"]
@@ -180,6 +181,7 @@ class ProductTables(NamedTuple):
     right: Int[Tensor, " pairs"]
     paths: Int[Tensor, " pairs"]
     signs: Float[Tensor, "pairs 1"]
+    one: Float[Tensor, ""]
 
 
 def product_tables(grades: tuple[int, ...]) -> ProductTables:
@@ -191,7 +193,7 @@ def product_tables(grades: tuple[int, ...]) -> ProductTables:
     signs = [SIGNS[j][i] * (k in left) for j, i, k in pairs]
     position, place = [grades.index(g) for g in grade], [out.index(n) for n in left]
     tables = (torch.tensor(x) for x in (grades, grade, position, place, right, paths))
-    return ProductTables(*tables, torch.tensor(signs, dtype=torch.float64).view(-1, 1))
+    return ProductTables(*tables, torch.tensor(signs).double().view(-1, 1), torch.ones((), dtype=torch.float64))
 
 
 def channelwise_product_of_components(

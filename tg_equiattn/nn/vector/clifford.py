@@ -87,7 +87,8 @@ class CliffordBlock(nn.Module):
 
     def __init__(self, channels: int, grades: Sequence[int], bias: bool = True) -> None:
         super().__init__()
-        self.channels, self.grades, self.tables = channels, tuple(grades), Tables(functools.partial(product_tables, tuple(grades)))
+        self.channels, self.grades = channels, tuple(grades)
+        self.tables = Tables(functools.partial(product_tables, self.grades))
         self.gate = nn.Parameter(torch.empty(4, channels))
         self.gate_bias = nn.Parameter(torch.empty(4, channels))
         self.weight = nn.Parameter(torch.empty(4, channels, channels))
@@ -118,17 +119,21 @@ class CliffordBlock(nn.Module):
         else:
             y = torch.baddbmm(F.pad(self.bias[None, :, None], (0, 0, 0, 0, 0, len(weight) - 1)), weight, x)
         norms = (torch.cat(self._square_norms(y)) + _EPS).sqrt()
-        divisors = torch.sigmoid(self._rows(self.grade_norm, tables)) * (norms - 1) + 1
+        divisors = torch.lerp(tables.one, norms, torch.sigmoid(self._rows(self.grade_norm, tables)))
         z = self._product(x, y / divisors.index_select(0, tables.position), tables)
         z = y + z if len(z) == len(y) else z.index_add(0, tables.place, y)
-        size = (0.5 * (z * z).sum(0) + _EPS).sqrt().mean(0)
-        return z * (0.5**0.5 * self.scale[:, None] / (size + 1e-6))
+        size = ((z * z).sum(0) + 2 * _EPS).sqrt().mean(0)  # the root of 2 of the sum divides out
+        return z * (self.scale[:, None] / (size + 2**0.5 * 1e-6))
 
-    def _rows(self, parameter: Float[Tensor, "4 channels"], tables: ProductTables) -> Float[Tensor, "grades channels 1"]:
+    def _rows(
+        self, parameter: Float[Tensor, "4 channels"], tables: ProductTables
+    ) -> Float[Tensor, "grades channels 1"]:
         """A parameter of the grades of the input."""
         return (parameter if len(self.grades) == 4 else parameter.index_select(0, tables.present))[..., None]
 
-    def _square_norms(self, x: Float[Tensor, "components channels tokens"]) -> list[Float[Tensor, "grades channels tokens"]]:
+    def _square_norms(
+        self, x: Float[Tensor, "components channels tokens"]
+    ) -> list[Float[Tensor, "grades channels tokens"]]:
         """Squared norms of grade 0, of grades 1 and 2, and of grade 3."""
         vectors, last = (1 in self.grades) + (2 in self.grades), 3 in self.grades
         scalar, squares, pseudoscalar = (x * x).split((1, 3 * vectors, int(last)))
@@ -233,7 +238,7 @@ class CliffordMLP(nn.Module):
             return out.view(*x.shape[:-2], self.out_channels, COMPONENTS)
 
     def _of_block(self, x: Tensor) -> Tensor:
-        out = torch.cat(self.mlp(list(x.permute(2, 1, 0).split(GRADE_SIZES))))
+        out = torch.cat(self.mlp(list(x.permute(2, 1, 0).contiguous().split(GRADE_SIZES))))
         return out.permute(2, 1, 0).contiguous()
 
     def reset_parameters(self) -> None:
