@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision
-from ...node_batch import NodeBatch, PaddedBatch
+from ...node_batch import NodeBatch
 from .feature_attention import feature_readout, feature_summary
-from .graph_rows import GraphRows, graph_rows
+from .graph_rows import graph_rows
 from .random_features import log_weights
 
 if TYPE_CHECKING:
@@ -123,27 +123,14 @@ def linear_attention_impl(
         return content.flatten(0, 1), lse.flatten(0, 1)
 
     mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
-    query, key, value = (pack_heads(x, rows) for x in (query, key, value))
+    query, key, value = (rows.pack(x, 1) for x in (query, key, value))
     flat_query, flat_key, flat_value = (x.flatten(0, 1) for x in (query, key, value))
-    if variance is not None:
+    if variance is not None and query.shape[1] != 1:
         variance = variance[:, None].expand(-1, query.shape[1]).flatten()
-    out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merge, variance=variance)
-    out, lse = (x.unflatten(0, query.shape[:2]) for x in (out, lse))
-    return unpack_heads(out, rows), unpack_heads(lse, rows)
-
-
-def pack_heads(
-    x: Float[Tensor, "heads nodes ..."], rows: PaddedBatch | GraphRows
-) -> Float[Tensor, "heads rows length ..."]:
-    """Nodes in rows."""
-    return rows.pack(x.transpose(0, 1)).movedim(2, 0)
-
-
-def unpack_heads(
-    x: Float[Tensor, "heads rows length ..."], rows: PaddedBatch | GraphRows
-) -> Float[Tensor, "heads nodes ..."]:
-    """The inverse of :func:`pack_heads`."""
-    return rows.unpack(x.movedim(0, 2)).transpose(0, 1)
+    merged = merge if rows.merges else None
+    out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merged, variance=variance)
+    out, lse = (rows.unpack(x.unflatten(0, query.shape[:2]), 1) for x in (out, lse))
+    return out, lse
 
 
 def drop_keys(value: Float[Tensor, "heads nodes e"], dropout: float) -> Float[Tensor, "heads nodes e"]:

@@ -14,7 +14,6 @@ from ...neighbors import NeighborList, SortedPairs
 from ...node_batch import NodeBatch, PaddedBatch
 from ..chunks import checkpointed, is_whole
 from ..softmax_attention import softmax_attention
-from .attention import pack_heads, unpack_heads
 from .edge_products import edge_sum
 
 if TYPE_CHECKING:
@@ -87,11 +86,11 @@ def pair_attention_impl(
         )
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
-        q, k, v = (pack_heads(x.to(dtype), rows) for x in (query, key, value))
+        q, k, v = (rows.pack(x.to(dtype), 1) for x in (query, key, value))
         if near is None and not dropout and query.shape[-1] == value.shape[-1]:
             mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
             out = softmax_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask)
-            return unpack_heads(out.unflatten(0, (heads, rows.count)), rows).to(value.dtype)
+            return rows.unpack(out.unflatten(0, (heads, rows.count)), 1).to(value.dtype)
         entries = None if near is None else _Entries.of(near, rows, dtype)
         repeats = near is not None and near.pairs.repeats is not False  # unread pairs may repeat
         with_shares = near is not None and near.values is not None
@@ -100,7 +99,7 @@ def pair_attention_impl(
             out, shares = attend(q, k, v, rows.mask, *(entries or (None, None)))
         else:
             out, shares = _in_chunks(attend, q, k, v, rows.mask, entries, chunk)
-        out = unpack_heads(out, rows)
+        out = rows.unpack(out, 1)
         if near is not None and near.values is not None and shares is not None:
             of_pairs, own = shares.split([near.bias.shape[1], near.pairs.nodes], 1)
             out = out + near.added_values(of_pairs, own[..., None])
