@@ -120,7 +120,7 @@ def test_compiled_kernels_by_hand():
 
 
 def test_bodies_of_own_operators_are_counted(monkeypatch):
-    monkeypatch.setattr(fft_convolution, "choose_form", lambda *_: OPERATOR)  # as of what is more than a tile
+    monkeypatch.setattr(fft_convolution, "choose_form", lambda *_, **__: OPERATOR)  # as of what is more than a tile
     (forward,), _ = compiled_of(*CASES["vector_long_conv"].build(torch.float32))
     assert [str(func) for func, *_ in forward.own] == ["tg_equiattn.fft_convolution.default"]
     found = forward.launches()

@@ -63,7 +63,7 @@ class CliffordLinear(nn.Module):
             if weight is not None and part.shape[1]:
                 out.append(torch.bmm(weight.expand(size, -1, -1), part))
             else:
-                out.append(part.new_zeros(size, o, part.shape[2]) if o else part[:, :0])
+                out.append(part.new_zeros(size, o, part.shape[2]))
         if self.bias is not None:
             out[0] = out[0] + self.bias[:, None]
         return out
