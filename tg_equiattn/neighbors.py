@@ -155,13 +155,13 @@ class NeighborList(SortedPairs):
                 self_features = _features_of_loops(target, nodes, features, distinct, mask)
             mask = distinct if mask is None else mask & distinct
         order, mask = _order(target, mask, concrete), None if concrete else mask
-        fields = (target, source, offsets, mask, features, weights)
         if order is not None:
-            fields = tuple(None if x is None else x[order] for x in fields)
-        target, source, offsets, *others = fields
+            target, source, offsets = target[order], source[order], offsets[order]
+            mask, features, weights = (None if x is None else x[order] for x in (mask, features, weights))
         super().__init__(
-            target.contiguous(), source.contiguous(), nodes, offsets, *others, self_features, between_positions
-        )
+            target.contiguous(), source.contiguous(), nodes, offsets, mask, features, weights, self_features,
+            between_positions,
+        )  # fmt: skip
 
     @classmethod
     def from_edges(
@@ -218,7 +218,7 @@ def _features_of_loops(target: Tensor, nodes: int, features: Tensor, distinct: T
 
 
 def _order(target: Tensor, mask: Tensor | None, concrete: bool) -> Tensor | None:
-    """The order of pairs by target, ``None`` if they have it. If values are read, pairs outside the mask are left out."""
+    """The order of pairs by target; ``None`` if they have it. If values are read, it leaves out masked pairs."""
     if concrete and mask is not None and not bool(mask.all()):
         order = mask.nonzero()[:, 0]
         return order[torch.argsort(target[order], stable=True)]

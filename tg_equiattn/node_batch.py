@@ -282,13 +282,13 @@ class PaddedBatch:
         """Values of graphs for each row."""
         return x if self.graph is None else x.index_select(0, self.graph)
 
-    def pack(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> Shaped[Tensor, "..."]:
+    def pack(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> Tensor:
         """Values of nodes, along an axis, in their slots (rows, length), zero where there is no node."""
         if self._slots is not None:
             x = self._slots.pack(x.movedim(dim, 0)).movedim(0, dim)
         return x.unflatten(dim, (self.count, self.length))
 
-    def unpack(self, x: Shaped[Tensor, "*before rows length *after"], dim: int = 0) -> Shaped[Tensor, "..."]:
+    def unpack(self, x: Shaped[Tensor, "*before rows length *after"], dim: int = 0) -> Tensor:
         """The inverse of :meth:`pack`."""
         x = x.flatten(dim, dim + 1)
         return x if self._slots is None else self._slots.unpack(x.movedim(dim, 0)).movedim(0, dim)

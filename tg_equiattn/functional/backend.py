@@ -26,14 +26,14 @@ def choose_form(x: Tensor, numbers: int, plain: bool = False, few: bool = False)
         x: an operand, on the device where the operator runs.
         numbers: size of each of the four large tensors that the fusable form makes. It is chosen if they fit in memory.
         plain: ask for the definition.
-        few: ask for the definition where ``numbers`` are so few that a CPU takes longer to call the operator. Modes that
-            count or trace operations see the operator.
+        few: ask for the definition where ``numbers`` are so few that a CPU takes longer to call the operator. Dispatch
+            modes, which count or trace operations, see the operator.
     """
     if use_plain(plain):
         return DEFINITION
-    if few and x.device.type == "cpu" and not torch.compiler.is_compiling():
-        if 0 < numbers <= FEW_NUMBERS and not torch._C._len_torch_dispatch_stack():
-            return DEFINITION
+    eager = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+    if few and x.device.type == "cpu" and eager and 0 < numbers <= FEW_NUMBERS:
+        return DEFINITION
     if x.device.type == "cpu" or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return OPERATOR  # exported programs are for all sizes, so that no size can decide
     return FUSABLE if numbers <= tile_numbers(x.device, 0, 4) else OPERATOR

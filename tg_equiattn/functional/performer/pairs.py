@@ -107,10 +107,10 @@ def pair_attention_impl(
 
 
 class _Entries(NamedTuple):
-    """Near pairs, followed by each node with itself: the index among the scores (rows, length, length) of a head, and
-    b - f of each head."""
+    """Near pairs, followed by each node with itself: the flat index among the scores (rows, length,
+    length) of a head, and b - f of each head."""
 
-    index: Int[Tensor, " entries"]
+    flat_index: Int[Tensor, " entries"]
     logs: Float[Tensor, "heads entries"]
 
     @classmethod
@@ -134,8 +134,9 @@ class _Entries(NamedTuple):
 
 def _attend(
     q: Float[Tensor, "heads rows queries d"], k: Float[Tensor, "heads rows keys d"],
-    v: Float[Tensor, "heads rows keys e"], mask: Bool[Tensor, "rows keys"] | None, index: Int[Tensor, " entries"] | None,
-    logs: Float[Tensor, "heads entries"] | None, *, dropout: float, repeats: bool, with_shares: bool,
+    v: Float[Tensor, "heads rows keys e"], mask: Bool[Tensor, "rows keys"] | None,
+    index: Int[Tensor, " entries"] | None, logs: Float[Tensor, "heads entries"] | None, *, dropout: float,
+    repeats: bool, with_shares: bool,
 ) -> tuple[Float[Tensor, "heads rows queries e"], Float[Tensor, "heads entries"] | None]:  # fmt: skip
     """Outputs of some rows and queries over valid keys; and the share of each entry's weight that is its near term."""
     scores, shares = torch.matmul(q * q.shape[-1] ** -0.5, k.mT), None
@@ -160,10 +161,11 @@ def _in_chunks(attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ent
     for first in range(0, rows, count):
         some, parts = slice(first, first + count), []
         for begin in range(0, length, queries):
-            some_q, near = q[:, some, begin : begin + queries], (None, None)
+            some_q = q[:, some, begin : begin + queries]
+            near: tuple[Tensor | None, ...] = (None, None)
             if entries is not None:
                 start = (first * length + begin) * length
-                index = entries.index - start
+                index = entries.flat_index - start
                 mine = ((index >= 0) & (index < some_q[0, ..., 0].numel() * length)).nonzero()[:, 0]
                 near = index.index_select(0, mine), entries.logs.index_select(1, mine)
                 chosen.append(mine)

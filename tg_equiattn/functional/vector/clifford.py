@@ -186,14 +186,17 @@ class ProductTables(NamedTuple):
 
 def product_tables(grades: tuple[int, ...]) -> ProductTables:
     left, out = ([n for n in range(COMPONENTS) if GRADE_OF[n] in some] for some in (grades, grades_of_products(grades)))
-    pairs = [(j, i, RIGHT[j][i]) for j in out for i in left]
-    grade = [GRADE_OF[n] for n in left]
-    right = [left.index(k) if k in left else 0 for *_, k in pairs]
-    paths = [PATHS.index((GRADE_OF[i], GRADE_OF[k], GRADE_OF[j])) for j, i, k in pairs]
-    signs = [SIGNS[j][i] * (k in left) for j, i, k in pairs]
-    position, place = [grades.index(g) for g in grade], [out.index(n) for n in left]
-    tables = (torch.tensor(x) for x in (grades, grade, position, place, right, paths))
-    return ProductTables(*tables, torch.tensor(signs).double().view(-1, 1), torch.ones((), dtype=torch.float64))
+    pairs, grade = [(j, i, RIGHT[j][i]) for j in out for i in left], [GRADE_OF[n] for n in left]
+    return ProductTables(
+        present=torch.tensor(grades),
+        grade=torch.tensor(grade),
+        position=torch.tensor([grades.index(g) for g in grade]),
+        place=torch.tensor([out.index(n) for n in left]),
+        right=torch.tensor([left.index(k) if k in left else 0 for *_, k in pairs]),
+        paths=torch.tensor([PATHS.index((GRADE_OF[i], GRADE_OF[k], GRADE_OF[j])) for j, i, k in pairs]),
+        signs=torch.tensor([[SIGNS[j][i] * (k in left)] for j, i, k in pairs], dtype=torch.float64),
+        one=torch.ones((), dtype=torch.float64),
+    )
 
 
 def channelwise_product_of_components(
