@@ -6,7 +6,6 @@ definite parity, so channels of both parities pass through side by side.
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -65,7 +64,7 @@ class TokenNetwork(StoresSettings):
             x, tokens = place_tokens(
                 x.to(reference.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
                 invariants=[slice(0, self.in_grades.scalars)],
-                needs_positions=self._needs_positions,
+                needs_positions=pos is None and self.reachable(self.in_grades) != self.out_grades,
             )  # fmt: skip
             out = self(x, tokens._replace(edges=self._edges(edge_index, edge_attr, tokens)))
             return out if self.pool else tokens.restore(out)
@@ -93,11 +92,6 @@ class TokenNetwork(StoresSettings):
     def reachable(self, given: Grades) -> Grades:
         """Output channels that can differ from zero if only the input grades ``given`` do."""
         return self.out_grades
-
-    @functools.cached_property
-    def _needs_positions(self) -> bool:
-        """True if part of the output would always be zero without positions."""
-        return self.reachable(self.in_grades) != self.out_grades
 
     def check_reachable(self, name: str) -> None:
         """Raise ValueError, naming the argument that sets the output, if part of the output would always be zero."""
