@@ -159,13 +159,15 @@ def feature_attention(
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
         w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
-        query, key, norm = query.to(dtype), key.to(dtype), scale / 2
-        if variance is not None:
+        query, key = query.to(dtype), key.to(dtype)
+        if variance is None:
+            content, lse = feature_summary(key, value.to(dtype), w, mask, scale / 2, plain)
+        else:
             each = variance.to(dtype)[:, None, None]
-            query, key, norm = query * each.sqrt(), key * each.sqrt(), norm / each
-        content, lse = feature_summary(key, value.to(dtype), w, mask, norm, plain)
+            root = each.sqrt()
+            content, lse = feature_summary(key * root, value.to(dtype), w, mask, scale / 2 / each, plain)
         content, lse = (content, lse) if merge is None else merge(content, lse)
         if variance is not None:
-            lse = lse + log_weights(projection.to(dtype), variance.to(dtype))
+            lse, query = lse + log_weights(projection.to(dtype), variance.to(dtype)), query * root
         out, query_lse = feature_readout(query, w, content, lse, plain)
     return out.to(value.dtype), query_lse[..., None]
