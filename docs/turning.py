@@ -1,4 +1,4 @@
-"""Draw docs/_static/turning.png: a digit, the digit rotated, and feature maps of two trained models. Takes no arguments.
+"""Draw docs/_static/turning.png: feature maps of two trained models, of a digit and of the digit rotated.
 
 Both models are trained to read upright digits. Nothing else differs than group attention in place of convolutions.
 """

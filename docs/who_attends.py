@@ -102,7 +102,10 @@ def cell() -> None:
     kernel = (-(points - atoms[0]).square().sum(-1) / (2 * 1.5**2)).exp()
     wave = (2 * torch.pi * points @ torch.linalg.inv(vectors) @ torch.tensor([2.0, 1.0])).cos()
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.7), layout="constrained", sharex=True, sharey=True)
-    shown = {"pairs: a kernel of the distance": (kernel, "Reds", 0), "waves: one wave of the cell": (wave, "coolwarm", -1)}
+    shown = {
+        "pairs: a kernel of the distance": (kernel, "Reds", 0),
+        "waves: one wave of the cell": (wave, "coolwarm", -1),
+    }
     for axis, (title, (field, colours, low)) in zip(axes, shown.items(), strict=True):
         axis.contourf(x, y, field, torch.linspace(low, 1, 13), cmap=colours, alpha=0.6, extend="both")
         images = (atoms + shifts[:, None]).flatten(0, 1)

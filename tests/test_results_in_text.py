@@ -16,8 +16,7 @@ SCALES = ["no scales", "scales", "convolution", "convolution, scales"]
 RESULTS = {  # for each page, words with places for numbers, and the cells: table | what the row holds | column
     "README.md": {
         "in {:.0f} % of test images; the best of five group CNNs in {:.0f} %": [PAIR[0], PAIR[2]],
-        "by exact pairs leaves {:.4f} of the variance": ["depots/displacement | far offsets, pairs | moved"],
-        "at 256 tokens to an error of {:.4f}": ["associative_recall/errors | random | SE(3)-Hyena | 256 tokens"],
+        "over exact pairs, leaves {:.4f} of the variance": ["depots/displacement | far offsets, pairs | moved"],
         "a force error of {:.4f} and Ewald message passing {:.4f}": BOXES,
     },
     "docs/which_layer.md": {

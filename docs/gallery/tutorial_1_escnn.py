@@ -28,7 +28,6 @@ from tg_equiattn.integrations.escnn import (
     R2LiftingAttention,
     group_from_gspace,
 )
-
 from tg_equiattn.testing import act, equivariance_error
 
 torch.manual_seed(0)
@@ -87,7 +86,12 @@ digits = load_digits()
 pixels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
 pixels = torch.nn.functional.interpolate(pixels, size=(12, 12), mode="bilinear")
 labels = torch.tensor(digits.target)
-train_x, train_y, test_x, test_y = pixels[:1000], labels[:1000], pixels[1000:1400], labels[1000:1400]
+train_x, train_y, test_x, test_y = (
+    pixels[:1000],
+    labels[:1000],
+    pixels[1000:1400],
+    labels[1000:1400],
+)
 
 optimizer = torch.optim.Adam([*invariant.parameters(), *classifier.parameters()], lr=0.02)
 for epoch in range(6):
@@ -102,7 +106,9 @@ invariant.eval()
 with torch.no_grad():
     for turns in range(4):
         right = logits(test_x.rot90(turns, (2, 3))).argmax(1) == test_y
-        print(f"test digits turned by {90 * turns:3} degrees: {100 * right.float().mean():.1f} % right")
+        print(
+            f"test digits turned by {90 * turns:3} degrees: {100 * right.float().mean():.1f} % right"
+        )
 
 # %%
 # Checking equivariance
@@ -152,13 +158,17 @@ for line, (name, picture, maps) in zip(axes, rows, strict=True):
     line[0].imshow(picture[0, 0], cmap="gray")
     line[0].set_ylabel(name)
     for h in range(4):
-        line[1 + h].imshow(maps[0, field, h], vmin=float(inside[field].min()), vmax=float(inside[field].max()))
+        line[1 + h].imshow(
+            maps[0, field, h], vmin=float(inside[field].min()), vmax=float(inside[field].max())
+        )
 for h in range(4):
     axes[0, 1 + h].set_title(f"feature map, h = {h}", fontsize=9)
 for axis in axes.flat:
     axis.set_xticks([])
     axis.set_yticks([])
-figure.suptitle(f"largest difference between the second and the third row: {(there - expected).abs().max():.0e}")
+figure.suptitle(
+    f"largest difference between the second and the third row: {(there - expected).abs().max():.0e}"
+)
 plt.show()
 
 # %%
@@ -177,7 +187,9 @@ turned_pixel = (side - 1 - column, row)
 
 with torch.no_grad():
     weights = attention.attention_map(convolutions(image(digit)), (row, column))[:, :, :, 0, 0]
-    turned_weights = attention.attention_map(convolutions(image(turned)), turned_pixel)[:, :, :, 0, 0]
+    turned_weights = attention.attention_map(convolutions(image(turned)), turned_pixel)[
+        :, :, :, 0, 0
+    ]
 print("(B, heads, |H|, H, W):", tuple(weights.shape))
 print(f"sum over pixels: {weights.sum((3, 4)).min():.6f} to {weights.sum((3, 4)).max():.6f}")
 
@@ -234,4 +246,6 @@ again.load_state_dict(torch.load(buffer, weights_only=True))
 plain = attend.export()
 copied = copy.deepcopy(plain)
 y = lift(x)
-print(torch.equal(again(y).tensor, attend(y).tensor), torch.equal(copied(y.tensor), attend(y).tensor))
+print(
+    torch.equal(again(y).tensor, attend(y).tensor), torch.equal(copied(y.tensor), attend(y).tensor)
+)

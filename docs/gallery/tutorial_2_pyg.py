@@ -41,7 +41,9 @@ print(graphs[0])
 
 conv = RelativePerformerConv(1, 16, heads=4, cutoff=4, method="features")
 data = next(iter(DataLoader(graphs, batch_size=8)))
-print(tuple(conv(data.x, data.edge_index, data.batch, pos=data.pos).shape), "of 8 graphs of 64 nodes")
+print(
+    tuple(conv(data.x, data.edge_index, data.batch, pos=data.pos).shape), "of 8 graphs of 64 nodes"
+)
 
 # %%
 # Where every graph is all pixels of one image size, the grid as ``neighbors`` stands for edges and positions, and is
@@ -71,7 +73,9 @@ class Model(torch.nn.Module):
         self.embed = torch.nn.Linear(1, 16)
         self.messages = GINEConv(perceptron(), edge_dim=2)
         self.attention = RelativePerformerConv(16, 16, heads=4, cutoff=4, method="pairs")
-        self.gps = GPSConv(16, RelativePerformerConv(16, 16, heads=4, cutoff=4, method="pairs"), heads=2)
+        self.gps = GPSConv(
+            16, RelativePerformerConv(16, 16, heads=4, cutoff=4, method="pairs"), heads=2
+        )
         self.head = torch.nn.Linear(16, 10)
 
     def forward(self, data):
@@ -92,7 +96,11 @@ print(tuple(Model()(data).shape))
 
 
 def made(position):
-    return PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, position=position, cutoff=4).double().eval()
+    return (
+        PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, position=position, cutoff=4)
+        .double()
+        .eval()
+    )
 
 
 for position in ("window", "clipped", "sinusoid", "absolute"):
@@ -176,4 +184,6 @@ with torch.no_grad():
             layer.redraw_features()
             drawn.append(layer(data.x, neighbors=grid))
         spread = torch.stack(drawn).std(0).mean() / drawn[0].std()
-        print(f"{features:3} features: outputs vary from draw to draw by {100 * spread:.2f} % of their spread")
+        print(
+            f"{features:3} features: outputs vary from draw to draw by {100 * spread:.2f} % of their spread"
+        )

@@ -20,7 +20,11 @@ import matplotlib.pyplot as plt
 import torch
 from e3nn import nn, o3
 from e3nn.util.test import equivariance_error
-from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention, IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention
+from tg_equiattn.integrations.e3nn import (
+    IrrepsEwaldAttention,
+    IrrepsSE3HyenaOperator,
+    IrrepsVectorSelfAttention,
+)
 
 torch.manual_seed(0)
 operator = IrrepsSE3HyenaOperator("4x0e + 1x1o", "16x0e + 8x1o")
@@ -47,7 +51,9 @@ class Messages(torch.nn.Module):
 
     def forward(self, x, pos, edge_index):
         source, target = edge_index
-        directions = o3.spherical_harmonics("1x0e + 1x1o", pos[source] - pos[target], normalize=True)
+        directions = o3.spherical_harmonics(
+            "1x0e + 1x1o", pos[source] - pos[target], normalize=True
+        )
         return x.index_add(0, target, self.product(x[source], directions) / 2)
 
 
@@ -91,7 +97,9 @@ def influence(model):
 
 
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
-for axis, context, title in zip(axes, (False, True), ("messages alone", "with IrrepsSE3HyenaOperator"), strict=True):
+for axis, context, title in zip(
+    axes, (False, True), ("messages alone", "with IrrepsSE3HyenaOperator"), strict=True
+):
     torch.manual_seed(1)
     strength = influence(Model(context)).clamp(min=1e-6).log10()
     image = axis.imshow(strength, vmin=-5, vmax=0)
@@ -133,15 +141,23 @@ figure = plt.figure(figsize=(9, 3.4), layout="constrained")
 shown = [
     ("outputs", chain, here),
     ("outputs of the turned chain", chain @ rotation.T, there),
-    (f"outputs, turned: difference {(there - expected).abs().max():.0e}", chain @ rotation.T, expected),
+    (
+        f"outputs, turned: difference {(there - expected).abs().max():.0e}",
+        chain @ rotation.T,
+        expected,
+    ),
 ]
 for number, (title, points, vectors) in enumerate(shown, start=1):
     axis = figure.add_subplot(1, 3, number, projection="3d")
     points = points - points.mean(0)
     axis.plot(*points.T, color="0.6")
-    axis.quiver(*points.T, *(0.8 * vectors / vectors.norm(dim=1).max()).T, color="C0", linewidth=1.2)
+    axis.quiver(
+        *points.T, *(0.8 * vectors / vectors.norm(dim=1).max()).T, color="C0", linewidth=1.2
+    )
     axis.set_title(title, fontsize=9)
-    axis.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), xticklabels=[], yticklabels=[], zticklabels=[])
+    axis.set(
+        xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), xticklabels=[], yticklabels=[], zticklabels=[]
+    )
 plt.show()
 
 # %%
@@ -162,7 +178,10 @@ layers = {
 }
 for name, layer in layers.items():
     with torch.no_grad():
-        before, after = layer(values, cloud)[relabelled], layer(values[relabelled], cloud[relabelled])
+        before, after = (
+            layer(values, cloud)[relabelled],
+            layer(values[relabelled], cloud[relabelled]),
+        )
     print(f"{name:20} relabelled: {((after - before).abs().max() / before.abs().max()).item():.0e}")
 
 # %%
@@ -192,23 +211,47 @@ def fit(model, draw, steps=300):
 
 def fragments(count, length=24):
     """Charges and vectors of residues, no positions, which chain they are of, and the vectors times the field."""
-    charges, vectors, place = torch.randn(count, length, 1), torch.randn(count, length, 3), torch.arange(length)
+    charges, vectors, place = (
+        torch.randn(count, length, 1),
+        torch.randn(count, length, 3),
+        torch.arange(length),
+    )
     field = torch.exp(-(place[:, None] - place).abs() / 6) @ charges
     batch = torch.arange(count).repeat_interleave(length)
-    return torch.cat([charges, vectors], -1).flatten(0, 1), None, batch, (vectors * field).flatten(0, 1)
+    return (
+        torch.cat([charges, vectors], -1).flatten(0, 1),
+        None,
+        batch,
+        (vectors * field).flatten(0, 1),
+    )
 
 
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), sharex=True, sharey=True, layout="constrained")
 for name, color in {"data": "C1", "implicit": "C0"}.items():
     torch.manual_seed(0)
-    trained = fit(IrrepsSE3HyenaOperator("1x0e + 1x1o", "1x1o", "8x0e + 8x1o", filter=name), fragments)
+    trained = fit(
+        IrrepsSE3HyenaOperator("1x0e + 1x1o", "1x1o", "8x0e + 8x1o", filter=name), fragments
+    )
     for axis, length in zip(axes, (24, 96), strict=True):
         *arguments, target = fragments(100, length)
         with torch.no_grad():
             out = trained(*arguments)
         share = ((out - target).square().mean() / target.square().mean()).item()
-        axis.plot(target[:2000, 0], out[:2000, 0], ".", color=color, markersize=2, label=f"{name}: error {share:.2f}")
-        axis.set(title=f"{length} residues", xlabel="true x component", ylabel="predicted", xlim=(-8, 8), ylim=(-8, 8))
+        axis.plot(
+            target[:2000, 0],
+            out[:2000, 0],
+            ".",
+            color=color,
+            markersize=2,
+            label=f"{name}: error {share:.2f}",
+        )
+        axis.set(
+            title=f"{length} residues",
+            xlabel="true x component",
+            ylabel="predicted",
+            xlim=(-8, 8),
+            ylim=(-8, 8),
+        )
         axis.legend(fontsize=8)
 plt.show()
 
@@ -231,7 +274,9 @@ def clouds(count, points=24):
 
 
 layers = {
-    "IrrepsSE3HyenaOperator, sorted by radius": IrrepsSE3HyenaOperator("2x0e", "1x0e", "8x0e + 8x1o", order="radial"),
+    "IrrepsSE3HyenaOperator, sorted by radius": IrrepsSE3HyenaOperator(
+        "2x0e", "1x0e", "8x0e + 8x1o", order="radial"
+    ),
     "IrrepsEwaldAttention": IrrepsEwaldAttention("2x0e", "1x0e", width=0.5, lmax=0),
 }
 figure, axis = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
@@ -239,7 +284,9 @@ for (name, layer), color in zip(layers.items(), ("C1", "C0"), strict=True):
     *arguments, target = clouds(100)
     out = fit(layer, clouds)(*arguments)
     share = ((out - target).square().mean() / target.var()).item()
-    axis.plot(target, out.detach(), ".", color=color, markersize=2, label=f"{name}: error {share:.2f}")
+    axis.plot(
+        target, out.detach(), ".", color=color, markersize=2, label=f"{name}: error {share:.2f}"
+    )
 axis.set(xlabel="true potential", ylabel="predicted")
 axis.legend(fontsize=8)
 plt.show()

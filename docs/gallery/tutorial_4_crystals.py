@@ -1,259 +1,228 @@
 r"""
-Global context in an e3nn model
-===============================
+Energies and forces in periodic cells
+=====================================
 
-Every point of a cloud sees every other one in :math:`O(N \log N)`, exactly equivariantly: shapes, a mixed model, the
-symmetry checked and looked at, which operator for a protein-like chain and which for a cloud of charges, and how to
-save.
+A whole model of crystals: embedding, Ewald attention with residual connections, an energy for each
+atom. It is trained on energies and forces of cells with different numbers of atoms in one batch.
 """
 
 # %%
-# Layers and shapes
-# -----------------
+# Data
+# ----
 #
-# Features have irreps, graphs lie one after the other with a sorted ``batch``, positions are relative to the mean
-# of their graph. ``IrrepsSE3HyenaOperator`` takes and gives ``0e``, ``0o``, ``1o`` and ``1e`` with any multiplicities.
-
-import io
+# Cells with as many positive as negative charges at random places. Charges are Gaussians of standard
+# deviation :math:`\sigma`, so the energy of a cell of volume V is a sum over waves
+# that fit into the cell:
+#
+# .. math:: E = \frac{2\pi}{V} \sum_{k \neq 0} \frac{e^{-\sigma^2 k^2}}{k^2}
+#           \Big| \sum_j q_j\, e^{i k \cdot x_j} \Big|^2
+#           - \sum_j \frac{q_j^2}{2 \sigma \sqrt\pi}
+#
+# Every charge acts on every other one and on all periodic images. No cutoff is exact.
 
 import matplotlib.pyplot as plt
 import torch
-from e3nn import nn, o3
-from e3nn.util.test import equivariance_error
-from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention, IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention
+from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 
 torch.manual_seed(0)
-operator = IrrepsSE3HyenaOperator("4x0e + 1x1o", "16x0e + 8x1o")
-print(operator)
+torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
+SIGMA = 0.7
+INTEGERS = torch.cartesian_prod(*[torch.arange(-7.0, 8)] * 3)
+INTEGERS = INTEGERS[INTEGERS.norm(dim=1) > 0]
 
-x, pos = o3.Irreps("4x0e + 1x1o").randn(12, -1), torch.randn(12, 3)
-batch = torch.tensor([0] * 5 + [1] * 7)
-print(tuple(operator(x, pos, batch).shape))
+
+def energy_of(charges, pos, cell):
+    k = 2 * torch.pi * INTEGERS @ torch.linalg.inv(cell).T
+    square = k.square().sum(1)
+    phase = pos @ k.T
+    structure = (charges @ phase.cos()).square() + (charges @ phase.sin()).square()
+    waves = ((-(SIGMA**2) * square).exp() / square * structure).sum()
+    itself = charges.square().sum() / (2 * SIGMA * torch.pi**0.5)
+    return 2 * torch.pi / torch.linalg.det(cell).abs() * waves - itself
+
+
+def crystal(atoms):
+    """Charges, positions, cell, energy and forces of a cell with 8 units of volume for each atom."""
+    cell = torch.eye(3) + 0.1 * torch.randn(3, 3)
+    cell = cell * (8 * atoms / torch.linalg.det(cell)) ** (1 / 3)
+    pos = (torch.rand(atoms, 3) @ cell).requires_grad_()
+    charges = torch.ones(atoms)
+    charges[::2] = -1.0
+    energy = energy_of(charges, pos, cell)
+    (gradient,) = torch.autograd.grad(energy, pos)
+    return charges, pos.detach(), cell, energy.detach(), -gradient
+
 
 # %%
-# Mixing with e3nn's layers
-# -------------------------
+# Several cells are one batch: atoms lie one after the other, ``batch`` says to which cell each belongs,
+# and cells are stacked. No padding is needed.
+
+
+def collate(cells):
+    charges, pos, cell, energy, forces = zip(*cells, strict=True)
+    batch = torch.arange(len(cells)).repeat_interleave(torch.tensor([len(x) for x in pos]))
+    return (
+        torch.cat(charges),
+        torch.cat(pos),
+        batch,
+        torch.stack(cell),
+        torch.stack(energy),
+        torch.cat(forces),
+    )
+
+
+train = [crystal(2 * int(torch.randint(2, 5, ()))) for _ in range(300)]
+test = collate([crystal(2 * int(torch.randint(2, 5, ()))) for _ in range(60)])
+print("atoms, positions, cells:", *(tuple(x.shape) for x in test[:2]), tuple(test[3].shape))
+
+# %%
+# Model
+# -----
 #
-# Anything with matching irreps can stand before or after. Here two steps of message passing along a chain, from e3nn's
-# parts, have the operator between them.
+# The embedding is a linear map of the kind of an atom. Each block adds attention and a perceptron to
+# the features. The readout gives every atom an energy, and the sum over the atoms of a cell is the
+# energy of the cell. Three numbers describe the data, and are the same for all cells:
+#
+# - ``width``: the width of the narrowest kernel, here about the size of a charge. In a model with
+#   messages use half of their cutoff.
+# - ``max_width``: the width of the widest kernel, at most half of a cell.
+# - ``avg_num_nodes``: the mean number of atoms. Sums are divided by it and not by the size of each
+#   cell, so that energies are extensive.
 
 
-class Messages(torch.nn.Module):
-    """x_i + mean over neighbors of a tensor product of x_j with the direction of the edge."""
-
-    def __init__(self, irreps):
+class Block(torch.nn.Module):
+    def __init__(self, channels):
         super().__init__()
-        self.product = o3.FullyConnectedTensorProduct(irreps, "1x0e + 1x1o", irreps)
+        irreps = f"{channels}x0e"
+        settings = {"width": 1.0, "max_width": 2.0, "avg_num_nodes": 6, "lmax": 0, "error": 1e-2}
+        self.attention = IrrepsEwaldAttention(
+            irreps, irreps, num_gaussians=2, num_coulomb=2, **settings
+        )
+        self.perceptron = torch.nn.Sequential(
+            torch.nn.Linear(channels, channels),
+            torch.nn.SiLU(),
+            torch.nn.Linear(channels, channels),
+        )
 
-    def forward(self, x, pos, edge_index):
-        source, target = edge_index
-        directions = o3.spherical_harmonics("1x0e + 1x1o", pos[source] - pos[target], normalize=True)
-        return x.index_add(0, target, self.product(x[source], directions) / 2)
+    def forward(self, x, pos, batch, cell):
+        x = x + self.attention(x, pos, batch, cell=cell)
+        return x + self.perceptron(x)
 
 
 class Model(torch.nn.Module):
-    def __init__(self, context):
+    def __init__(self, channels=16):
         super().__init__()
-        gate = nn.Gate("16x0e", [torch.relu], "8x0e", [torch.sigmoid], "8x1o")
-        self.embed = torch.nn.Sequential(o3.Linear("4x0e + 1x1o", gate.irreps_in), gate)
-        self.before, self.after = Messages(gate.irreps_out), Messages(gate.irreps_out)
-        self.context = IrrepsSE3HyenaOperator(gate.irreps_out, gate.irreps_out) if context else None
-        self.head = o3.Linear(gate.irreps_out, "1x1o")
+        self.embedding = torch.nn.Linear(2, channels)
+        self.blocks = torch.nn.ModuleList(Block(channels) for _ in range(2))
+        self.readout = torch.nn.Linear(channels, 1)
 
-    def forward(self, x, pos, edge_index, batch=None):
-        x = self.before(self.embed(x), pos, edge_index)
-        x = x if self.context is None else self.context(x, pos, batch)
-        return self.head(self.after(x, pos, edge_index))
+    def forward(self, charges, pos, batch, cell):
+        kinds = torch.stack([charges > 0, charges < 0], 1)
+        x = self.embedding(kinds.to(pos.dtype))
+        for block in self.blocks:
+            x = block(x, pos, batch, cell)
+        atoms = self.readout(x).squeeze(1)
+        return torch.zeros(len(cell), dtype=pos.dtype).index_add(0, batch, atoms)
 
 
-# %%
-# A chain of 40 points along a curve, each with four scalars and a vector:
+def energies_and_forces(model, charges, pos, batch, cell):
+    pos = pos.clone().requires_grad_()
+    energy = model(charges, pos, batch, cell)
+    (gradient,) = torch.autograd.grad(energy.sum(), pos, create_graph=True)
+    return energy, -gradient
 
-turn = torch.linspace(0, 4 * torch.pi, 40)
-chain = torch.stack([turn.cos(), turn.sin(), 0.15 * turn], 1)
-along = torch.arange(39)
-edges = torch.stack([torch.cat([along, along + 1]), torch.cat([along + 1, along])])
-features = o3.Irreps("4x0e + 1x1o").randn(40, -1)
-model = Model(context=True)
-print(tuple(model(features, chain, edges).shape))
 
 # %%
-# Who sees whom
-# -------------
+# Training
+# --------
 #
-# How much the output vector of each point changes with the features of each other one. Messages reach two points in
-# either direction. With the operator between them every point sees the whole chain.
+# The loss is the error of energies per atom and of forces, each relative to its size in the training
+# data. The derivative of the forces by the parameters is a second derivative, which every layer has.
+
+everything = collate(train)
+sizes = everything[2].bincount()
+energy_scale, force_scale = (everything[4] / sizes).std(), everything[5].std()
 
 
-def influence(model):
-    jacobian = torch.autograd.functional.jacobian(lambda x: model(x, chain, edges), features)
-    return jacobian.pow(2).sum((1, 3)).sqrt()
+def errors(model, batch):
+    charges, pos, index, cell, true_energy, true_forces = batch
+    energy, forces = energies_and_forces(model, charges, pos, index, cell)
+    of_energy = (energy - true_energy) / index.bincount() / energy_scale
+    of_forces = (forces - true_forces) / force_scale
+    return of_energy.square().mean(), of_forces.square().mean()
 
 
-figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
-for axis, context, title in zip(axes, (False, True), ("messages alone", "with IrrepsSE3HyenaOperator"), strict=True):
-    torch.manual_seed(1)
-    strength = influence(Model(context)).clamp(min=1e-6).log10()
-    image = axis.imshow(strength, vmin=-5, vmax=0)
-    axis.set(title=title, xlabel="changed point", ylabel="output of point")
-figure.colorbar(image, ax=axes, label="log10 of the change")
-plt.show()
-
-# %%
-# Checking equivariance
-# ---------------------
-#
-# e3nn's own checker, over rotations, inversion and translations, in float32. ``args_in`` gives inputs that are not
-# irreps, such as the edges.
-
-errors = equivariance_error(
-    model,
-    args_in=[features, chain, edges],
-    irreps_in=["4x0e + 1x1o", "cartesian_points", None],
-    irreps_out=["1x1o"],
-)
-for (parity, translated), error in errors.items():
-    print(f"inversion {parity}, translation {translated}: {float(error.max()):.0e}")
-
-# %%
-# Outputs of a cloud and of the cloud turned
-# ------------------------------------------
-#
-# The same as a picture: the output vectors of the chain, the output vectors of the turned chain, and the first ones
-# turned. The last two are equal.
-
-rotation = o3.rand_matrix()
-turned = o3.Irreps("4x0e + 1x1o").D_from_matrix(rotation)
-with torch.no_grad():
-    here = model(features, chain, edges)
-    there = model(features @ turned.T, chain @ rotation.T, edges)
-expected = here @ rotation.T
-
-figure = plt.figure(figsize=(9, 3.4), layout="constrained")
-shown = [
-    ("outputs", chain, here),
-    ("outputs of the turned chain", chain @ rotation.T, there),
-    (f"outputs, turned: difference {(there - expected).abs().max():.0e}", chain @ rotation.T, expected),
-]
-for number, (title, points, vectors) in enumerate(shown, start=1):
-    axis = figure.add_subplot(1, 3, number, projection="3d")
-    points = points - points.mean(0)
-    axis.plot(*points.T, color="0.6")
-    axis.quiver(*points.T, *(0.8 * vectors / vectors.norm(dim=1).max()).T, color="C0", linewidth=1.2)
-    axis.set_title(title, fontsize=9)
-    axis.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), xticklabels=[], yticklabels=[], zticklabels=[])
-plt.show()
-
-# %%
-# Order
-# -----
-#
-# A convolution depends on the order of its tokens. ``order="input"``, the default, keeps the order of the nodes,
-# which means something in a chain. For unordered points ``order="radial"`` sorts by the distance to the centroid,
-# and relabelling points then changes nothing, unless a symmetry of the cloud exchanges points. But outputs jump where
-# two points exchange radii, so it is not for energies: see :doc:`the page of guarantees </guarantees>`.
-# ``IrrepsVectorSelfAttention`` needs no order, and costs :math:`O(N^2)`.
-
-cloud, values, relabelled = torch.randn(30, 3), torch.randn(30, 7), torch.randperm(30)
-layers = {
-    'order="input"': IrrepsSE3HyenaOperator("4x0e + 1x1o", "1x1o"),
-    'order="radial"': IrrepsSE3HyenaOperator("4x0e + 1x1o", "1x1o", order="radial"),
-    "IrrepsVectorSelfAttention": IrrepsVectorSelfAttention("4x0e + 1x1o", "1x1o"),
-}
-for name, layer in layers.items():
-    with torch.no_grad():
-        before, after = layer(values, cloud)[relabelled], layer(values[relabelled], cloud[relabelled])
-    print(f"{name:20} relabelled: {((after - before).abs().max() / before.abs().max()).item():.0e}")
-
-# %%
-# A protein-like chain
-# --------------------
-#
-# Residues carry charges. The target of each residue is its vector times the field of the charges along the chain, which
-# decays over six residues. Training uses fragments of 24 residues. Where a fragment was cut has no meaning, so
-# ``filter="implicit"`` fits: it depends on the distance of two residues along the chain only. The paper's filter,
-# ``"data"``, depends on indices and has to learn the same rule for each of them. Chains of 96 residues, never seen in
-# training, show the difference too, although their filters have 95 lags and training has seen 23 of them. See the
-# :doc:`page on chains </chains>`.
-
-
-def fit(model, draw, steps=300):
-    """The model, trained on new examples at every step."""
-    optimizer = torch.optim.Adam(model.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, steps)
-    for _ in range(steps):
-        *arguments, target = draw(32)
+model = Model()
+model.readout.bias.data.fill_((everything[4] / sizes).mean())
+optimizer = torch.optim.Adam(model.parameters())
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=14 * 15)
+for epoch in range(14):
+    for chosen in torch.randperm(len(train)).split(20):
+        of_energy, of_forces = errors(model, collate([train[i] for i in chosen]))
         optimizer.zero_grad()
-        (model(*arguments) - target).square().mean().backward()
+        (of_energy + of_forces).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    return model
+    if epoch % 4 == 1:
+        print(
+            f"epoch {epoch + 1:2}: energies {of_energy.item():.3f}, forces {of_forces.item():.3f}"
+        )
 
+of_energy, of_forces = errors(model, test)
+print(
+    f"unseen cells, shares of the variance: energies {of_energy.item():.3f}, forces {of_forces.item():.3f}"
+)
 
-def fragments(count, length=24):
-    """Charges and vectors of residues, no positions, which chain they are of, and the vectors times the field."""
-    charges, vectors, place = torch.randn(count, length, 1), torch.randn(count, length, 3), torch.arange(length)
-    field = torch.exp(-(place[:, None] - place).abs() / 6) @ charges
-    batch = torch.arange(count).repeat_interleave(length)
-    return torch.cat([charges, vectors], -1).flatten(0, 1), None, batch, (vectors * field).flatten(0, 1)
+# %%
+# What it learned
+# ---------------
+#
+# Left: components of forces in unseen cells. Right: the energy of one unseen cell that is stretched along
+# its first lattice vector. The curve is smooth, and its slope is the stress: differentiate the energy
+# by a strain of positions and cell together (:doc:`/crystals`).
 
+charges, pos, index, cell, _, true_forces = test
+_, forces = energies_and_forces(model, charges, pos, index, cell)
+few = index == 0
+fractions = pos[few] @ torch.linalg.inv(cell[0])
+stretches = torch.linspace(0.85, 1.25, 60)
+curves = []
+for stretch in stretches:
+    stretched = cell[0] * torch.tensor([[stretch], [1.0], [1.0]])
+    with torch.no_grad():
+        zero = torch.zeros(int(few.sum()), dtype=torch.int64)
+        predicted = model(charges[few], fractions @ stretched, zero, stretched[None])
+        curves.append([energy_of(charges[few], fractions @ stretched, stretched), predicted.sum()])
 
-figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), sharex=True, sharey=True, layout="constrained")
-for name, color in {"data": "C1", "implicit": "C0"}.items():
-    torch.manual_seed(0)
-    trained = fit(IrrepsSE3HyenaOperator("1x0e + 1x1o", "1x1o", "8x0e + 8x1o", filter=name), fragments)
-    for axis, length in zip(axes, (24, 96), strict=True):
-        *arguments, target = fragments(100, length)
-        with torch.no_grad():
-            out = trained(*arguments)
-        share = ((out - target).square().mean() / target.square().mean()).item()
-        axis.plot(target[:2000, 0], out[:2000, 0], ".", color=color, markersize=2, label=f"{name}: error {share:.2f}")
-        axis.set(title=f"{length} residues", xlabel="true x component", ylabel="predicted", xlim=(-8, 8), ylim=(-8, 8))
-        axis.legend(fontsize=8)
+figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
+left.plot([-1, 1], [-1, 1], color="0.7")
+left.plot(true_forces.flatten(), forces.detach().flatten(), ".", markersize=3)
+bound = 1.1 * float(true_forces.abs().max())
+left.set(xlabel="true force", ylabel="predicted force", xlim=(-bound, bound), ylim=(-bound, bound))
+for curve, name, line in zip(torch.tensor(curves).T, ("true", "model"), ("-", "--"), strict=True):
+    right.plot(stretches, curve, line, label=name)
+right.set(xlabel="stretch of the first lattice vector", ylabel="energy of the cell")
+right.legend()
 plt.show()
 
 # %%
-# A cloud of charges
-# ------------------
+# Symmetry
+# --------
 #
-# The potential of every charge in the field of all others. There is no order here, and none should be made:
-# ``IrrepsEwaldAttention`` sums kernels of the distance over all points, is smooth, and does not change when points are
-# relabelled. Sorting by radius lets the long convolution see all points too, but distances it hardly learns.
+# Rotate cell and atoms: the energy stays the same, and forces rotate. Repeat the cell: the energy is twice
+# as large. Both hold for every value of the parameters, up to ``error`` and rounding.
 
+turn, _ = torch.linalg.qr(torch.randn(3, 3))
+energy, forces = energies_and_forces(model, charges[few], pos[few], index[few], cell[:1])
+same, rotated = energies_and_forces(
+    model, charges[few], pos[few] @ turn.T, index[few], cell[:1] @ turn.T
+)
+print(
+    f"rotated: energy {(same - energy).abs().item():.0e}, forces {(rotated - forces @ turn.T).abs().max().item():.0e}"
+)
 
-def clouds(count, points=24):
-    """Ones and charges, positions in a box, which cloud they are of, and the softened Coulomb potential at each."""
-    positions, charges = 6 * torch.rand(count, points, 3), torch.randn(count, points, 1)
-    potential = (torch.cdist(positions, positions).square() + 0.5).rsqrt() @ charges
-    batch = torch.arange(count).repeat_interleave(points)
-    x = torch.cat([torch.ones_like(charges), charges], -1)
-    return x.flatten(0, 1), positions.flatten(0, 1), batch, potential.flatten(0, 1)
-
-
-layers = {
-    "IrrepsSE3HyenaOperator, sorted by radius": IrrepsSE3HyenaOperator("2x0e", "1x0e", "8x0e + 8x1o", order="radial"),
-    "IrrepsEwaldAttention": IrrepsEwaldAttention("2x0e", "1x0e", width=0.5, lmax=0),
-}
-figure, axis = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
-for (name, layer), color in zip(layers.items(), ("C1", "C0"), strict=True):
-    *arguments, target = clouds(100)
-    out = fit(layer, clouds)(*arguments)
-    share = ((out - target).square().mean() / target.var()).item()
-    axis.plot(target, out.detach(), ".", color=color, markersize=2, label=f"{name}: error {share:.2f}")
-axis.set(xlabel="true potential", ylabel="predicted")
-axis.legend(fontsize=8)
-plt.show()
-
-# %%
-# Saving and loading
-# ------------------
-#
-# Modules are plain torch modules: ``state_dict()``, pickle and ``copy.deepcopy`` work.
-
-buffer = io.BytesIO()
-torch.save(model.state_dict(), buffer)
-buffer.seek(0)
-again = Model(context=True)
-again.load_state_dict(torch.load(buffer, weights_only=True))
-with torch.no_grad():
-    print("the same after loading:", torch.equal(again(features, chain, edges), here))
+double = cell[:1] * torch.tensor([[2.0], [1.0], [1.0]])
+both = torch.cat([pos[few], pos[few] + cell[0, 0]])
+twice = model(charges[few].repeat(2), both, index[few].repeat(2), double)
+print(f"two cells: {(twice - 2 * energy).abs().item():.0e} from twice the energy")
