@@ -13,9 +13,15 @@ from pathlib import Path
 from tg_equiattn import __version__
 
 os.environ.setdefault("MPLBACKEND", "Agg")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tutorials' tensors are small: threads would wait for each other
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # of the hosts, where a tutorial imports them
-shutil.rmtree(Path(__file__).parent / "api" / "generated", ignore_errors=True)  # pages of names that went
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # the tutorials' tensors are small: threads would wait for each other
+warnings.filterwarnings(
+    "ignore", category=DeprecationWarning
+)  # of the hosts, where a tutorial imports them
+shutil.rmtree(
+    Path(__file__).parent / "api" / "generated", ignore_errors=True
+)  # pages of names that went
 
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
@@ -64,7 +70,9 @@ myst_heading_anchors = 3
 autodoc_mock_imports = ["ase", "mace", "nequip"]  # which want different releases of e3nn
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings say it in words
-autodoc_inherit_docstrings = False  # what a host's base class says of its own method is its own page's
+autodoc_inherit_docstrings = (
+    False  # what a host's base class says of its own method is its own page's
+)
 autodoc_preserve_defaults = True
 autosummary_generate = True
 napoleon_custom_sections = ["Shapes"]

@@ -37,14 +37,25 @@ MODELS = {
 def box(axis, x: float, y: float, width: float, text: str, colour: str) -> None:
     shape = "round,pad=0,rounding_size=0.08"
     axis.add_patch(
-        FancyBboxPatch((x, y - HEIGHT / 2), width, HEIGHT, boxstyle=shape, facecolor=colour, edgecolor="0.3")
+        FancyBboxPatch(
+            (x, y - HEIGHT / 2), width, HEIGHT, boxstyle=shape, facecolor=colour, edgecolor="0.3"
+        )
     )
     axis.text(x + width / 2, y, text, ha="center", va="center", fontsize=10.5)
 
 
 def arrow(axis, start: tuple, end: tuple, **options) -> None:
     axis.add_patch(
-        FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=10, color="0.3", shrinkA=0, shrinkB=0, **options)
+        FancyArrowPatch(
+            start,
+            end,
+            arrowstyle="-|>",
+            mutation_scale=10,
+            color="0.3",
+            shrinkA=0,
+            shrinkB=0,
+            **options,
+        )
     )
 
 

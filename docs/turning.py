@@ -13,7 +13,6 @@ from torch import nn
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GlobalPooling, GroupAttention, LiftingAttention, RegularLayerNorm
 
@@ -57,7 +56,9 @@ def trained(body: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> nn.M
     return head
 
 
-def percent_right(body: nn.Module, head: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+def percent_right(
+    body: nn.Module, head: nn.Module, images: torch.Tensor, labels: torch.Tensor
+) -> float:
     return 100 * float((read(head, body(images)).argmax(1) == labels).float().mean())
 
 
@@ -86,7 +87,9 @@ def main() -> None:
     digits = load_digits()
     images = F.pad(torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, [1] * 4)
     labels = torch.tensor(digits.target)
-    digit = F.pad(F.interpolate(images[DIGIT : DIGIT + 1], size=(30, 30), mode="bilinear"), [BORDER] * 4)
+    digit = F.pad(
+        F.interpolate(images[DIGIT : DIGIT + 1], size=(30, 30), mode="bilinear"), [BORDER] * 4
+    )
     figure, axes = plt.subplots(2, 5, figsize=(9.2, 4.3), layout="constrained")
     torch.manual_seed(0)
     for line, (name, body) in zip(axes, bodies().items(), strict=True):
@@ -95,7 +98,9 @@ def main() -> None:
             upright = percent_right(body, head, images[1400:], labels[1400:])
             rotated = percent_right(body, head, images[1400:].rot90(1, (2, 3)), labels[1400:])
             show(line, digit, body)
-        line[0].set_ylabel(f"{name}\nreads {upright:.0f} % upright,\n{rotated:.0f} % rotated", fontsize=11)
+        line[0].set_ylabel(
+            f"{name}\nreads {upright:.0f} % upright,\n{rotated:.0f} % rotated", fontsize=11
+        )
     figure.savefig(Path(__file__).parent / "_static" / "turning.png", dpi=110)
 
 

@@ -1,5 +1,6 @@
 """The docs name every public name, their code runs, their links lead somewhere, and they build without a warning."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -64,6 +65,19 @@ def test_the_page_on_installing_states_the_lowest_versions():
     for package in ("torch", "torch-geometric", "e3nn", "escnn", "mace-torch", "nequip"):
         lowest = re.search(rf'"{package}>=([\d.]+)"', project)[1]
         assert f"{package} `{lowest}`" in page
+
+
+def lines_of_code(path):
+    """Lines in the blocks of a page. In a tutorial, the docstring and comments are text."""
+    if path.suffix == ".py":
+        return [line for line in path.read_text().split('"""', 2)[2].splitlines() if not line.startswith("#")]
+    blocks_of_page = re.findall(r"^```\w*\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    return "".join(blocks_of_page).splitlines()
+
+
+@pytest.mark.parametrize("path", [*PAGES, *sorted((DOCS / "gallery").glob("*.py"))], ids=lambda path: path.name)
+def test_code_on_a_page_fits_into_1300_pixels(path):
+    assert [line for line in lines_of_code(path) if len(line) > 100] == []
 
 
 def test_result_pages_are_short():
@@ -145,6 +159,8 @@ def test_docs_build_without_a_warning(tmp_path):
     """From a copy, tutorials laid out and not executed, without the theme, whose menus take as long as all the rest."""
     for package in ("sphinx", "myst_parser", "sphinx_gallery", *(HOSTS[host] for host in ("escnn", "pyg", "e3nn"))):
         pytest.importorskip(package)
+    if importlib.util.find_spec("sphinx-mathjax-offline") is None:  # which has formulas drawn
+        pytest.skip("sphinx-mathjax-offline is not installed")
     generated = shutil.ignore_patterns("_build", "generated", "tutorials", "__pycache__")
     shutil.copytree(DOCS, tmp_path / "docs", ignore=generated)
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "examples"):

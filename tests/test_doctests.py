@@ -1,6 +1,8 @@
 import doctest
 import importlib
 import pkgutil
+import re
+from pathlib import Path
 
 import pytest
 from hosts import HOSTS
@@ -21,6 +23,17 @@ HOSTED = {
 def test_examples_in_docstrings(name):
     pytest.importorskip(HOSTED.get(name, "torch"))
     assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "concepts.md"
+SESSIONS = re.findall(r"^```pycon\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+def test_examples_by_hand_on_the_page_of_concepts(session):
+    example = doctest.DocTestParser().get_doctest(session, {}, PAGE.name, None, None)
+    assert len(example.examples) > 5
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_some_examples_exist():

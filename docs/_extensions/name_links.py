@@ -20,11 +20,15 @@ LINKED = (nodes.reference, nodes.title, pending_xref)
 def names(doctree: nodes.document) -> list[tuple[nodes.literal, str]]:
     """Code of one line outside of links and headings, with the name that it begins with."""
     found = [(node, NAME.fullmatch(node.astext())) for node in doctree.findall(nodes.literal)]
-    return [(node, match[1]) for node, match in found if match and not isinstance(node.parent, LINKED)]
+    return [
+        (node, match[1]) for node, match in found if match and not isinstance(node.parent, LINKED)
+    ]
 
 
 def tutorials_by_page(app, docname: str, source: list[str]) -> None:
-    source[0] = re.sub(r"\]\((?:docs/)?gallery/(tutorial_\w+)\.py\)", r"](tutorials/\1.rst)", source[0])
+    source[0] = re.sub(
+        r"\]\((?:docs/)?gallery/(tutorial_\w+)\.py\)", r"](tutorials/\1.rst)", source[0]
+    )
 
 
 def hosts_by_intersphinx(app, doctree: nodes.document) -> None:
@@ -38,7 +42,9 @@ def own_names(app, doctree: nodes.document, docname: str) -> None:
     if docname.startswith("api/"):
         return
     objects = app.env.domains.python_domain.objects
-    public = {name: entry for name, entry in objects.items() if entry.objtype in ("class", "function")}
+    public = {
+        name: entry for name, entry in objects.items() if entry.objtype in ("class", "function")
+    }
     by_name = {name.rpartition(".")[2]: entry for name, entry in public.items()}
     for node, name in names(doctree):
         entry = public.get(f"tg_equiattn.{name}") or public.get(name) or by_name.get(name)

@@ -106,9 +106,8 @@ invariant.eval()
 with torch.no_grad():
     for turns in range(4):
         right = logits(test_x.rot90(turns, (2, 3))).argmax(1) == test_y
-        print(
-            f"test digits turned by {90 * turns:3} degrees: {100 * right.float().mean():.1f} % right"
-        )
+        accuracy = right.float().mean()
+        print(f"test digits rotated by {90 * turns:3} degrees: {accuracy:.1%} right")
 
 # %%
 # Checking equivariance

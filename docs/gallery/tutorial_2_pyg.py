@@ -185,5 +185,5 @@ with torch.no_grad():
             drawn.append(layer(data.x, neighbors=grid))
         spread = torch.stack(drawn).std(0).mean() / drawn[0].std()
         print(
-            f"{features:3} features: outputs vary from draw to draw by {100 * spread:.2f} % of their spread"
+            f"{features:3} features: from draw to draw, outputs vary by {spread:.2%} of their spread"
         )

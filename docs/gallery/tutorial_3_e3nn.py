@@ -210,7 +210,7 @@ def fit(model, draw, steps=300):
 
 
 def fragments(count, length=24):
-    """Charges and vectors of residues, no positions, which chain they are of, and the vectors times the field."""
+    """Charges and vectors of residues, no positions, chain indices, vectors times the field."""
     charges, vectors, place = (
         torch.randn(count, length, 1),
         torch.randn(count, length, 3),
@@ -265,7 +265,7 @@ plt.show()
 
 
 def clouds(count, points=24):
-    """Ones and charges, positions in a box, which cloud they are of, and the softened Coulomb potential at each."""
+    """Ones and charges, positions in a box, cloud indices, softened Coulomb potentials."""
     positions, charges = 6 * torch.rand(count, points, 3), torch.randn(count, points, 1)
     potential = (torch.cdist(positions, positions).square() + 0.5).rsqrt() @ charges
     batch = torch.arange(count).repeat_interleave(points)

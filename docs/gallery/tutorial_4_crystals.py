@@ -42,7 +42,7 @@ def energy_of(charges, pos, cell):
 
 
 def crystal(atoms):
-    """Charges, positions, cell, energy and forces of a cell with 8 units of volume for each atom."""
+    """Charges, positions, cell, energy and forces; each atom has 8 units of volume."""
     cell = torch.eye(3) + 0.1 * torch.randn(3, 3)
     cell = cell * (8 * atoms / torch.linalg.det(cell)) ** (1 / 3)
     pos = (torch.rand(atoms, 3) @ cell).requires_grad_()
@@ -171,7 +171,7 @@ for epoch in range(14):
 
 of_energy, of_forces = errors(model, test)
 print(
-    f"unseen cells, shares of the variance: energies {of_energy.item():.3f}, forces {of_forces.item():.3f}"
+    f"unseen cells: energies {of_energy.item():.3f}, forces {of_forces.item():.3f} of the variance"
 )
 
 # %%
@@ -218,9 +218,8 @@ energy, forces = energies_and_forces(model, charges[few], pos[few], index[few], 
 same, rotated = energies_and_forces(
     model, charges[few], pos[few] @ turn.T, index[few], cell[:1] @ turn.T
 )
-print(
-    f"rotated: energy {(same - energy).abs().item():.0e}, forces {(rotated - forces @ turn.T).abs().max().item():.0e}"
-)
+difference = (rotated - forces @ turn.T).abs().max()
+print(f"rotated: energy {(same - energy).abs().item():.0e}, forces {difference:.0e}")
 
 double = cell[:1] * torch.tensor([[2.0], [1.0], [1.0]])
 both = torch.cat([pos[few], pos[few] + cell[0, 0]])
