@@ -20,9 +20,9 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
         "a force error of {:.4f} and Ewald message passing {:.4f}": BOXES,
     },
     "docs/which_layer.md": {
-        "equal patterns in {:.0f} % of test images": PAIR[:1],
-        '`relation="relative"` in {:.0f} %; the best of five G-CNNs finds it in {:.0f} %': PAIR[1:],
-        "an error of {1:.4f}, `VectorSelfAttention` {2:.4f}, messages alone {0:.4f}": CHAIN,
+        "finds them in {:.0f} % of test images": PAIR[:1],
+        '`relation="relative"` in {:.0f} %. The best of five G-CNNs finds them in {:.0f} %': PAIR[1:],
+        "an error of {1:.4f} by `SE3HyenaOperator`, {2:.4f} by `VectorSelfAttention`, and {0:.4f}": CHAIN,
         "{:.1f} seconds and {:.1f} GiB": [f"benchmarks/longest | 2^20 | {unit}" for unit in ("s", "GiB")],
     },
     "docs/graph_settings.md": {

@@ -184,6 +184,4 @@ with torch.no_grad():
             layer.redraw_features()
             drawn.append(layer(data.x, neighbors=grid))
         spread = torch.stack(drawn).std(0).mean() / drawn[0].std()
-        print(
-            f"{features:3} features: from draw to draw, outputs vary by {spread:.2%} of their spread"
-        )
+        print(f"{features:3} features: outputs vary by {spread:.2%} of their spread")
