@@ -64,7 +64,7 @@ if os.environ.get("READTHEDOCS") or os.environ.get("INTERSPHINX"):
         "escnn": ("https://quva-lab.github.io/escnn", None),
     }
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_mock_imports = ["ase", "mace", "nequip"]  # which want different releases of e3nn
