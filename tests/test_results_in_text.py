@@ -16,8 +16,10 @@ SCALES = ["no scales", "scales", "convolution", "convolution, scales"]
 RESULTS = {  # for each page, words with places for numbers, and the cells: table | what the row holds | column
     "README.md": {
         "in {:.0f} % of test images; the best of five group CNNs in {:.0f} %": [PAIR[0], PAIR[2]],
-        "over exact pairs, leaves {:.4f} of the variance": ["depots/displacement | far offsets, pairs | moved"],
-        "a force error of {:.4f} and Ewald message passing {:.4f}": BOXES,
+        "exact pairs leaves {:.4f} of the variance; messages alone (GATv2) leave {:.2f}": [
+            f"depots/displacement | {model} | moved" for model in ("far offsets, pairs", "GATv2")
+        ],
+        "leaves {:.4f} of the variance of forces, and Ewald message passing {:.4f}": BOXES,
     },
     "docs/which_layer.md": {
         "finds them in {:.0f} % of test images": PAIR[:1],
