@@ -43,7 +43,9 @@ def own_names(app, doctree: nodes.document, docname: str) -> None:
         return
     objects = app.env.domains.python_domain.objects
     public = {
-        name: entry for name, entry in objects.items() if entry.objtype in ("class", "function", "data")
+        name: entry
+        for name, entry in objects.items()
+        if entry.objtype in ("class", "function", "data")
     }
     by_name = {name.rpartition(".")[2]: entry for name, entry in public.items()}
     for node, name in names(doctree):

@@ -213,12 +213,12 @@ plt.show()
 # Rotate cell and atoms: the energy stays the same, and forces rotate. Repeat the cell: the energy is twice
 # as large. Both hold for every value of the parameters, up to ``error`` and rounding.
 
-turn, _ = torch.linalg.qr(torch.randn(3, 3))
+rotation, _ = torch.linalg.qr(torch.randn(3, 3))
 energy, forces = energies_and_forces(model, charges[few], pos[few], index[few], cell[:1])
 same, rotated = energies_and_forces(
-    model, charges[few], pos[few] @ turn.T, index[few], cell[:1] @ turn.T
+    model, charges[few], pos[few] @ turn.T, index[few], cell[:1] @ rotation.T
 )
-difference = (rotated - forces @ turn.T).abs().max()
+difference = (rotated - forces @ rotation.T).abs().max()
 print(f"rotated: energy {(same - energy).abs().item():.0e}, forces {difference:.0e}")
 
 double = cell[:1] * torch.tensor([[2.0], [1.0], [1.0]])
