@@ -216,7 +216,7 @@ plt.show()
 rotation, _ = torch.linalg.qr(torch.randn(3, 3))
 energy, forces = energies_and_forces(model, charges[few], pos[few], index[few], cell[:1])
 same, rotated = energies_and_forces(
-    model, charges[few], pos[few] @ turn.T, index[few], cell[:1] @ rotation.T
+    model, charges[few], pos[few] @ rotation.T, index[few], cell[:1] @ rotation.T
 )
 difference = (rotated - forces @ rotation.T).abs().max()
 print(f"rotated: energy {(same - energy).abs().item():.0e}, forces {difference:.0e}")
