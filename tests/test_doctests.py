@@ -21,8 +21,12 @@ HOSTED = {
 
 @pytest.mark.parametrize("name", [*CORE, *HOSTED])
 def test_examples_in_docstrings(name):
+    """They run, and fit on a page of the site, where a line has 100 characters."""
     pytest.importorskip(HOSTED.get(name, "torch"))
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    module = importlib.import_module(name)
+    assert doctest.testmod(module).failed == 0
+    examples = [example for test in doctest.DocTestFinder().find(module) for example in test.examples]
+    assert [line for example in examples for line in example.source.splitlines() if len(line) > 96] == []
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "concepts.md"
