@@ -67,7 +67,7 @@ def choose(
     nufft = nufft_available(pos.device.type) and runs_eagerly()
     if method == "nufft" and not nufft:
         raise ValueError(
-            "method='nufft' needs pytorch-finufft with finufft (the extra nufft) on a CPU, with cufinufft on CUDA, and "
+            "method='nufft' needs finufft (the extra nufft) on a CPU, cufinufft (the extra nufft-cuda) on CUDA, and "
             "no torch.func around it"
         )
     local = node_batch.ranks is None  # otherwise all ranks choose alike, from the sizes on all of them
