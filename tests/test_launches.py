@@ -91,7 +91,7 @@ def test_counts_of_compiled_kernels_are_those_by_hand():
 
 
 def test_bodies_of_own_operators_are_counted(monkeypatch):
-    monkeypatch.setattr(fft_convolution, "choose_form", lambda *_: OPERATOR)  # as of what is more than a tile
+    monkeypatch.setattr(fft_convolution, "choose_form", lambda *_, **__: OPERATOR)  # as of what is more than a tile
     (forward,), _ = compiled_of(*CASES["vector_long_conv"].build(torch.float32))
     assert [str(func) for func, *_ in forward.own] == ["tg_equiattn.fft_convolution.default"]
     assert forward.launches().launches >= forward.kernels + len(forward.libraries) + 3  # transforms of both, and back
