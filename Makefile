@@ -3,6 +3,7 @@
 # make test-all  the same with the tests marked slow, make test-hosts and make test-oldest
 # make test-hosts  the tests of MACE, NequIP and ASE, and of e3nn 0.4.4, each host in a virtual environment of its own
 # make test-oldest  the tests of the core with the oldest torch that pyproject.toml allows, in .venv-oldest (OLDEST=...)
+# make smoke     build the sdist and the wheel, and try the wheel in fresh environments, with each extra alone (EXTRAS="core pyg")
 # make docs      the documentation, in docs/_build/html; GALLERY=0 leaves out running the tutorials
 # make report    rebuild the tables and figures of the README and the docs from the result rows in examples/results
 # make studies   train what has no result row yet, the cheapest first; STUDY=matching trains one study
@@ -20,7 +21,7 @@ SETUP := PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .c
 PYTEST := -m pytest --numprocesses auto --dist worksteal
 TESTS := OMP_NUM_THREADS=1 $(RUN) $(PYTEST)
 
-.PHONY: demo test test-all test-hosts test-oldest lint test-cuda first-gpu docs bench studies report setup setup-all clean
+.PHONY: demo test test-all test-hosts test-oldest lint test-cuda first-gpu smoke docs bench studies report setup setup-all clean
 
 # One thread: on cores that others use too, waiting for a second one took several times as long.
 demo: setup
@@ -64,6 +65,9 @@ test-cuda: setup-all
 
 first-gpu: setup-all
 	$(RUN) -W ignore examples/benchmarks/first_gpu.py --device cuda
+
+smoke:
+	PYTHON=$(PYTHON) bash .ci/smoke $(EXTRAS)
 
 docs: setup-all
 	$(VENV)/bin/sphinx-build -W -b html $(if $(filter 0,$(GALLERY)),-D plot_gallery=0) docs docs/_build/html

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
+import sys
 import warnings
 from pathlib import Path
 
 from tg_equiattn import __version__
 
 os.environ.setdefault("MPLBACKEND", "Agg")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tutorials' tensors are small: threads would wait for each other
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # of the hosts, where a tutorial imports them
-shutil.rmtree(Path(__file__).parent / "api" / "generated", ignore_errors=True)  # pages of names that went
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # the tutorials' tensors are small: threads would wait for each other
+warnings.filterwarnings(
+    "ignore", category=DeprecationWarning
+)  # of the hosts, where a tutorial imports them
+shutil.rmtree(
+    Path(__file__).parent / "api" / "generated", ignore_errors=True
+)  # pages of names that went
+
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
 project = "tg_equiattn"
 author = "the authors of tg_equiattn"
@@ -25,24 +35,44 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_gallery.gen_gallery",
+    "name_links",
 ]
-exclude_patterns = ["_build", "_templates", "gallery"]
+exclude_patterns = ["_build", "_extensions", "_templates", "gallery"]
 templates_path = ["_templates"]
 
 html_theme = "furo"
 html_title = f"tg_equiattn {release}"
 html_show_copyright = False
-html_static_path = ["_static"]
 html_css_files = ["style.css"]
+html_js_files = ["copy.js"]
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+# Formulas are drawn by one file of the package sphinx-mathjax-offline, which the site ships.
+MATHJAX = Path(importlib.import_module("sphinx-mathjax-offline").__path__[0])
+html_static_path = ["_static", str(MATHJAX / "static" / "mathjax" / "tex-svg-full.js")]
+mathjax_path = "tex-svg-full.js"
+
+# Links to the pages of torch and of the hosts need the network, so they are made on Read the Docs alone.
+if os.environ.get("READTHEDOCS") or os.environ.get("INTERSPHINX"):
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "torch_geometric": ("https://pytorch-geometric.readthedocs.io/en/latest", None),
+        "e3nn": ("https://docs.e3nn.org/en/stable", None),
+        "escnn": ("https://quva-lab.github.io/escnn", None),
+    }
+
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_mock_imports = ["ase", "mace", "nequip"]  # which want different releases of e3nn
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings say it in words
-autodoc_inherit_docstrings = False  # what a host's base class says of its own method is its own page's
+autodoc_inherit_docstrings = (
+    False  # what a host's base class says of its own method is its own page's
+)
 autodoc_preserve_defaults = True
 autosummary_generate = True
 napoleon_custom_sections = ["Shapes"]

@@ -1,6 +1,6 @@
-"""Quick start with e3nn: messages between neighbors on a chain, and SE(3)-Hyena for what is far along it.
+"""Quick start with e3nn: messages between neighbors on a chain, and SE(3)-Hyena for distant points along it.
 
-One point of each chain, anywhere, carries a number, every point a vector: what is each vector times that number?
+One point of each chain, anywhere, has a number, and every point has a vector. The task is each vector times the number.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ class Model(torch.nn.Module):
 
 
 def chains(count, points=20):
-    """A number at one point and vectors at all, positions on a random walk, which chain it is, and the answers."""
+    """Numbers and vectors of points, positions on a random walk, the chain of each point, and the answers."""
     number, pos = torch.randn(count, 1, 1), torch.randn(count, points, 3).cumsum(1)
     x, batch = torch.randn(count, points, 4), torch.arange(count).repeat_interleave(points)
     x[..., :1] = torch.zeros(count, points, 1).scatter(1, torch.randint(points, number.shape), number)
@@ -41,7 +41,7 @@ def chains(count, points=20):
 
 
 torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
-axis = (figure := Figure(figsize=(5, 5))).subplots()
+axis = (figure := Figure(figsize=(7, 7))).subplots()
 for name, context in {"messages alone": False, "with SE(3)-Hyena": True}.items():
     torch.manual_seed(0)
     model = Model(context)
@@ -54,13 +54,15 @@ for name, context in {"messages alone": False, "with SE(3)-Hyena": True}.items()
         optimizer.step()
         schedule.step()
     x, pos, batch, target = chains(500)
-    turn = o3.rand_matrix()
+    rotation = o3.rand_matrix()
     out = model(x, pos, batch).detach()
-    turned = model(torch.cat([x[:, :1], x[:, 1:] @ turn.T], 1), pos @ turn.T, batch).detach()
-    error = (turned - out @ turn.T).abs().max() / out.abs().max()
+    rotated = model(torch.cat([x[:, :1], x[:, 1:] @ rotation.T], 1), pos @ rotation.T, batch).detach()
+    error = (rotated - out @ rotation.T).abs().max() / out.abs().max()
     print(f"{name}: mean squared error {(out - target).square().mean():.3f}; equivariance error {error:.0e}")
     axis.plot(target[:, 0], out[:, 0], ".", markersize=2, label=name)
-axis.set(xlabel="true x component", ylabel="predicted", xlim=(-5, 5), ylim=(-5, 5))
+axis.set(title="a perfect model lies on the diagonal", xlim=(-5, 5), ylim=(-5, 5))
+axis.set(xlabel="true x component", ylabel="predicted x component")
+axis.plot([-5, 5], [-5, 5], color="0.7", zorder=0)
 axis.legend()
 Path("out").mkdir(exist_ok=True)
 figure.savefig("out/quickstart_e3nn.png")

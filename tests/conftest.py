@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import CASES
 from devices import DEVICES
-from hosts import HOSTS, missing
+from hosts import missing_packages
 
 
 @pytest.fixture(autouse=True)
@@ -30,22 +30,28 @@ def double():
     torch.set_default_dtype(before)
 
 
-class MissingHost(pytest.Collector):
-    """In place of an integration's tests where its host is not installed: one that is skipped and says so."""
+class WithoutPackages(pytest.Collector):
+    """In place of tests whose packages are not installed: one test that is skipped and names the packages."""
 
     def collect(self):
-        yield SkippedHost.from_parent(self, name="all tests")
+        yield SkippedTests.from_parent(self, name="all tests")
 
 
-class SkippedHost(pytest.Item):
+class SkippedTests(pytest.Item):
     def runtest(self):
-        pytest.skip(f"{HOSTS[self.parent.name]} is not installed")
+        pytest.skip(f"not installed: {', '.join(missing_packages(self.path))}")
+
+
+def without_packages(path, parent):
+    return WithoutPackages.from_parent(parent, name=path.name, path=path) if missing_packages(path) else None
 
 
 def pytest_collect_directory(path, parent):
-    if path.parent.name == "integrations" and path.name in HOSTS and missing(path.name):
-        return MissingHost.from_parent(parent, name=path.name)
-    return None
+    return without_packages(path, parent)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return without_packages(module_path, parent)
 
 
 def pytest_collection_modifyitems(items):

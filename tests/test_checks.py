@@ -223,7 +223,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("message", "call"), CASES)
-def test_refused(message, call):
+def test_bad_arguments_are_refused(message, call):
     with pytest.raises(ValueError, match=message):
         call()
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from cases import CASES, Call, agree, attention, besides, run
-from emulated import Exactly, accelerator, emulated, to_accelerator, values
+from emulated import Exactly, Operators, accelerator, emulated, to_accelerator, values
 from torch.utils._pytree import tree_map
+from whole_models import MODELS, Fixed
 
 from tg_equiattn.nn import GroupAttention
 
@@ -30,6 +31,30 @@ def there(module, inputs, watch=None):
 def test_an_accelerator_gives_the_cpus_numbers(case):
     """And copies nothing there, as a CUDA graph needs."""
     agree(*there(*case.build(torch.float64)), 1e-10)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in MODELS])
+def test_a_whole_model_neither_waits_nor_copies(name):
+    """The condition of CUDA graphs: mode="reduce-overhead" and torch.cuda.make_graphed_callables."""
+    model = Fixed(name).double()
+    agree(*there(model, {"x": model.sample("cpu").double()}), 1e-9)
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="torch is built without CUDA")
+@pytest.mark.filterwarnings("ignore:relation=")
+def test_every_operator_of_a_case_has_a_cuda_kernel(case):
+    module, inputs = case.build(torch.float32)
+    with Operators() as used:
+        run(module, inputs)
+    assert used.without_kernel("CUDA") == []
+
+
+def test_operators_without_a_kernel_are_named():
+    """Every build of torch has these on CPUs, and no Fourier transforms of sparse tensors."""
+    with Operators() as used:
+        run(Call(lambda x: torch.fft.rfft(x.sort().values @ x.mT).real.cumsum(1)), {"x": torch.randn(2, 3)})
+    assert used.without_kernel("CPU") == []
+    assert "aten::_fft_r2c" in used.without_kernel("SparseCPU")
 
 
 @pytest.fixture

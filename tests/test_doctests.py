@@ -1,6 +1,8 @@
 import doctest
 import importlib
 import pkgutil
+import re
+from pathlib import Path
 
 import pytest
 from hosts import HOSTS
@@ -19,8 +21,23 @@ HOSTED = {
 
 @pytest.mark.parametrize("name", [*CORE, *HOSTED])
 def test_examples_in_docstrings(name):
+    """They run, and fit on a page of the site, where a line has 100 characters."""
     pytest.importorskip(HOSTED.get(name, "torch"))
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    module = importlib.import_module(name)
+    assert doctest.testmod(module).failed == 0
+    examples = [example for test in doctest.DocTestFinder().find(module) for example in test.examples]
+    assert [line for example in examples for line in example.source.splitlines() if len(line) > 96] == []
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "concepts.md"
+SESSIONS = re.findall(r"^```pycon\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+def test_examples_by_hand_on_the_page_of_concepts(session):
+    example = doctest.DocTestParser().get_doctest(session, {}, PAGE.name, None, None)
+    assert len(example.examples) > 5
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_some_examples_exist():

@@ -6,8 +6,8 @@ import contextlib
 import pytest
 import torch
 from cases import CASES, ONE_A_NAME, moved, run
-from emulated import Tf32, round_to_tf32
 from small_groups import GROUPS
+from tf32 import Tf32, round_to_tf32
 from torch import nn
 
 from tg_equiattn.encodings.group import rotated_offsets

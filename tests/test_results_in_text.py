@@ -16,14 +16,15 @@ SCALES = ["no scales", "scales", "convolution", "convolution, scales"]
 RESULTS = {  # for each page, words with places for numbers, and the cells: table | what the row holds | column
     "README.md": {
         "in {:.0f} % of test images; the best of five group CNNs in {:.0f} %": [PAIR[0], PAIR[2]],
-        "by exact pairs leaves {:.4f} of the variance": ["depots/displacement | far offsets, pairs | moved"],
-        "at 256 tokens to an error of {:.4f}": ["associative_recall/errors | random | SE(3)-Hyena | 256 tokens"],
-        "a force error of {:.4f} and Ewald message passing {:.4f}": BOXES,
+        "exact pairs leaves {:.4f} of the variance; messages alone (GATv2) leave {:.2f}": [
+            f"depots/displacement | {model} | moved" for model in ("far offsets, pairs", "GATv2")
+        ],
+        "leaves {:.4f} of the variance of forces, and Ewald message passing {:.4f}": BOXES,
     },
     "docs/which_layer.md": {
-        "equal patterns in {:.0f} % of test images": PAIR[:1],
-        '`relation="relative"` in {:.0f} %; the best of five G-CNNs finds it in {:.0f} %': PAIR[1:],
-        "an error of {1:.4f}, `VectorSelfAttention` {2:.4f}, messages alone {0:.4f}": CHAIN,
+        "finds them in {:.0f} % of test images": PAIR[:1],
+        '`relation="relative"` in {:.0f} %. The best of five G-CNNs finds them in {:.0f} %': PAIR[1:],
+        "an error of {1:.4f} by `SE3HyenaOperator`, {2:.4f} by `VectorSelfAttention`, and {0:.4f}": CHAIN,
         "{:.1f} seconds and {:.1f} GiB": [f"benchmarks/longest | 2^20 | {unit}" for unit in ("s", "GiB")],
     },
     "docs/graph_settings.md": {

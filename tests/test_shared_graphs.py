@@ -81,7 +81,7 @@ CASES = {
 SHARED = [name for name in CASES if name not in ("clouds", "performer")]  # which others have in them
 SETTINGS = [(name, world, one) for world, one in ((2, True), (4, False)) for name in SHARED]  # one: of a single graph
 LONG = [("nufft", 4, False), ("irreps", 4, False)]
-HOSTS = {"irreps": "e3nn", "message passing": "torch_geometric", "nufft": "pytorch_finufft"}
+HOSTS = {"irreps": "e3nn", "message passing": "torch_geometric", "nufft": "finufft"}
 
 
 def made(name, group=None):
@@ -191,7 +191,7 @@ def test_processes_give_what_one_does(settings, tmp_path):
     """All of it in one test: processes take seconds to start."""
     for host in HOSTS.values():
         pytest.importorskip(host)
-    hosts = ["tg_equiattn.integrations.e3nn", "tg_equiattn.integrations.pyg", "pytorch_finufft"]
+    hosts = ["tg_equiattn.integrations.e3nn", "tg_equiattn.integrations.pyg", "finufft"]
     ranks.run(functools.partial(on_ranks, settings=settings), tmp_path, 4, imports=hosts)
     for name, world, one in settings:
         layer = made(name)

@@ -86,7 +86,7 @@ def test_exported(strict, module, x):
     assert type(module.tables(CPU)[0]) is torch.Tensor
 
 
-def test_traced(module, x):
+def test_traced_programs_keep_the_tables(module, x):
     graph = make_fx(module, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
     torch.testing.assert_close(graph(x), module(x))
 

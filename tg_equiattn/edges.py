@@ -57,6 +57,10 @@ class CSR(NamedTuple):
     def num_rows(self) -> int:
         return self.row_starts.shape[0] - 1
 
+    @property
+    def csr(self) -> CSR:
+        return self
+
 
 def check_edges(edge_index: object, nodes: int) -> None:
     """Raise ValueError unless these are edges of nodes, int64 (2, E), in range where values are read."""
@@ -75,16 +79,19 @@ def _check_range(edge_index: Int[Tensor, "2 edges"], nodes: int) -> None:
             raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
 
 
-def check_fields(edges: int, offsets: Tensor, features: Tensor | None, weights: Tensor | None) -> None:
+def check_fields(
+    edges: int, offsets: Tensor, features: Tensor | None, weights: Tensor | None, finite: bool = False
+) -> None:
     """Raise ValueError for a shape other than offsets (E, dim), features (E, F) and weights (E,), and for values that
-    are not allowed where these are read."""
+    are not allowed where these are read. Offsets may be known to be ``finite``."""
     for name, given, axes in (("offsets", offsets, 2), ("features", features, 2), ("weights", weights, 1)):
         if given is not None and (given.ndim != axes or given.shape[0] != edges):
             wanted = f"({edges}, {'dim' if name == 'offsets' else 'F'})" if axes == 2 else f"({edges},)"
             raise ValueError(f"{name} must have shape {wanted}, got {tuple(given.shape)}")
     if offsets.is_complex() or offsets.dtype == torch.bool:
         raise ValueError(f"offsets (edge_offset) must be real numbers, got {offsets.dtype}")
-    _check_finite(offsets)
+    if not finite and offsets.shape[1]:
+        _check_finite(offsets)
     if weights is not None:
         _check_weights(weights)
 
@@ -142,10 +149,11 @@ def of_edges(
 
 
 def offsets_between(
-    pos: Num[Tensor, "nodes dim"], target: Int[Tensor, " edges"], source: Int[Tensor, " edges"], whole: bool
+    pos: Num[Tensor, "nodes dim"], edge_index: Int[Tensor, "2 edges"], whole: bool
 ) -> Num[Tensor, "edges dim"]:
     """Offsets :math:`x_j - x_i` of edges, through :func:`whole_offsets` if they have to be ``whole``."""
-    offsets = pos[source] - pos[target]
+    source, target = pos[edge_index].unbind()
+    offsets = source - target
     if not whole or not offsets.is_floating_point():
         return offsets
     _check_precision(pos)

@@ -29,7 +29,7 @@ has_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]  # com
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
     """Switch autocast off for a device, where it has it: geometry and exponentials stay in their own dtype."""
-    if has_autocast(device.type):
+    if has_autocast(device.type) and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 
@@ -38,9 +38,14 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
 def ordinary_tensors(*inputs: Tensor) -> Iterator[None]:
     """Make ordinary tensors, which outlive the call, whatever mode the call is made in: inference mode, a tracer,
     or a transform of ``torch.func`` unless one of the ``inputs`` belongs to it."""
-    ordinary = not any(is_functorch_wrapped_tensor(x) for x in inputs)
-    outside = temporarily_clear_interpreter_stack() if ordinary else contextlib.nullcontext()
-    with torch.inference_mode(False), unset_fake_temporarily(), disable_proxy_modes_tracing(), outside:
+    with contextlib.ExitStack() as left:
+        if torch.is_inference_mode_enabled():
+            left.enter_context(torch.inference_mode(False))
+        if torch._C._len_torch_dispatch_stack():
+            left.enter_context(unset_fake_temporarily())
+            left.enter_context(disable_proxy_modes_tracing())
+        if _functorch() and not any(is_functorch_wrapped_tensor(x) for x in inputs):
+            left.enter_context(temporarily_clear_interpreter_stack())
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -22,28 +23,40 @@ class SortedPairs:
     """Pairs of nodes, sorted by target: the fields of a :class:`NeighborList`, and what follows from them."""
 
     def __init__(
-        self, csr: CSR, offsets: Tensor, mask: Tensor | None, features: Tensor | None, weights: Tensor | None,
-        self_features: Tensor | None, between_positions: bool,
+        self, target: Tensor, source: Tensor, nodes: int, offsets: Tensor, mask: Tensor | None,
+        features: Tensor | None, weights: Tensor | None, self_features: Tensor | None, between_positions: bool,
     ) -> None:  # fmt: skip
-        self.csr, self.offsets, self.mask, self.features, self.weights = csr, offsets, mask, features, weights
-        self.self_features, self.between_positions = self_features, between_positions
+        self.target, self.source, self.nodes, self.offsets = target, source, nodes, offsets
+        self.mask, self.features, self.weights, self.self_features = mask, features, weights, self_features
+        self.between_positions = between_positions
         self._cache: dict[Hashable, Any] = {}
-
-    @property
-    def nodes(self) -> int:
-        return self.csr.num_rows
-
-    @property
-    def target(self) -> Tensor:
-        return self.csr.row
-
-    @property
-    def source(self) -> Tensor:
-        return self.csr.col
+        self._csr = [_csr(self)] if torch.compiler.is_compiling() else []
 
     @property
     def dim(self) -> int:
         return self.offsets.shape[1]
+
+    @property
+    def csr(self) -> CSR:
+        """The matrix of targets (rows) and sources (columns), made when it is first asked for."""
+        if self._csr:
+            return self._csr[0]
+        csr = self.cached(_csr)
+        if not torch.compiler.is_compiling():
+            self._csr.append(csr)
+        return csr
+
+    @property
+    def row(self) -> Tensor:
+        return self.target
+
+    @property
+    def col(self) -> Tensor:
+        return self.source
+
+    @property
+    def num_rows(self) -> int:
+        return self.nodes
 
     def check_nodes(self, nodes: int, dim: int | None = None) -> None:
         """Raise ValueError unless these are pairs of so many nodes, with offsets of this dimension if one is given."""
@@ -58,10 +71,9 @@ class SortedPairs:
     def restricted(self, mask: Tensor) -> SortedPairs:
         """The same pairs, of which those between nodes of a bool ``mask`` ``(N,)`` count."""
         mask = mask[self.target] & mask[self.source]
-        mask = mask if self.mask is None else mask & self.mask
-        return SortedPairs(
-            self.csr, self.offsets, mask, self.features, self.weights, self.self_features, self.between_positions
-        )
+        less = copy.copy(self)  # with the matrix in common
+        less.mask, less._cache = mask if self.mask is None else mask & self.mask, {}
+        return less
 
     def cached(self, make: Callable[..., _T], *arguments: int) -> _T:
         """``make(self, *arguments)``, kept for the next call. While torch.compile traces, nothing is kept."""
@@ -69,7 +81,7 @@ class SortedPairs:
             return make(self, *arguments)
         key = make, *arguments
         if key not in self._cache:
-            with ordinary_tensors(self.offsets, *self.csr):
+            with ordinary_tensors(self.offsets, self.target, self.source):
                 self._cache[key] = make(self, *arguments)
         return self._cache[key]
 
@@ -83,8 +95,12 @@ def _repeats(pairs: SortedPairs) -> bool | None:
     if not is_concrete(pairs.target):
         return None
     index = pairs.target * pairs.nodes + pairs.source
-    index = (index if pairs.mask is None else index[pairs.mask]).sort().values
-    return bool((index.diff() == 0).any())
+    index = index if pairs.mask is None else index[pairs.mask]
+    return len(index.unique()) < len(index)
+
+
+def _csr(pairs: SortedPairs) -> CSR:
+    return CSR.from_sorted(pairs.target, pairs.source, pairs.nodes, pairs.nodes)
 
 
 class NeighborList(SortedPairs):
@@ -107,7 +123,8 @@ class NeighborList(SortedPairs):
         weights: ``(E,)`` of the pairs, not negative, which a window's weights are multiplied by. ``None`` means 1.
         loops: whether a pair of a node with itself is a pair like any other. The default is ``False``.
         between_positions: whether offsets are known to be differences of positions. The default is ``False``.
-        checked: whether ``edge_index`` has been checked already. The default is ``False``.
+        checked: whether ``edge_index``, and positions that ``offsets`` lie between, have been checked already. The
+            default is ``False``.
 
     Attributes:
         target: target of each pair, sorted.
@@ -129,18 +146,22 @@ class NeighborList(SortedPairs):
             check_edges(edge_index, nodes)
         if offsets is None:
             offsets = torch.zeros(edge_index.shape[1], 0, device=edge_index.device)
-        check_fields(edge_index.shape[1], offsets, features, weights)
+        check_fields(edge_index.shape[1], offsets, features, weights, finite=checked and between_positions)
         offsets = offsets if offsets.is_floating_point() else offsets.long()
-        concrete, self_features = is_concrete(edge_index), None
+        (source, target), concrete, self_features = edge_index.unbind(), is_concrete(edge_index), None
         if not loops:
-            distinct = edge_index[0] != edge_index[1]
+            distinct = source != target
             if features is not None and not (concrete and bool(distinct.all())):
-                self_features = _features_of_loops(edge_index[1], nodes, features, distinct, mask)
+                self_features = _features_of_loops(target, nodes, features, distinct, mask)
             mask = distinct if mask is None else mask & distinct
-        edge_index, mask, fields = _sorted(edge_index, mask, (offsets, features, weights), concrete)
-        csr = CSR.from_sorted(edge_index[1].contiguous(), edge_index[0].contiguous(), nodes, nodes)
-        offsets, features, weights = fields
-        super().__init__(csr, offsets, mask, features, weights, self_features, between_positions)
+        order, mask = _order(target, mask, concrete), None if concrete else mask
+        if order is not None:
+            target, source, offsets = target[order], source[order], offsets[order]
+            mask, features, weights = (None if x is None else x[order] for x in (mask, features, weights))
+        super().__init__(
+            target.contiguous(), source.contiguous(), nodes, offsets, mask, features, weights, self_features,
+            between_positions,
+        )  # fmt: skip
 
     @classmethod
     def from_edges(
@@ -164,7 +185,7 @@ class NeighborList(SortedPairs):
             features: ``(E, edge_dim)``, or ``(E,)`` for one.
             weights: ``(E,)`` of the pairs, not negative, which a window's weights are multiplied by. ``None`` means 1.
             loops: whether a pair of a node with itself is a pair like any other. The default is ``False``.
-            checked: whether ``edge_index`` has been checked already. The default is ``False``.
+            checked: whether ``edge_index`` and ``pos`` have been checked already. The default is ``False``.
 
         Raises:
             ValueError: for arguments that do not fit (``edge_offset`` for offsets, ``edge_attr`` for features); values
@@ -178,14 +199,15 @@ class NeighborList(SortedPairs):
             if pos is None:
                 raise ValueError("pos or edge_offset must be given where offsets are needed, got None")
             pos, between = checks.positions(pos, (nodes, dim), edge_index, ""), True
-            offsets = offsets_between(pos, edge_index[1], edge_index[0], whole)
+            offsets = offsets_between(pos, edge_index, whole)
         elif offsets is not None and whole:
             placed = isinstance(pos, Tensor) and pos.is_floating_point() and len(pos)
             offsets = whole_offsets(offsets, pos if placed else None, "edge_offset")
-        check_graph_of_edges(edge_index[1], edge_index[0], batch, node_mask, "edge_index")
+        if batch is not None or node_mask is not None:
+            check_graph_of_edges(edge_index[1], edge_index[0], batch, node_mask, "edge_index")
         return cls(
             edge_index, nodes, offsets, features=features, weights=weights, loops=loops, between_positions=between,
-            checked=True,
+            checked=checked or not between,
         )  # fmt: skip
 
 
@@ -195,25 +217,14 @@ def _features_of_loops(target: Tensor, nodes: int, features: Tensor, distinct: T
     return features.new_zeros(nodes, features.shape[1]).index_add(0, target, torch.where(loop[:, None], features, 0.0))
 
 
-def _sorted(
-    edge_index: Tensor, mask: Tensor | None, fields: tuple[Any, ...], concrete: bool
-) -> tuple[Tensor, Tensor | None, tuple[Any, ...]]:
-    """Pairs, mask and fields sorted by target. If values are read, pairs outside the mask are left out, and the mask is
-    then ``None``."""
-    target, order = edge_index[1], None
+def _order(target: Tensor, mask: Tensor | None, concrete: bool) -> Tensor | None:
+    """The order of pairs by target; ``None`` if they have it. If values are read, it leaves out masked pairs."""
     if concrete and mask is not None and not bool(mask.all()):
         order = mask.nonzero()[:, 0]
-        order = order[torch.argsort(target[order], stable=True)]
-    elif not concrete or bool((target[1:] < target[:-1]).any()):
-        order = torch.argsort(target, stable=True)
-    if order is not None:
-        edge_index = edge_index[:, order]
-        mask, fields = _taken(mask, order), tuple(_taken(x, order) for x in fields)
-    return edge_index, None if concrete else mask, fields
-
-
-def _taken(x: Tensor | None, order: Tensor) -> Tensor | None:
-    return None if x is None else x[order]
+        return order[torch.argsort(target[order], stable=True)]
+    if concrete and not bool((target[1:] < target[:-1]).any()):
+        return None
+    return torch.argsort(target, stable=True)
 
 
 def mean_edge_length(pos: Tensor, edge_index: Tensor) -> float:

@@ -269,12 +269,9 @@ class PaddedBatch:
         self.node_batch, self.count, self.length = node_batch, count, length
         self.mask, self.graph, self.key, self._slots = mask, graph, key, slots
 
-    @property
-    def slot(self) -> Int[Tensor, " nodes"]:
-        """The slot of each node among all slots."""
-        if self._slots is None:
-            return torch.arange(self.node_batch.nodes, device=self.node_batch.sizes.device)
-        return self._slots.slot
+    def slots_of(self, nodes: Int[Tensor, " some"]) -> Int[Tensor, " some"]:
+        """The slots of some nodes among all slots."""
+        return nodes if self._slots is None else self._slots.slot[nodes]
 
     @property
     def lengths(self) -> Int[Tensor, " rows"] | None:
@@ -285,10 +282,13 @@ class PaddedBatch:
         """Values of graphs for each row."""
         return x if self.graph is None else x.index_select(0, self.graph)
 
-    def pack(self, x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "rows length ..."]:
-        """Values of nodes in their slots, zero where there is no node."""
-        return (x if self._slots is None else self._slots.pack(x)).unflatten(0, (self.count, self.length))
+    def pack(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> Tensor:
+        """Values of nodes, along an axis, in their slots (rows, length), zero where there is no node."""
+        if self._slots is not None:
+            x = self._slots.pack(x.movedim(dim, 0)).movedim(0, dim)
+        return x.unflatten(dim, (self.count, self.length))
 
-    def unpack(self, x: Shaped[Tensor, "rows length ..."]) -> Shaped[Tensor, "nodes ..."]:
+    def unpack(self, x: Shaped[Tensor, "*before rows length *after"], dim: int = 0) -> Tensor:
         """The inverse of :meth:`pack`."""
-        return x.flatten(0, 1) if self._slots is None else self._slots.unpack(x.flatten(0, 1))
+        x = x.flatten(dim, dim + 1)
+        return x if self._slots is None else self._slots.unpack(x.movedim(dim, 0)).movedim(0, dim)

@@ -2,17 +2,17 @@ r"""
 Group attention in an escnn model
 =================================
 
-Attention layers between escnn's own: shapes, a mixed model, a short training, the symmetry checked and looked at, in
-feature maps and in attention maps, and how to save. Everything runs on two CPU cores in well under a minute.
+Attention layers between the layers of escnn. The tutorial shows shapes, a mixed model, a short training, the symmetry
+in numbers, feature maps and attention maps, and how to save a model.
 """
 
 # %%
 # Layers and shapes
 # -----------------
 #
-# A layer has an input and an output type, as every module of escnn. ``R2LiftingAttention`` goes from trivial fields
-# (the channels of an image) to regular fields, ``R2GroupAttention`` from regular fields to regular fields. Both
-# keep height and width.
+# A layer has an input type and an output type, like every module of escnn. ``R2LiftingAttention`` maps trivial fields
+# (the channels of an image) to regular fields. ``R2GroupAttention`` maps regular fields to regular fields. Both keep
+# height and width.
 
 import copy
 import io
@@ -28,11 +28,10 @@ from tg_equiattn.integrations.escnn import (
     R2LiftingAttention,
     group_from_gspace,
 )
-
 from tg_equiattn.testing import act, equivariance_error
 
 torch.manual_seed(0)
-gspace = gspaces.rot2dOnR2(4)  # rotations by quarter turns
+gspace = gspaces.rot2dOnR2(4)  # rotations by 90 degrees
 image = nn.FieldType(gspace, [gspace.trivial_repr])
 hidden = nn.FieldType(gspace, 8 * [gspace.regular_repr])
 
@@ -48,9 +47,9 @@ print("attended", tuple(attend(lift(x)).shape))
 # Mixing with escnn's layers
 # --------------------------
 #
-# Anything that maps regular fields to regular fields can stand before or after: convolutions, batch normalisation,
-# pooling. Here a G-CNN has an attention block in its middle. ``R2AttentionBlock`` is the papers' residual block: norm,
-# attention and a pointwise bottleneck.
+# Layers on regular fields can be combined: convolutions, batch normalisation, pooling, attention. This G-CNN has an
+# attention block between its convolutions. ``R2AttentionBlock`` is the residual block of the papers: norm, attention
+# and a pointwise bottleneck.
 
 
 def convolution(fields_in, fields_out):
@@ -80,14 +79,19 @@ def logits(images):
 # A short training
 # ----------------
 #
-# Scikit-learn's handwritten digits, enlarged to 12 x 12: 1,000 upright ones to train, and 400 to test, upright and
-# turned. The model has never seen a turned digit; that it reads them as well is what the symmetry is for.
+# Scikit-learn's handwritten digits, enlarged to 12 x 12 pixels: 1,000 upright digits to train, 400 to test. The test
+# digits are also rotated. The model has never seen a rotated digit, and reads them equally well because of its symmetry.
 
 digits = load_digits()
 pixels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
 pixels = torch.nn.functional.interpolate(pixels, size=(12, 12), mode="bilinear")
 labels = torch.tensor(digits.target)
-train_x, train_y, test_x, test_y = pixels[:1000], labels[:1000], pixels[1000:1400], labels[1000:1400]
+train_x, train_y, test_x, test_y = (
+    pixels[:1000],
+    labels[:1000],
+    pixels[1000:1400],
+    labels[1000:1400],
+)
 
 optimizer = torch.optim.Adam([*invariant.parameters(), *classifier.parameters()], lr=0.02)
 for epoch in range(6):
@@ -100,23 +104,24 @@ for epoch in range(6):
 
 invariant.eval()
 with torch.no_grad():
-    for turns in range(4):
-        right = logits(test_x.rot90(turns, (2, 3))).argmax(1) == test_y
-        print(f"test digits turned by {90 * turns:3} degrees: {100 * right.float().mean():.1f} % right")
+    for quarter in range(4):
+        right = logits(test_x.rot90(quarter, (2, 3))).argmax(1) == test_y
+        accuracy = right.float().mean()
+        print(f"test digits rotated by {90 * quarter:3} degrees: {accuracy:.1%} right")
 
 # %%
 # Checking equivariance
 # ---------------------
 #
-# ``check_equivariance`` of an attention layer tests every element that maps the pixel grid to itself, without any
-# interpolation, and returns the mean error for each. It raises where an error is too high.
+# ``check_equivariance`` of an attention layer tests every group element that maps the pixel grid to itself. There is no
+# interpolation. It returns the mean error for each element, and raises an error if one is too high.
 
 for element, error in features[3].check_equivariance():
     print(element, f"{error:.0e}")
 
 # %%
-# ``tg_equiattn.testing`` does the same for whole models, and for modules that are not from here. ``act`` moves an
-# image or a regular feature map; ``equivariance_error`` compares.
+# ``tg_equiattn.testing`` checks whole models and any other module. ``act`` transforms an image or a regular feature map,
+# and ``equivariance_error`` compares.
 
 group = group_from_gspace(gspace)
 
@@ -129,77 +134,82 @@ def feature_map(images):
 print(f"features of the trained model: {equivariance_error(feature_map, group, test_x[:8]):.0e}")
 
 # %%
-# Feature maps of an image and of the image turned
-# ------------------------------------------------
+# Feature maps of an image and of the rotated image
+# -------------------------------------------------
 #
-# The same on a picture. The first row is a digit and one field of its feature map, at the four elements of the
-# group. The second row is the digit turned by 90 degrees and *its* feature map. The third is the first row's
-# feature map, turned and with its elements moved on by one, which is how a quarter turn acts on a regular field.
-# The second and the third row are equal. The digit is enlarged once more, for the eye: the layers take any size.
+# The symmetry as a picture. First row: a digit and one field of its feature map, for the four group elements h. Second
+# row: the digit rotated by 90 degrees and its feature map. Third row: how a rotation by 90 degrees acts on the regular
+# field of the first row. Each map rotates, and moves to the next group element. The second and the third row are equal.
+# The digit is enlarged for the picture: the layers take any size.
 
 digit = torch.nn.functional.interpolate(test_x[3:4], size=(36, 36), mode="bilinear")
 digit = torch.nn.functional.pad(digit, [10] * 4)
-turned = act(digit, group, 1)
+rotated = act(digit, group, 1)
 with torch.no_grad():
-    here, there = feature_map(digit), feature_map(turned)
+    here, there = feature_map(digit), feature_map(rotated)
 expected = act(here, group, 1)
 inside = here[0, ..., 4:-4, 4:-4].flatten(1)
 field = int(inside.std(1).argmax())  # the liveliest
 
-rows = [("x", digit, here), ("turned x", turned, there), ("expected", turned, expected)]
+rows = [("x", digit, here), ("rotated x", rotated, there), ("expected", rotated, expected)]
 figure, axes = plt.subplots(3, 5, figsize=(8, 5), layout="constrained")
 for line, (name, picture, maps) in zip(axes, rows, strict=True):
     line[0].imshow(picture[0, 0], cmap="gray")
     line[0].set_ylabel(name)
     for h in range(4):
-        line[1 + h].imshow(maps[0, field, h], vmin=float(inside[field].min()), vmax=float(inside[field].max()))
+        line[1 + h].imshow(
+            maps[0, field, h], vmin=float(inside[field].min()), vmax=float(inside[field].max())
+        )
 for h in range(4):
     axes[0, 1 + h].set_title(f"feature map, h = {h}", fontsize=9)
 for axis in axes.flat:
     axis.set_xticks([])
     axis.set_yticks([])
-figure.suptitle(f"largest difference between the second and the third row: {(there - expected).abs().max():.0e}")
+figure.suptitle(
+    f"largest difference between the second and the third row: {(there - expected).abs().max():.0e}"
+)
 plt.show()
 
 # %%
-# Attention maps of an image and of the image turned
-# --------------------------------------------------
+# Attention maps of an image and of the rotated image
+# ---------------------------------------------------
 #
-# ``attention_map`` returns the weights by which the output of a pixel averages the values, from the code that computes
-# the output: for every head and element of the group, as here every element looks at itself. They are those of a new
-# ``R2GlobalAttention`` behind the convolutions that were trained. Its output sees all pixels, those of its window by
-# exact weights and all others by random features.
+# ``attention_map`` returns the weights by which the output of one pixel averages the values, for every head and group
+# element. Here they are the weights of a new ``R2GlobalAttention`` behind the trained convolutions. It sees all pixels:
+# those of its window by exact weights, and all others by random features.
 
 attention = R2GlobalAttention(hidden, hidden, kernel_size=3).eval()
 convolutions = features[:3]  # up to the pool: 56 x 56 pixels become 28 x 28
 side, (row, column) = 28, (8, 12)
-turned_pixel = (side - 1 - column, row)
+rotated_pixel = (side - 1 - column, row)
 
 with torch.no_grad():
     weights = attention.attention_map(convolutions(image(digit)), (row, column))[:, :, :, 0, 0]
-    turned_weights = attention.attention_map(convolutions(image(turned)), turned_pixel)[:, :, :, 0, 0]
+    rotated_weights = attention.attention_map(convolutions(image(rotated)), rotated_pixel)[
+        :, :, :, 0, 0
+    ]
 print("(B, heads, |H|, H, W):", tuple(weights.shape))
 print(f"sum over pixels: {weights.sum((3, 4)).min():.6f} to {weights.sum((3, 4)).max():.6f}")
 
 # %%
-# The pixel's map turns with the image, and its elements are moved on by one: it is what ``act`` makes of it, as of a
-# feature map. This holds for every head by itself, and for the weights of random features as well.
+# The attention map of the pixel rotates with the image, and its elements move by one, as for a feature map. This holds for
+# every head, and for the weights of random features too.
 
 expected = act(weights, group, 1)
-difference = (turned_weights - expected).abs().max()
+difference = (rotated_weights - expected).abs().max()
 print(f"largest difference of two weights: {difference:.0e}")
 assert difference < 1e-5
 
 # %%
-# One head's maps of the pixel under the cross. The head starts by looking one pixel aside, to the side that h says.
-# Most of the weight is there; the colour scale ends below the weights of the window, so that those of all other pixels
-# are seen, which follow the content.
+# The maps of one head for the pixel under the cross. The head starts by looking one pixel to the side, in the direction of
+# h. Most of the weight is there. The colour scale ends below the weights of the window, so that weights of all other
+# pixels are visible. They follow the content.
 
 head = 1
 rows = [
     ("x", digit, (row, column), weights),
-    ("turned x", turned, turned_pixel, turned_weights),
-    ("expected", turned, turned_pixel, expected),
+    ("rotated x", rotated, rotated_pixel, rotated_weights),
+    ("expected", rotated, rotated_pixel, expected),
 ]
 figure, axes = plt.subplots(3, 5, figsize=(8, 5), layout="constrained")
 for line, (name, picture, (down, right), maps) in zip(axes, rows, strict=True):
@@ -222,8 +232,8 @@ plt.show()
 # Saving and loading
 # ------------------
 #
-# escnn's field types do not pickle, and so escnn models do not. Keep the ``state_dict()``, or ``export()`` to a plain
-# torch module, which pickles, deep-copies and compiles.
+# Models of escnn cannot be pickled, because its field types cannot. Save the ``state_dict()``, or call ``export()``. It returns
+# a plain torch module, which can be pickled, copied and compiled.
 
 buffer = io.BytesIO()
 torch.save(attend.state_dict(), buffer)
@@ -234,4 +244,6 @@ again.load_state_dict(torch.load(buffer, weights_only=True))
 plain = attend.export()
 copied = copy.deepcopy(plain)
 y = lift(x)
-print(torch.equal(again(y).tensor, attend(y).tensor), torch.equal(copied(y.tensor), attend(y).tensor))
+print(
+    torch.equal(again(y).tensor, attend(y).tensor), torch.equal(copied(y.tensor), attend(y).tensor)
+)

@@ -2,16 +2,16 @@ r"""
 Relative positions in a PyG model
 =================================
 
-Global attention over a graph's nodes in linear time, as a PyG layer: shapes, a mixed model, the symmetry checked and
-looked at, and how to save.
+Global attention over the nodes of a graph in linear time, as a layer of PyG. The tutorial shows shapes, a mixed model, the
+symmetry in numbers and pictures, and how to save a model.
 """
 
 # %%
 # Images as graphs of pixels
 # --------------------------
 #
-# ``PixelGraph`` is a transform: it turns ``data.image`` into nodes with positions, and joins near pixels by edges with
-# the offset from the target to the source in ``edge_offset``.
+# The transform ``PixelGraph`` makes a graph of ``data.image``. Pixels become nodes with positions, and near pixels are joined
+# by edges. ``edge_offset`` is the offset from the target to the source.
 
 import io
 
@@ -35,17 +35,19 @@ print(graphs[0])
 # The layer
 # ---------
 #
-# ``RelativePerformerConv`` attends from every node to all nodes of its graph. Near pairs are the edges; they have
-# exact softmax weights with a learned bias of the offset. All pairs are reached through random features, in linear
-# time. For graphs as small as these ``method="pairs"``, softmax attention over all pairs, is exact and faster.
+# In ``RelativePerformerConv``, every node attends to all nodes of its graph. Near pairs, the edges, have exact softmax
+# weights with a learned bias of the offset. Other pairs have weights by random features, in linear time. For graphs as small
+# as these, ``method="pairs"`` is exact and faster.
 
 conv = RelativePerformerConv(1, 16, heads=4, cutoff=4, method="features")
 data = next(iter(DataLoader(graphs, batch_size=8)))
-print(tuple(conv(data.x, data.edge_index, data.batch, pos=data.pos).shape), "of 8 graphs of 64 nodes")
+print(
+    tuple(conv(data.x, data.edge_index, data.batch, pos=data.pos).shape), "of 8 graphs of 64 nodes"
+)
 
 # %%
-# Where every graph is all pixels of one image size, the grid as ``neighbors`` stands for edges and positions, and is
-# fastest. The result is the same.
+# If all graphs are images of one size, pass the grid as ``neighbors`` in place of edges and positions. This is fastest, and the
+# result is the same.
 
 grid = to_graph.grid(8, 8)
 with torch.no_grad():
@@ -57,8 +59,8 @@ print(f"largest difference {(by_edges - by_grid).abs().max():.0e}")
 # Mixing with PyG's layers
 # ------------------------
 #
-# The layer takes what PyG's layers take, so it can stand beside them, or be the ``conv`` of a ``GPSConv``.
-# ``GPSConv`` does not pass ``batch`` on to its ``conv``; ``ptr`` reaches this layer.
+# The layer takes the arguments of PyG's layers, so it can be used beside them, or as the ``conv`` of a ``GPSConv``. ``GPSConv``
+# does not pass ``batch`` to its ``conv``. Pass ``ptr`` instead, which reaches the layer.
 
 
 def perceptron():
@@ -71,7 +73,9 @@ class Model(torch.nn.Module):
         self.embed = torch.nn.Linear(1, 16)
         self.messages = GINEConv(perceptron(), edge_dim=2)
         self.attention = RelativePerformerConv(16, 16, heads=4, cutoff=4, method="pairs")
-        self.gps = GPSConv(16, RelativePerformerConv(16, 16, heads=4, cutoff=4, method="pairs"), heads=2)
+        self.gps = GPSConv(
+            16, RelativePerformerConv(16, 16, heads=4, cutoff=4, method="pairs"), heads=2
+        )
         self.head = torch.nn.Linear(16, 10)
 
     def forward(self, data):
@@ -87,12 +91,17 @@ print(tuple(Model()(data).shape))
 # Checking equivariance
 # ---------------------
 #
-# Moving a graph changes no output, since positions enter through differences only. Class scores by near pairs, and by
-# the three kinds of positions that the paper compares, one draw of random features, in float64:
+# Translations of a graph change no output, because positions enter through differences only. The errors below are those of
+# class scores in float64, with near pairs (``"window"``) and with the three kinds of positions in the paper, for one draw of
+# the random features:
 
 
 def made(position):
-    return PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, position=position, cutoff=4).double().eval()
+    return (
+        PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, position=position, cutoff=4)
+        .double()
+        .eval()
+    )
 
 
 for position in ("window", "clipped", "sinusoid", "absolute"):
@@ -104,14 +113,14 @@ for position in ("window", "clipped", "sinusoid", "absolute"):
     print(f"{position:9} {((moved - expected).abs().max() / expected.abs().max()).item():.0e}")
 
 # %%
-# Near pairs and ``"clipped"`` are exact for every draw. ``"sinusoid"`` is relative in expectation over draws
-# only, and any single draw shows it; ``"absolute"`` is the usual encoding, for comparison.
+# Near pairs and ``"clipped"`` are exact for every draw. ``"sinusoid"`` is exact only in expectation over draws. ``"absolute"``
+# is the usual encoding, for comparison.
 #
-# Feature maps of an image and of the image moved
+# Feature maps of an image and of the moved image
 # -----------------------------------------------
 #
-# A digit on a canvas, and the same digit four pixels to the right and two down. Below, one channel of the last block of
-# an untrained model with near pairs: it moves along. An ``"absolute"`` one sees another picture.
+# A digit, and the same digit moved four pixels to the right and two down. The maps show one channel in the last block of an
+# untrained model. With near pairs the map moves with the digit. With ``"absolute"`` positions it changes.
 
 canvas = torch.zeros(1, 20, 20)
 canvas[0, 3:11, 3:11] = images[5, 0]
@@ -144,8 +153,8 @@ for line, position in zip(axes, ("window", "absolute"), strict=True):
 plt.show()
 
 # %%
-# The canvas ends, and near its borders pixels have fewer neighbors, as with any convolution that pads: the difference
-# is measured in the middle. ``PixelGraph(periodic=True)`` joins opposite borders, and then a roll is exact everywhere.
+# Pixels near the border have fewer neighbors, as in a convolution with padding, so the difference is measured in the middle.
+# ``PixelGraph(periodic=True)`` joins opposite borders. A roll is then exact everywhere.
 
 model = made("window")
 torus = PixelGraph(cutoff=4, periodic=True).grid(20, 20)
@@ -157,9 +166,9 @@ print(f"on a torus: {(second - first).abs().max():.0e}")
 # Random features, saving and loading
 # -----------------------------------
 #
-# The random features are a buffer, and their draws follow from a seed, both in the ``state_dict()``: a loaded model
-# gives the same outputs, and draws the same features again when training goes on. ``redraw_features()`` draws anew;
-# outputs change a little with it, more features less.
+# The ``state_dict()`` holds the random features and the seed of their draws. So a loaded model gives the same outputs, and draws
+# the same features when training continues. ``redraw_features()`` draws again. Outputs then change a little, and less with
+# more features.
 
 buffer = io.BytesIO()
 torch.save(conv.state_dict(), buffer)
@@ -176,4 +185,4 @@ with torch.no_grad():
             layer.redraw_features()
             drawn.append(layer(data.x, neighbors=grid))
         spread = torch.stack(drawn).std(0).mean() / drawn[0].std()
-        print(f"{features:3} features: outputs vary from draw to draw by {100 * spread:.2f} % of their spread")
+        print(f"{features:3} features: outputs vary by {spread:.2%} of their spread")

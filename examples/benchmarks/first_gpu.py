@@ -380,8 +380,7 @@ def first_items(machine: Machine) -> dict[str, Item]:
     from whole_models import MODELS
 
     present = [name for name, made in CASES.items() if made.host == "torch" or has(made.host)]
-    hosts = {"R2": "escnn", "R3": "escnn", "Conv": "torch_geometric", "Irreps": "e3nn"}
-    layers = [name for name in LAYERS if all(has(host) for part, host in hosts.items() if part in name)]
+    layers = [name for name in LAYERS if "Conv" not in name or has("torch_geometric")]
     present, layers = (present[::40], layers[:1]) if machine.tiny else (present, layers)
     items: dict[str, Item] = {"environment": environment}
     items |= {f"case: {name}": functools.partial(case, name) for name in present}

@@ -299,6 +299,9 @@ def table(rows: list[Row], task: Task) -> str:
     return markdown(["model", *tests, *changes, "parameters", "learning rate"], lines)
 
 
+DRAWN = ("far offsets", "far offsets, pairs", "content", "GATv2", "Performer, centred", "dense, centred")
+
+
 def rates(rows: list[Row]) -> str:
     """Errors on validation graphs by learning rate."""
     rows = [row for row in in_order(rows) if row.setting("epochs") == DepotsStudy.epochs]
@@ -306,8 +309,8 @@ def rates(rows: list[Row]) -> str:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Errors against the number of nodes, means over seeds."""
-    groups = chosen(rows)
+    """Errors of some models against the number of nodes, means over seeds."""
+    groups = {key: group for key, group in chosen(rows).items() if key[1] in DRAWN}
     tasks = list(dict.fromkeys(task for task, _ in groups))
     figure, axes = plt.subplots(
         1, len(tasks), figsize=(3 + 3.5 * len(tasks), 4), layout="constrained", sharey=True, squeeze=False
@@ -315,11 +318,10 @@ def draw(rows: list[Row], path: Path) -> None:
     names = ["as trained", *LARGER]
     for axis, task in zip(axes[0], tasks, strict=True):
         for label, group in ((label, group) for (of, label), group in groups.items() if of == task):
-            name = group[0].setting("models")
             nodes = [times * group[0].setting("nodes") for times in (1, *TIMES)]
             means = [np.mean([row.more[test] for row in group]) for test in names]
-            line = ":" if label != name else "-" if name.startswith("far") else "--"
-            color = f"C{Model.__args__.index(name)}"
+            line = "-" if label.startswith("far") else "--"
+            color = f"C{DRAWN.index(label)}"
             axis.plot(nodes, means, line, color=color, marker="o", markersize=4, label=label)
         axis.set(title=task, xlabel="nodes", xscale="log", yscale="log", xticks=nodes, xticklabels=nodes)
         axis.minorticks_off()

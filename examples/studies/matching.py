@@ -294,8 +294,11 @@ def rates(rows: list[Row]) -> str:
     return markdown(["model", *(f"{norm} norm, {rate}" for norm, rate in there)], lines)
 
 
+DRAWN = ("relative", "frames", "G-CNN + mean", "deep G-CNN + mean", "dilated G-CNN")
+
+
 def draw_figure(rows: list[Row], path: Path) -> None:
-    """A canvas; accuracy on validation canvases with four cells along the seconds of training; accuracy by cells."""
+    """A canvas; of some models, accuracy of the first seed along the seconds of training, and accuracy by cells."""
     figure, (canvas, along, across) = plt.subplots(
         1, 3, figsize=(12, 3.8), layout="constrained", width_ratios=(1, 1.6, 1.6)
     )
@@ -306,12 +309,11 @@ def draw_figure(rows: list[Row], path: Path) -> None:
         corner = SIDE * column - 0.5, SIDE * row - 0.5
         canvas.add_patch(plt.Rectangle(corner, SIDE, SIDE, fill=False, color="C1", lw=3, clip_on=False))
     canvas.set(xticks=[], yticks=[], title="four cells, and the pair")
-    for number, (name, group) in enumerate(by_model(rows).items()):
-        colour = f"C{number}"
-        for place, row in enumerate(row for row in usual(group) if row.setting("cells") == 4):
-            epochs, values = zip(*row.more["curve"], strict=True)
-            seconds = [row.seconds * epoch / row.setting("epochs") for epoch in epochs]
-            along.plot(seconds, values, color=colour, alpha=0.8, lw=1.2, label=None if place else name)
+    for number, name in enumerate(DRAWN):
+        colour, group = f"C{number}", by_model(rows)[name]
+        row = next(row for row in usual(group) if row.setting("cells") == 4)
+        epochs, values = zip(*row.more["curve"], strict=True)
+        along.plot([row.seconds * epoch / row.setting("epochs") for epoch in epochs], values, color=colour)
         groups = grouped(sorted(usual(group), key=lambda row: row.setting("cells")), "cells")
         means = [np.mean([row.value for row in some]) for some in groups.values()]
         across.plot([cells for (cells,) in groups], means, "o-", color=colour, ms=4, label=name)
@@ -319,7 +321,7 @@ def draw_figure(rows: list[Row], path: Path) -> None:
     chance = [100 / max(2, len(pairs(cells))) for cells in counts]
     across.plot(counts, chance, "--", color="gray", label="chance")
     across.set(xlabel="cells with a pattern", ylabel="test accuracy in percent", xticks=counts)
-    along.set(xlabel="seconds of training", ylabel="validation accuracy in percent", xscale="log")
+    along.set(xlabel="seconds of training, first seed", ylabel="validation accuracy in percent", xscale="log")
     figure.legend(*across.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
     figure.savefig(path, dpi=100)
     plt.close(figure)

@@ -283,14 +283,19 @@ def table(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
+CURVES = ("SE(3)-Hyena + local", "local only", "SE(3)-Hyena", "EGNN", "Ewald attention")
+
+
 def draw(rows: list[Row], path: Path) -> None:
-    """Every run's test error as a point, and mean validation errors by epoch in the same colours."""
+    """Every run's test error as a point, and mean validation errors of some models by epoch in the same colours."""
     figure, (points, lines) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
     groups, linear = by_model(rows), rows[0].more["linear"][0]
-    for (name, group), colour in zip(groups.items(), itertools.cycle(plt.get_cmap("tab20").colors), strict=False):
+    colours = plt.get_cmap("tab20").colors
+    for (name, group), colour in zip(groups.items(), itertools.cycle(colours[::2] + colours[1::2]), strict=False):
         points.plot([row.value for row in group], [name] * len(group), "o", color=colour, alpha=0.6)
         curves = np.array([row.more["curve"] for row in group if len(row.more["curve"]) == len(group[0].more["curve"])])
-        lines.plot(curves[0, :, 0], curves[:, :, 1].mean(0), color=colour)
+        if name in CURVES:
+            lines.plot(curves[0, :, 0], curves[:, :, 1].mean(0), color=colour, label=name)
     points.invert_yaxis()
     points.set(xlabel="mean squared error on test systems", xscale="log")
     points.grid(axis="y", alpha=0.3)

@@ -78,7 +78,8 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     --------
     >>> import torch
     >>> operator = TensorProductHyenaOperator("8x0e + 4x1o + 2x2e + 1x3o", "4x0e + 2x2e")
-    >>> operator(torch.randn(12, 37), pos=torch.randn(12, 3), batch=torch.tensor([0] * 5 + [1] * 7)).shape
+    >>> batch = torch.tensor([0] * 5 + [1] * 7)
+    >>> operator(torch.randn(12, 37), pos=torch.randn(12, 3), batch=batch).shape
     torch.Size([12, 14])
     """
 

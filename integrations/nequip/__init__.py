@@ -10,7 +10,7 @@ from .long_range import LongRange  # noqa: E402
 from .model import LongRangeNequIPGNNModel  # noqa: E402
 
 register_libraries_as_external_for_packaging(
-    ["scipy", "pytorch_finufft", "sympy"],  # the first two if they are installed
+    ["scipy", "sympy"],  # scipy if it is installed
     mock_modules=["jaxtyping"],  # imported for type checkers alone
 )
 

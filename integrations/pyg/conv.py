@@ -217,6 +217,8 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         batch_size = graphs if batch_size is None else batch_size
         if near is None and grid is None and edge_index is not None:
             near = self._neighbors(edge_index, edge_attr, pos, edge_offset, x.shape[0], batch is None)
+            if near is not None and near.between_positions and not self.attention.needs_positions:
+                pos = None  # offsets are those of pos, which is checked
         if self.explain and near is not None and near.weights is None:
             raise ValueError("neighbors must come from this layer's neighbors() where it is explained, got others")
         return self.attention(

@@ -84,18 +84,16 @@ def differentiable():
 
 @dataclass
 class Compiled:
-    """Launches of kernels inductor made and of libraries' (matrix products, FFTs, ...), the calls of this library's own
-    operators, and bytes read and written but for those operators'."""
+    """Kernels that inductor made, calls of libraries (matrix products, FFTs, ...), and calls of this library's own
+    operators."""
 
     kernels: int = 0
     libraries: list[str] = field(default_factory=list)
     own: list[tuple[Any, Any, Any]] = field(default_factory=list)
-    bytes: int = 0
-    code: str = ""
 
     def launches(self) -> Cell:
         """Of all, those of the own operators' bodies included."""
-        alone = Cell(self.kernels + len(self.libraries), self.bytes, len(self.libraries))
+        alone = Cell(self.kernels + len(self.libraries))
         return total([alone, *(of_body(*call) for call in self.own)])
 
 
@@ -179,12 +177,10 @@ def _count(gm: torch.fx.GraphModule, inference: bool, backward: bool) -> Compile
         with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]):
             graph.run(*inputs)
             code, _ = graph.codegen()
-            out.code = code.value
-            out.bytes = graph.count_bytes()[0]
             for node in graph.scheduler.nodes:
                 if node.is_extern():
                     _library(node, out)
-    out.kernels = len(re.findall(r"^    .*\.run\(", out.code, re.MULTILINE))
+    out.kernels = len(re.findall(r"^    .*\.run\(", code.value, re.MULTILINE))
     return out
 
 
@@ -192,7 +188,6 @@ def _library(node: Any, out: Compiled) -> None:
     kernel = node.node
     func = getattr(kernel, "op_overload", None)
     if func is not None and func.namespace == "tg_equiattn":
-        out.bytes -= node.get_read_write_buffers_sizes()
         called = kernel.fx_node if hasattr(kernel, "fx_node") else kernel.origin_node
         out.own.append((func, *tree_map(_shape, (called.args, called.kwargs))))
     elif not isinstance(kernel, ir.MultiOutput) and (func is None or not func.is_view):
@@ -210,8 +205,7 @@ def compiled(module: torch.nn.Module, inputs: dict[str, Any]) -> tuple[list[Comp
 
 
 @differentiable()
-def _graphs(module: Any, inputs: dict[str, Any], training: bool = True) -> tuple[list[Compiled], list[Compiled]]:
-    """As :func:`compiled`, of a module or function on the device meta."""
+def _graphs(module: Any, inputs: dict[str, Any]) -> tuple[list[Compiled], list[Compiled]]:
     found: list[list[Compiled]] = [[], []]
 
     def compiler(which: int, inference: bool = False, backward: bool = False):
@@ -235,8 +229,6 @@ def _graphs(module: Any, inputs: dict[str, Any], training: bool = True) -> tuple
     run = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     with torch.no_grad():
         run(**inputs)
-    if not training:
-        return found[0], found[1]
     leaves = {n: x.requires_grad_() for n, x in inputs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
     out = [x for x in tree_leaves(run(**(inputs | leaves))) if isinstance(x, torch.Tensor) and x.requires_grad]
     wanted = [*leaves.values(), *(p for p in module.parameters() if p.requires_grad)]

@@ -1,6 +1,7 @@
-"""What a module's forward and backward ask of an accelerator, counted on an emulated one: operations, bytes, memory.
+"""Operations and memory of a module's forward and backward pass, counted on an emulated accelerator.
 
-Tensors may be fakes, which hold nothing: what is counted hangs on sizes alone, as an accelerator's values are not read.
+Every operation counts as one launch. On a GPU a Fourier transform takes up to four kernels and a stable sort about ten.
+Tensors may be fakes, which hold no values: counts depend on sizes alone.
 """
 
 from __future__ import annotations
@@ -19,25 +20,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 VIEWS = {aten._unsafe_view, aten.lift_fresh}  # whose schemas do not say so
-FILLS = {aten.copy_, aten.fill_, aten.zero_, aten.random_, aten.normal_, aten.uniform_, aten.bernoulli_}
-LIKES = {  # which look at the shape of what they get
-    aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like, aten.new_zeros, aten.new_ones,
-    aten.new_full,
-}  # fmt: skip
-LIBRARIES = {  # products, Fourier transforms, sorts: launches that no compiler joins to others
-    aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addmm_, aten.baddbmm_, aten.convolution, aten._fft_r2c,
-    aten._fft_c2r, aten._fft_c2c, aten.sort, aten.sparse_sampled_addmm,
-}  # fmt: skip
-GATHERS = {aten.index, aten.index_select, aten.gather, aten.embedding, aten.take}  # which read some of what they get
-SCATTERS = {aten.index_add_, aten.index_copy_, aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.scatter_add_}
 
 
 class Cell(NamedTuple):
-    """Launches, bytes that they read and write, how many are calls of libraries; the peak of memory if eager."""
+    """Launches, and the peak of memory of an eager pass."""
 
     launches: int = 0
-    bytes: int = 0
-    libraries: int = 0
     peak: int = 0
 
 
@@ -47,61 +35,19 @@ def total(cells: Iterable[Cell]) -> Cell:
 
 @dataclass
 class Counts:
-    """Operations that run on the device (views and allocations apart), bytes that they read and write, and the most
-    memory held at once beyond what came in; how many are calls of libraries. ``names`` says how often each ran."""
+    """Operations that run on the device (views and allocations apart), and the most memory held at once beyond the
+    inputs. ``names`` says how often each operation ran."""
 
     operations: int = 0
-    bytes: int = 0
-    libraries: int = 0
     peak: int = 0
     names: Counter = field(default_factory=Counter)
 
     def cell(self) -> Cell:
-        return Cell(self.operations, self.bytes, self.libraries, self.peak)
-
-
-def held(x: torch.Tensor) -> int:
-    """The bytes that a view holds: expanded axes repeat theirs, windows that overlap share them."""
-    if x.layout == torch.sparse_csr:
-        return held(x.crow_indices()) + held(x.col_indices()) + held(x.values())
-    if hasattr(x, "csr"):
-        return sum(map(held, x.csr))
-    if not x.numel():
-        return 0
-    numbers = 1
-    for size, stride in zip(x.shape, x.stride(), strict=True):
-        numbers *= size if stride else 1
-    return min(numbers * x.element_size(), x.untyped_storage().nbytes())
-
-
-def traffic(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Bytes read and written by one operation: every different operand once, every result once."""
-    packet, schema = func.overloadpacket, func._schema
-    given = [(a, args[n] if n < len(args) else kwargs.get(a.name)) for n, a in enumerate(schema.arguments)]
-    results = sum(held(x) for x in tree_leaves(out) if isinstance(x, torch.Tensor))
-    total, seen = 0, set()
-    for argument, value in given:
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        for x in tree_leaves(value):
-            if not isinstance(x, torch.Tensor) or (id(x) in seen and not written):
-                continue
-            seen.add(id(x))
-            if packet in LIKES:
-                continue
-            if packet in GATHERS and argument is schema.arguments[0]:
-                total += min(held(x), results)
-            elif written and packet in SCATTERS:
-                total += 2 * min(held(x), sum(held(y) for y in tree_leaves(args[1:]) if isinstance(y, torch.Tensor)))
-            elif written:
-                total += held(x) * (1 if packet in FILLS or argument.is_out else 2)
-            else:
-                total += held(x)
-    wrote = any(r.alias_info is not None for r in schema.returns)
-    return total if wrote else total + results
+        return Cell(self.operations, self.peak)
 
 
 def runs(func: Any, out: Any) -> bool:
-    """Whether an operation is a launch: it is no view, no allocation, and has something to do."""
+    """True if an operation is a launch: it is no view, no allocation, and has something to do."""
     if func.overloadpacket in ALLOCATIONS | VIEWS:
         return False
     if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
@@ -114,7 +60,7 @@ class Watch:
     """Watches an emulated accelerator."""
 
     def __init__(self, *inputs: Any) -> None:
-        self.counts, self.paused = Counts(), False
+        self.counts = Counts()
         tensors = [x.inner for x in tree_leaves(inputs) if isinstance(x, Emulated)]
         self._given = {StorageWeakRef(x.untyped_storage()) for x in tensors}
         self._live: dict[StorageWeakRef, int] = {}
@@ -137,11 +83,9 @@ class Watch:
             ):
                 self._live[ref] = x.untyped_storage().nbytes()
         self.counts.peak = max(self.counts.peak, sum(self._live.values()))
-        if runs(func, out) and not self.paused:
+        if runs(func, out):
             self.counts.operations += 1
-            self.counts.libraries += func.overloadpacket in LIBRARIES
             self.counts.names[str(func)] += 1
-            self.counts.bytes += traffic(func, args, kwargs, out)
 
 
 @contextlib.contextmanager

@@ -122,6 +122,27 @@ class WithBodies(TorchDispatchMode):
         raise NotImplementedError
 
 
+class Operators(WithBodies):
+    """Record the operators that run on the CPU, to ask whether another device has kernels for them."""
+
+    DEFAULTS = "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"
+
+    def __enter__(self):
+        self.names = set()
+        return super().__enter__()
+
+    def run(self, func, types, args, kwargs):
+        self.names.add(func.name())
+        return func(*args, **kwargs)
+
+    def without_kernel(self, device):
+        """Names of operators that have neither a kernel for a device nor one for all devices."""
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        keys = (device, *self.DEFAULTS)
+        cpu_only = {name for name in self.names if "_for_cpu" in name}  # which torch chooses by the device
+        return sorted(name for name in self.names - cpu_only if not any(has(name, key) for key in keys))
+
+
 class Calls(TorchFunctionMode):
     """Tensors of numbers given in Python are made on the CPU and copied, as for any device but meta."""
 
@@ -252,37 +273,3 @@ class Exactly:
             whole = any(isinstance(x, Emulated) and not x.is_floating_point() for x in args[:1])
             if not (packet in (aten.cumsum, aten.cumprod) and whole):
                 raise AssertionError(f"{func} is not deterministic")
-
-
-PRODUCTS = {
-    aten.mm, aten.bmm, aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_, aten.addbmm, aten.convolution,
-    aten.convolution_backward, aten._scaled_dot_product_flash_attention_for_cpu,
-}  # fmt: skip
-SUMMANDS = {aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_, aten.addbmm}  # whose first operand is only added
-
-
-def round_to_tf32(x):
-    """float32 with 10 bits of mantissa; anything else as it is."""
-    if not isinstance(x, torch.Tensor) or x.dtype != torch.float32:
-        return x
-    rounded = ((x.contiguous().view(torch.int32) + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)
-    return torch.where(x.isfinite(), rounded, x)
-
-
-class Tf32(WithBodies):
-    """Matrix products as a GPU computes them with TF32 switched on."""
-
-    def __enter__(self):
-        self.before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
-        return super().__enter__()
-
-    def __exit__(self, *exception):
-        torch.set_float32_matmul_precision(self.before)
-        return super().__exit__(*exception)
-
-    def run(self, func, types, args, kwargs):
-        if func.overloadpacket in PRODUCTS:
-            first = func.overloadpacket in SUMMANDS
-            args = (*args[:first], *(round_to_tf32(x) for x in args[first:]))
-        return func(*args, **kwargs)

@@ -23,7 +23,7 @@ for extra, host in {HOSTS}.items():
 """
 
 
-def test_what_is_missing_is_said():
+def test_a_missing_host_is_named_with_the_extra_that_brings_it():
     """The core needs torch alone; an integration whose host is missing says how to install it."""
     result = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     first, *others = result.stdout.strip().splitlines()

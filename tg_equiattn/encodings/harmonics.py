@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,21 +24,22 @@ def solid_harmonics(x: Float[Tensor, "*points 3"], lmax: int) -> Float[Tensor, "
         tensor([1.0000, 1.7321, 3.4641, 5.1962])
     """
     side, pole, front = x.unbind(-1)
-    square = x.square().sum(-1)
-    cosine, sine = [torch.ones_like(pole)], [torch.zeros_like(pole)]  # of m times the azimuth, times a power of radius
-    for m in range(lmax):
+    square = x.square().sum(-1) if lmax > 1 else 0.0
+    cosine: list[Any] = [1.0, front]  # of m times the azimuth, times a power of the radius
+    sine: list[Any] = [0.0, side]
+    for m in range(1, lmax):
         cosine.append(front * cosine[m] - side * sine[m])
         sine.append(front * sine[m] + side * cosine[m])
-    legendre: dict[tuple[int, int], Tensor] = {}
+    legendre: dict[tuple[int, int], Any] = {}
     for m in range(lmax + 1):
-        legendre[m, m] = torch.full_like(pole, math.prod(range(2 * m - 1, 0, -2)))
+        legendre[m, m] = float(math.prod(range(2 * m - 1, 0, -2)))
         for degree in range(m + 1, lmax + 1):
-            value = (2 * degree - 1) * pole * legendre[degree - 1, m]
+            value = (2 * degree - 1) * legendre[degree - 1, m] * pole
             if degree > m + 1:
-                value = value - (degree + m - 1) * square * legendre[degree - 2, m]
-            legendre[degree, m] = value / (degree - m)
-    out = []
-    for degree in range(lmax + 1):
+                value = (value - (degree + m - 1) * legendre[degree - 2, m] * square) / (degree - m)
+            legendre[degree, m] = value
+    out = [torch.ones_like(pole)]
+    for degree in range(1, lmax + 1):
         for m in range(-degree, degree + 1):
             size = abs(m)
             ratio = math.factorial(degree - size) / math.factorial(degree + size)

@@ -14,19 +14,25 @@ from torch.autograd import forward_ad
 
 from ..modes import in_functorch_transform
 
+FEW_NUMBERS = 1 << 13  # that a CPU computes in the time that it takes to call an operator
 _TILE_BYTES = 2 << 30  # what the tensors of a tile may take together on an accelerator
 DEFINITION, OPERATOR, FUSABLE = "definition", "operator", "fusable"
 
 
-def choose_form(x: Tensor, numbers: int, plain: bool = False) -> str:
+def choose_form(x: Tensor, numbers: int, plain: bool = False, few: bool = False) -> str:
     """The form of an operator: ``DEFINITION``, ``OPERATOR`` or ``FUSABLE``.
 
     Args:
         x: an operand, on the device where the operator runs.
         numbers: size of each of the four large tensors that the fusable form makes. It is chosen if they fit in memory.
         plain: ask for the definition.
+        few: ask for the definition where ``numbers`` are so few that a CPU takes longer to call the operator. Dispatch
+            modes, which count or trace operations, see the operator.
     """
     if use_plain(plain):
+        return DEFINITION
+    eager = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+    if few and x.device.type == "cpu" and eager and 0 < numbers <= FEW_NUMBERS:
         return DEFINITION
     if x.device.type == "cpu" or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return OPERATOR  # exported programs are for all sizes, so that no size can decide

@@ -1,4 +1,4 @@
-"""The README's figure: four plots of what stands in the tables of examples/results."""
+"""The README's figure: three plots of cells of the tables in examples/results."""
 
 from __future__ import annotations
 
@@ -26,43 +26,48 @@ def number(cell: str) -> float:
     return float(re.findall(r"[\d.]+", cell.replace(",", ""))[0])
 
 
+def line(axis, name: str, row: tuple[str, ...], columns: dict[str, float], label: str, style: str = "o-") -> None:
+    """Cells of a row of a table against a number for each column; cells without a number are left out."""
+    row_cells = cells(name, *row)
+    there = {x: row_cells[column] for column, x in columns.items() if row_cells[column] != "-"}
+    axis.plot(list(there), [number(cell) for cell in there.values()], style, label=label, markersize=6, linewidth=2)
+
+
 def draw(path: Path) -> None:
-    """The figure of four plots, to this file."""
-    figure, (pair, length, time, boxes) = plt.subplots(1, 4, figsize=(15, 3.6), layout="constrained")
+    """The figure of three plots with one message each, to this file."""
+    with plt.rc_context({"font.size": 12, "axes.titlesize": 13, "legend.fontsize": 11}):
+        figure, (pair, nodes, boxes) = plt.subplots(1, 3, figsize=(14, 5), layout="constrained")
 
-    models = {"relative": "ours, relative", "frames": "ours, frames", "G-CNN + mean": "G-CNN + mean"}
-    models["deep G-CNN + mean"] = "G-CNN + mean, 4 layers"
-    for model, label in models.items():
-        row = cells("matching/accuracy", model)
-        there = {int(column.split()[0]): cell for column, cell in row.items() if "cells" in column and cell != "-"}
-        pair.plot(list(there), [number(cell) for cell in there.values()], ".-", label=label)
-    pair.set(title="which two patterns are equal", xlabel="patterns", ylabel="accuracy, %", ylim=(0, 102))
-    pair.set_xticks([2, 4, 6])
+        columns = {f"{n} cells": n for n in (2, 4, 6)}
+        line(pair, "matching/accuracy", ("relative",), columns, "attention, relative (ours)")
+        line(pair, "matching/accuracy", ("frames",), columns, "attention, frames (ours)")
+        line(pair, "matching/accuracy", ("G-CNN + mean",), columns, "group CNN", "s--")
+        line(pair, "matching/accuracy", ("deep G-CNN + mean",), columns, "group CNN, 4 layers", "s--")
+        pair.set(title="Which two patterns are equal?\nAttention compares content", ylim=(0, 104))
+        pair.set(xlabel="patterns in the image", ylabel="accuracy, %", xticks=[2, 4, 6])
 
-    for model in ("SE(3)-Hyena", "SE(3)-Hyena, as published", "SE(3)-Transformer", "Transformer"):
-        row = cells("associative_recall/errors", "random", model)
-        there = {int(tokens.split()[0]): cell for tokens, cell in list(row.items())[2:] if cell != "-"}
-        label = "SE(3)-Hyena, short convolution (ours)" if model == "SE(3)-Hyena" else model
-        length.plot(list(there), [number(cell) for cell in there.values()], ".-", label=label)
-    length.set(title="associative recall", xlabel="tokens", ylabel="MSE", xscale="log", yscale="log")
+        columns = {"as trained": 1, "2 times the nodes": 2, "4 times the nodes": 4}
+        line(nodes, "depots/displacement", ("far offsets, pairs",), columns, "far offsets, pairs (ours)")
+        line(nodes, "depots/displacement", ("dense, centred",), columns, "dense attention", "s--")
+        line(nodes, "depots/displacement", ("Performer, centred",), columns, "PyG's Performer", "s--")
+        line(nodes, "depots/displacement", ("GATv2",), columns, "GATv2, messages alone", "s--")
+        nodes.set(title="Where is the far node I look for?\nOffsets carry over to larger graphs", yscale="log")
+        nodes.set(xlabel="nodes, times those of training", ylabel="share of the variance left")
 
-    for layer, label in {"window": "ours, near pairs", "PyG Performer": "PyG's Performer", "SDPA": "exact"}.items():
-        row = cells("benchmarks/linear_attention_training", layer)
-        there = {int(column.split()[0]) ** 2: cell for column, cell in row.items() if column.endswith("ms")}
-        time.plot(list(there), [number(cell) for cell in there.values()], ".-", label=label)
-    time.set(title="attention over pixels", xlabel="pixels", ylabel="training step, ms", xscale="log", yscale="log")
-
-    for model, label in {"EwaldAttention": "ours", "Ewald message passing": "", "all pairs": "", "none": ""}.items():
-        row = cells("long_range/errors", "forces", model)
-        columns = ("potential or energy", *(f"potential or energy, {n} times" for n in ("2", "4", "8")))
-        row = {column.removesuffix(" the charges"): cell for column, cell in row.items()}
-        there = {2**n: row[column] for n, column in enumerate(columns) if row[column] != "-"}
-        boxes.plot(list(there), [number(cell) for cell in there.values()], ".-", label=label or model)
-    boxes.set(title="energies of charges", ylabel="share of the variance left", xscale="log", yscale="log")
-    boxes.set_xlabel("charges, times those of training")
-    boxes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-    boxes.minorticks_off()
-    for axis in (pair, length, time, boxes):
-        axis.legend(fontsize="small")
-    figure.savefig(path, dpi=75)
-    plt.close(figure)
+        columns = {"field or force": 1, "field or force, 2 times the charges": 2}
+        columns |= {f"field or force, {n} times": n for n in (4, 8)}
+        line(boxes, "long_range/errors", ("forces", "EwaldAttention"), columns, "Ewald attention (ours)")
+        line(boxes, "long_range/errors", ("forces", "Ewald message passing"), columns, "Ewald message passing", "s--")
+        line(boxes, "long_range/errors", ("forces", "all pairs"), columns, "messages along all pairs", "s--")
+        line(boxes, "long_range/errors", ("forces", "none"), columns, "near messages alone", "s--")
+        boxes.set(title="Forces on charges in larger boxes\nEwald attention has the smallest error", yscale="log")
+        boxes.set(xlabel="charges, times those of training", ylabel="share of the variance left")
+        for axis, ticks in ((nodes, (1, 2, 4)), (boxes, (1, 2, 4, 8))):
+            axis.set_xscale("log")
+            axis.set_xticks(ticks, [str(tick) for tick in ticks])
+            axis.minorticks_off()
+        for axis in (pair, nodes, boxes):
+            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+            axis.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, dpi=75)
+        plt.close(figure)

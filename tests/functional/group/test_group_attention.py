@@ -53,11 +53,13 @@ PATHS = [  # elements, image, window, more of operands, dropout
     *((4, spatial, size, {}, 0.0) for spatial in ((4, 5), (2, 3, 2)) for size in (3, None)),
     (2, (3, 4), 7, {}, 0.0), (2, (1, 2), 7, {}, 0.0),  # windows larger than the image
     (4, (4, 5), 3, {}, 0.4), (4, (4, 5), None, {}, 0.4),
-    (8, (34, 20), 5, FEW, 0.0),  # a tile holds 2^20 numbers, those of 655 pixels
 ]  # fmt: skip
+TILES = (8, (34, 20), 5, FEW, 0.0)  # a tile holds 2^20 numbers, those of 655 pixels
 MANY = [(8, s, k, FEW | {"heads": 2}, 0.0) for s, k in (((34, 40), 5), ((5, 6, 7), 3), ((12, 12), None))]
 FORMS = [(relation, *path) for relation in ("ge_vit", "relative") for path in PATHS]
-FORMS += [("relative", *path) for path in MANY]  # more than one tile of 2^17 scores of a query element
+FORMS += [("ge_vit", *TILES), pytest.param("relative", *TILES, marks=pytest.mark.slow)]
+FORMS += [("relative", *MANY[0])]  # more than one tile of 2^17 scores of a query element
+FORMS += [pytest.param("relative", *path, marks=pytest.mark.slow) for path in MANY[1:]]
 
 
 @pytest.mark.parametrize(("relation", "elements", "spatial", "size", "more", "dropout"), FORMS)

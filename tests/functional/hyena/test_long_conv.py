@@ -159,7 +159,7 @@ def test_bilinear_equals_the_definition(mode, n, ragged, block, device):
 @pytest.mark.parametrize("mode", MODES)
 def test_as_compilers_for_accelerators_are_given_it(mode, ragged, monkeypatch):
     """The operator's numbers and derivatives, in operations of torch, on real numbers between transforms."""
-    for name, value in (("choose_form", lambda *_: FUSABLE), ("_operator", None)):
+    for name, value in (("choose_form", lambda *_, **__: FUSABLE), ("_operator", None)):
         monkeypatch.setattr(transforms, name, value)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     lengths, own = (torch.tensor(LENGTHS[11]), LENGTHS[11]) if ragged else (None, (11,) * B)

@@ -6,6 +6,9 @@ from clouds import close, gradients
 from oracles import beyond, cross_product_attention
 
 from tg_equiattn.functional import vector_attention
+from tg_equiattn.functional.second_derivatives import second_derivatives as generic_second_derivatives
+from tg_equiattn.functional.vector.plain_attention import plain_vector_attention
+from tg_equiattn.functional.vector.second_derivatives import second_derivatives
 
 B, N, C = 3, 11, 2
 HERE = "tg_equiattn.functional.vector"
@@ -109,8 +112,9 @@ def derivatives(attention, qkv, lengths, order):
 
 @pytest.mark.parametrize(("n", "lengths", "order", "tolerance"), [(23, [20], 2, 1e-9), (4, None, 3, 1e-10)])
 def test_higher_derivatives(n, lengths, order, tolerance, monkeypatch):
-    """In blocks of queries, here of 5, the last not full; those of the plain formula checkpointed."""
+    """In tiles of five queries, of which the last has fewer; the definition works in blocks that are checkpointed."""
     monkeypatch.setattr(f"{HERE}.plain_attention._BLOCK_PAIRS", 256)
+    monkeypatch.setattr(f"{HERE}.second_derivatives._TILE_PAIRS", 5 * n)
     qkv, lengths = inputs(n, count=1), lengths and torch.tensor(lengths)
     found = zip(*(derivatives(f, qkv, lengths, order) for f in (vector_attention, plain)), strict=True)
     for got, wanted in found:
@@ -120,3 +124,19 @@ def test_higher_derivatives(n, lengths, order, tolerance, monkeypatch):
 def test_gradgradcheck():
     qkv, lengths = inputs(4, count=2), torch.tensor([4, 2])
     assert torch.autograd.gradgradcheck(lambda *t: vector_attention(*t, lengths), qkv, fast_mode=True)
+
+
+@pytest.mark.parametrize("given", [(True, True, True), (False, True, False)])
+def test_second_derivatives_are_those_of_the_definition(given, monkeypatch):
+    """In tiles of one group, with one padded and one empty sequence and a query that is parallel to a key."""
+    monkeypatch.setattr(f"{HERE}.second_derivatives._TILE_PAIRS", 40)
+    lengths, scale = torch.tensor([11, 7, 0]), torch.tensor([0.3, 0.4, 1.0]).double()
+    valid = (torch.arange(11) < lengths[:, None])[..., None]
+    q, k, v, grad, *directions = torch.where(valid, torch.randn(7, 3, 11, 3).double(), 0.0)
+    k[0, 5] = -2 * q[0, 3]
+    directions = [x if there else None for x, there in zip(directions, given, strict=True)]
+    found = second_derivatives(q, k, v, grad, lengths, scale, directions)
+    wanted = generic_second_derivatives(
+        lambda *qkv: plain_vector_attention(*qkv, lengths, scale), (q, k, v), (grad,), directions
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)

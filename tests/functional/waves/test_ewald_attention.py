@@ -18,6 +18,12 @@ LARGEST = 2.0, 4.0
 PROMISED = 1e-4
 
 
+@pytest.fixture(autouse=True)
+def _skip_without_finufft(request):
+    if "nufft" in request.node.name:
+        pytest.importorskip("finufft")
+
+
 def kernels(lmax=1, heads=2, narrow=False, kinds=(Gaussian, Coulomb)):
     """Two kernels of each of two kinds for each head; as narrow as they may be, if ``narrow``."""
     lows = torch.tensor([low for low, _ in BOUNDS], dtype=torch.float64)
@@ -86,8 +92,8 @@ def test_definition(method, kinds):
     assert error(others.view(4, 2, 9), expected) <= (1e-10 if method == "direct" else PROMISED)
 
 
-OPEN = [(m, {"narrow": True}) for m in ("ewald", "nufft")]
-OPEN += [("ewald", {"kinds": (Coulomb, OscillatingGaussian), "lmax": 2})]
+OPEN = [("ewald", {"narrow": True}), ("ewald", {"kinds": (Coulomb, OscillatingGaussian), "lmax": 2})]
+OPEN += [pytest.param("nufft", {"narrow": True}, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +202,7 @@ def test_each_graph_by_itself():
     assert error(bounded, flat) <= 1e-6
 
 
-@pytest.mark.parametrize(("nodes", "side"), [(191, None), (193, 17.0)])
+@pytest.mark.parametrize(("nodes", "side"), [(191, None), pytest.param(193, 17.0, marks=pytest.mark.slow)])
 def test_blocks_change_nothing(nodes, side):
     """Sums in blocks, which backward computes again, equal sums in one piece, which torch.func takes."""
     heads = 16 if side is None else 1

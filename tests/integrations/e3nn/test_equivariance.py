@@ -25,12 +25,16 @@ OF_PRODUCTS = {
         ("2x0o+1x1e+2x0e", "2x0e+1x1e+1x0o", None),
     ],
 }
-KINDS = [("hyena", irreps) for irreps in IRREPS.values()] + [(kind, IRREPS["repeated"]) for kind in OTHERS]
+IN_THE_GATE = ("repeated", "odd scalars")
+KINDS = [
+    pytest.param("hyena", irreps, marks=() if name in IN_THE_GATE else pytest.mark.slow)
+    for name, irreps in IRREPS.items()
+]
+KINDS += [(kind, IRREPS["repeated"]) for kind in OTHERS]
+KINDS += [(kind, irreps) for kind, choices in OF_PRODUCTS.items() for irreps in choices]
 
 
-@pytest.mark.parametrize(
-    ("kind", "irreps"), KINDS + [(kind, irreps) for kind, those in OF_PRODUCTS.items() for irreps in those]
-)
+@pytest.mark.parametrize(("kind", "irreps"), KINDS)
 def test_operators(kind, irreps, default_dtype, device, make_module, graphs, check_equivariant):
     """Features of edges are scalars."""
     module = make_module(kind.removesuffix(", alone"), *irreps).to(device)

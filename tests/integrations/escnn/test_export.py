@@ -37,7 +37,7 @@ def exported(name, randomise):
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("name", MODELS)
-def test_plain_export_traces(name, randomise):
+def test_exported_models_trace_and_agree(name, randomise):
     """For other batch sizes too, with no operator of our own."""
     model, plain = exported(name, randomise)
     traced = torch.jit.trace(plain, torch.randn(2, model.in_type.size, 6, 8))

@@ -102,7 +102,16 @@ NONE = [*((name, setting) for name in ("global", "global frame") for setting in 
         ("global frame", "full"), ("global frame", "volume")]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "setting"), [(n, s) for n in LAYERS for s in SETTINGS if (n, s) not in NONE])
+THOROUGH = ("lifting", "frame", "ge_vit", "global")  # layers whose every setting is in the gate
+LAYERS_AND_SETTINGS = [
+    pytest.param(name, setting, marks=() if name in THOROUGH or setting == "wide" else pytest.mark.slow)
+    for name in LAYERS
+    for setting in SETTINGS
+    if (name, setting) not in NONE
+]
+
+
+@pytest.mark.parametrize(("name", "setting"), LAYERS_AND_SETTINGS)
 def test_equivariance_of_settings(on_device, name, setting, randomise):
     options, *sizes = SETTINGS[setting]
     group = GROUPS["octahedral"] if "volume" in setting else D4

@@ -6,6 +6,7 @@ import functools
 import pytest
 import ranks
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from tg_equiattn.nn import PerformerAttention, RelativePerformer
@@ -88,6 +89,31 @@ def test_drawing_between_forward_and_backward():
     assert not torch.equal(drawn, directions(layer.features))
     (first + second).sum().backward()
     assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_draws_between_steps_are_written_over_the_old_ones():
+    """A captured graph keeps the address of the directions, and so reads new and loaded ones."""
+    features, other = RandomFeatures(11, 5), RandomFeatures(11, 5)
+    kept, first = directions(features), directions(features).clone()
+    features.redraw_features()
+    assert directions(features) is kept
+    assert not torch.equal(kept, first)
+    torch.testing.assert_close(kept, draw_directions(features.seed, 1, 11, 5), rtol=0, atol=0)
+    features.load_state_dict(other.state_dict())
+    assert directions(features) is kept
+    assert torch.equal(kept, directions(other))
+    assert torch.equal(directions(copy.deepcopy(features)), kept)
+
+
+def test_draws_between_steps_reach_a_compiled_layer_without_compiling_again():
+    layer = PerformerAttention(8, 8, 2, position=None, method="features")
+    plain, counter = copy.deepcopy(layer), CompileCounterWithBackend("aot_eager")
+    compiled, x = torch.compile(layer, fullgraph=True, backend=counter), torch.randn(1, 9, 8)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), plain(x), rtol=1e-4, atol=1e-5)
+        layer.redraw_features()
+        plain.redraw_features()
+    assert counter.frame_count == 1
 
 
 def test_draws_are_these_numbers():

@@ -18,6 +18,7 @@ def test_one_atom_in_a_wide_cell_costs_its_reciprocal_vectors():
     assert 1.4 / 3 < seconds < 1.4 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
 def test_measured_prices_are_used():
     kept = PRICES["cpu"]

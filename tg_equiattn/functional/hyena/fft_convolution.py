@@ -122,7 +122,7 @@ def fft_convolution(
     """The convolution of scalars or vectors of own ``lengths``, the whole one if None, divided by their own lengths, or
     by ``counts``. Values beyond the own lengths are never read, and zero in the output."""
     forms: dict[str, Callable[..., Tensor]] = {DEFINITION: _plain, OPERATOR: _operator, FUSABLE: _Convolution.apply}
-    form = choose_form(a, 2 * a.numel())  # spectra have twice the length
+    form = choose_form(a, 2 * a.numel(), few=True)  # spectra have twice the length
     return forms[form](a, b, lengths, counts, mode, False, norm)
 
 

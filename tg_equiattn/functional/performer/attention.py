@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision
-from ...node_batch import NodeBatch, PaddedBatch
+from ...node_batch import NodeBatch
 from .feature_attention import feature_readout, feature_summary
-from .graph_rows import GraphRows, graph_rows
+from .graph_rows import graph_rows
 from .random_features import log_weights
 
 if TYPE_CHECKING:
@@ -123,27 +123,14 @@ def linear_attention_impl(
         return content.flatten(0, 1), lse.flatten(0, 1)
 
     mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
-    query, key, value = (pack_heads(x, rows) for x in (query, key, value))
+    query, key, value = (rows.pack(x, 1) for x in (query, key, value))
     flat_query, flat_key, flat_value = (x.flatten(0, 1) for x in (query, key, value))
-    if variance is not None:
+    if variance is not None and query.shape[1] != 1:
         variance = variance[:, None].expand(-1, query.shape[1]).flatten()
-    out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merge, variance=variance)
-    out, lse = (x.unflatten(0, query.shape[:2]) for x in (out, lse))
-    return unpack_heads(out, rows), unpack_heads(lse, rows)
-
-
-def pack_heads(
-    x: Float[Tensor, "heads nodes ..."], rows: PaddedBatch | GraphRows
-) -> Float[Tensor, "heads rows length ..."]:
-    """Nodes in rows."""
-    return rows.pack(x.transpose(0, 1)).movedim(2, 0)
-
-
-def unpack_heads(
-    x: Float[Tensor, "heads rows length ..."], rows: PaddedBatch | GraphRows
-) -> Float[Tensor, "heads nodes ..."]:
-    """The inverse of :func:`pack_heads`."""
-    return rows.unpack(x.movedim(0, 2)).transpose(0, 1)
+    merged = merge if rows.merges else None
+    out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merged, variance=variance)
+    out, lse = (rows.unpack(x.unflatten(0, query.shape[:2]), 1) for x in (out, lse))
+    return out, lse
 
 
 def drop_keys(value: Float[Tensor, "heads nodes e"], dropout: float) -> Float[Tensor, "heads nodes e"]:
@@ -153,7 +140,7 @@ def drop_keys(value: Float[Tensor, "heads nodes e"], dropout: float) -> Float[Te
 
 def feature_norm(query: Float[Tensor, "... d"], projection: Float[Tensor, "features d"]) -> Float[Tensor, "... 1"]:
     """The term of a query's log features that is the same for all features."""
-    return -query.square().sum(-1, keepdim=True) * (query.shape[-1] ** -0.5 / 2) - math.log(projection.shape[0])
+    return query.square().sum(-1, keepdim=True) * (query.shape[-1] ** -0.5 / -2) - math.log(projection.shape[0])
 
 
 def feature_attention(
@@ -172,24 +159,15 @@ def feature_attention(
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
         w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
+        query, key = query.to(dtype), key.to(dtype)
         if variance is None:
-            content, lse = feature_summary(key.to(dtype), value.to(dtype), w, mask, scale / 2, plain)
+            content, lse = feature_summary(key, value.to(dtype), w, mask, scale / 2, plain)
         else:
-            content, lse = _summary_with_variance(key.to(dtype), value.to(dtype), w, mask, variance.to(dtype), plain)
+            each = variance.to(dtype)[:, None, None]
+            root = each.sqrt()
+            content, lse = feature_summary(key * root, value.to(dtype), w, mask, scale / 2 / each, plain)
         content, lse = (content, lse) if merge is None else merge(content, lse)
-        query = query.to(dtype)
         if variance is not None:
-            lse = lse + log_weights(projection.to(dtype), variance.to(dtype))
-            query = query * variance.to(dtype).sqrt()[:, None, None]
+            lse, query = lse + log_weights(projection.to(dtype), variance.to(dtype)), query * root
         out, query_lse = feature_readout(query, w, content, lse, plain)
     return out.to(value.dtype), query_lse[..., None]
-
-
-def _summary_with_variance(
-    key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"], w: Float[Tensor, "features d"],
-    mask: Bool[Tensor, "groups nodes"] | None, variance: Float[Tensor, " groups"], plain: bool,
-) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
-    """:func:`feature_summary` of keys that are scaled by the root of a variance; their own norm is one more channel."""
-    norm = key.square().sum(-1, keepdim=True) * (key.shape[-1] ** -0.5 / -2)
-    wide = torch.cat([key * variance.sqrt()[:, None, None], norm], -1)
-    return feature_summary(wide, value, torch.nn.functional.pad(w, (0, 1), value=1.0), mask, 0.0, plain)

@@ -17,12 +17,15 @@ from torch import Tensor
 
 from ...edges import CSR
 from ...modes import full_precision
-from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
+from ...neighbors import SortedPairs
+from ..backend import FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
 from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+
+_PAIRS = 4096  # whose rows are gathered at a time
 
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
     warnings.simplefilter("ignore")
@@ -30,31 +33,32 @@ with warnings.catch_warnings():  # torch says once in a process that CSR tensors
 
 
 def edge_dot(
-    query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], relation: CSR
+    query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], relation: CSR | SortedPairs
 ) -> Float[Tensor, "heads pairs"]:
     """Queries times keys at the pairs of a relation."""
-    form = choose_form(query, query.shape[0] * relation.row.shape[0])
-    if form == DEFINITION:
-        return gathered_edge_dot(query, key, relation.row, relation.col)
-    if form == FUSABLE:  # rows are read where they are multiplied
+    form = choose_form(query, query.shape[0] * relation.row.shape[0], few=True)
+    if form == OPERATOR:
+        return csr_edge_dot(query.contiguous(), key.contiguous(), *relation.csr)
+    if form == FUSABLE or relation.row.shape[0] <= _PAIRS:  # compilers read rows where they multiply them
         return _whole_edge_dot(query, key, relation.row, relation.col)
-    return csr_edge_dot(query, key, *relation)
+    return gathered_edge_dot(query, key, relation.row, relation.col)
 
 
 def edge_sum(
-    weight: Float[Tensor, "heads pairs"], value: Float[Tensor, "heads cols d"], relation: CSR
+    weight: Float[Tensor, "heads pairs"], value: Float[Tensor, "heads cols d"], relation: CSR | SortedPairs
 ) -> Float[Tensor, "heads rows d"]:
     """Sum over each row's pairs of weights times values."""
-    if choose_form(value, value.shape[0] * relation.row.shape[0]) == OPERATOR:
-        return csr_edge_sum(weight, value, *relation)
+    if choose_form(value, value.shape[0] * relation.row.shape[0], few=True) == OPERATOR:
+        return csr_edge_sum(weight, value.contiguous(), *relation.csr)
     return gathered_edge_sum(weight, value, relation.row, relation.col, relation.num_rows)
 
 
 def gathered_edge_dot(
     query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], row: Int[Tensor, " pairs"],
-    col: Int[Tensor, " pairs"], chunk: int = 4096,
+    col: Int[Tensor, " pairs"], chunk: int = _PAIRS,
 ) -> Float[Tensor, "heads pairs"]:  # fmt: skip
     """:func:`edge_dot`, ``chunk`` pairs at a time."""
+    pairs = zip(row.split(chunk), col.split(chunk), strict=True)
     pairs = zip(row.split(chunk), col.split(chunk), strict=True)
     return torch.cat([torch.linalg.vecdot(query[:, i], key[:, j]) for i, j in pairs], -1)
 

@@ -41,16 +41,19 @@ if TYPE_CHECKING:
 
 def feature_summary(
     key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
-    projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None, norm: float,
-    plain: bool = False,
+    projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None,
+    norm: float | Float[Tensor, "groups 1 1"], plain: bool = False,
 ) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
     """The content and the log-sum-exp of each feature over the valid keys of a group.
 
     Log features are W k - norm |k|^2. A group without keys has content 0 and the smallest finite key_lse.
     """
-    form = choose_form(key, key[..., 0].numel() * len(projection), plain)
-    summary = chunked_summary if form == OPERATOR else plain_summary
-    return summary(key, value, projection, mask, norm)
+    if choose_form(key, key[..., 0].numel() * len(projection), plain, few=True) != OPERATOR:
+        return plain_summary(key, value, projection, mask, norm)
+    if isinstance(norm, Tensor):  # the operator has gradients of keys and values: the norm is one more channel of keys
+        key = torch.cat([key, -norm * key.square().sum(-1, keepdim=True)], -1)
+        projection, norm = torch.nn.functional.pad(projection, (0, 1), value=1.0), 0.0
+    return chunked_summary(key, value, projection, mask, norm)
 
 
 def feature_readout(
@@ -58,7 +61,7 @@ def feature_readout(
     content: Float[Tensor, "groups features e"], key_lse: Float[Tensor, "groups features"], plain: bool = False,
 ) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:  # fmt: skip
     """Outputs and log-sum-exps of queries over the features."""
-    form = choose_form(query, query[..., 0].numel() * len(projection), plain)
+    form = choose_form(query, query[..., 0].numel() * len(projection), plain, few=True)
     readout = chunked_readout if form == OPERATOR else plain_readout
     return readout(query, content, key_lse, projection)
 

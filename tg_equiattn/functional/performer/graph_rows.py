@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -25,11 +25,13 @@ class GraphRows:
         node_batch: all graphs.
         mask: bool (rows, length), true for slots with a node; ``None`` if all have one.
         graph: the graph of each row, (rows,), if graphs are cut; ``None`` if rows are graphs.
+        merges: whether queries read the keys of several rows, of this process or others.
     """
 
     def __init__(self, padded: PaddedBatch, graph: Tensor | None = None) -> None:
         self.node_batch, self.graph, self.mask = padded.node_batch, graph, padded.mask
         self.pack, self.unpack = padded.pack, padded.unpack
+        self.merges = graph is not None or padded.node_batch.ranks is not None
 
     def merge(
         self, content: Float[Tensor, "heads rows features e"], lse: Float[Tensor, "heads rows features"]
@@ -39,9 +41,7 @@ class GraphRows:
         ranks: Ranks | None = self.node_batch.ranks
         if ranks is not None:
             return ranks.merge(content, lse)
-        if self.graph is None:
-            return content, lse
-        graphs, graph = self.node_batch.count, self.graph
+        graphs, graph = self.node_batch.count, cast(Tensor, self.graph)
 
         def largest(lse: Tensor) -> Tensor:
             top = lse.new_full((len(lse), graphs, *lse.shape[2:]), torch.finfo(lse.dtype).min)

@@ -14,7 +14,6 @@ from ...neighbors import NeighborList, SortedPairs
 from ...node_batch import NodeBatch, PaddedBatch
 from ..chunks import checkpointed, is_whole
 from ..softmax_attention import softmax_attention
-from .attention import pack_heads, unpack_heads
 from .edge_products import edge_sum
 
 if TYPE_CHECKING:
@@ -87,19 +86,20 @@ def pair_attention_impl(
         )
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
-        q, k, v = (pack_heads(x.to(dtype), rows).contiguous() for x in (query, key, value))
+        q, k, v = (rows.pack(x.to(dtype), 1) for x in (query, key, value))
         if near is None and not dropout and query.shape[-1] == value.shape[-1]:
             mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
             out = softmax_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask)
-            return unpack_heads(out.unflatten(0, (heads, rows.count)), rows).to(value.dtype)
+            return rows.unpack(out.unflatten(0, (heads, rows.count)), 1).to(value.dtype)
         entries = None if near is None else _Entries.of(near, rows, dtype)
         repeats = near is not None and near.pairs.repeats is not False  # unread pairs may repeat
-        attend = functools.partial(_attend, dropout=dropout, repeats=repeats)
+        with_shares = near is not None and near.values is not None
+        attend = functools.partial(_attend, dropout=dropout, repeats=repeats, with_shares=with_shares)
         if is_whole(q) or heads * rows.count * length**2 <= chunk:
-            out, shares = attend(q, k, v, rows.mask, *(entries or (None, None, None, None)))
+            out, shares = attend(q, k, v, rows.mask, *(entries or (None, None)))
         else:
             out, shares = _in_chunks(attend, q, k, v, rows.mask, entries, chunk)
-        out = unpack_heads(out, rows)
+        out = rows.unpack(out, 1)
         if near is not None and near.values is not None and shares is not None:
             of_pairs, own = shares.split([near.bias.shape[1], near.pairs.nodes], 1)
             out = out + near.added_values(of_pairs, own[..., None])
@@ -107,50 +107,48 @@ def pair_attention_impl(
 
 
 class _Entries(NamedTuple):
-    """Near pairs, followed by each node with itself: the row, the query and key within it, and b - f of each head."""
+    """Near pairs, followed by each node with itself: the flat index among the scores (rows, length,
+    length) of a head, and b - f of each head."""
 
-    row: Int[Tensor, " entries"]
-    query: Int[Tensor, " entries"]
-    key: Int[Tensor, " entries"]
+    flat_index: Int[Tensor, " entries"]
     logs: Float[Tensor, "heads entries"]
 
     @classmethod
     def of(cls, near: Near, rows: PaddedBatch, dtype: torch.dtype) -> _Entries:
-        pairs, slot, length = near.pairs, rows.slot, rows.length
-        own = torch.arange(pairs.nodes, device=slot.device)
-        row, within = slot // length, slot % length
-        target, source = (torch.cat([t, own]) for t in (pairs.target, pairs.source))
-        valid = row[target] == row[source]
-        if pairs.mask is not None:
-            valid = valid & torch.cat([pairs.mask, torch.ones_like(own, dtype=torch.bool)])
+        pairs, length = near.pairs, rows.length
+        own = torch.arange(pairs.nodes, device=pairs.target.device)
+        target, source = (rows.slots_of(torch.cat([x, own])) for x in (pairs.target, pairs.source))
         bias, itself, far = (t.to(dtype) for t in (near.bias, near.self_bias, near.far_bias))
         if pairs.weights is not None:
             weights = pairs.weights.to(dtype)
             bias = bias + torch.where(weights > 0, weights, 1.0).log()
             bias = bias.masked_fill(weights <= 0, -torch.inf)
+        if pairs.mask is not None:
+            bias = bias.masked_fill(~pairs.mask, -torch.inf)
         logs = torch.cat([bias, itself.expand(-1, pairs.nodes)], 1) - far[:, None]
-        logs = logs.masked_fill(~valid, _LOG_ZERO).clamp(min=_LOG_ZERO)  # finite, so derivatives of exp are finite
-        return cls(row[target], within[target], within[source], logs)
+        if rows.count > 1:  # pairs may be of two graphs where values are not read
+            logs = logs.masked_fill(target // length != source // length, -torch.inf)
+        logs = logs.clamp(min=_LOG_ZERO)  # finite, so derivatives of exp are finite
+        return cls(target * length + source % length, logs)
 
 
 def _attend(
     q: Float[Tensor, "heads rows queries d"], k: Float[Tensor, "heads rows keys d"],
-    v: Float[Tensor, "heads rows keys e"], mask: Bool[Tensor, "rows keys"] | None, row: Int[Tensor, " entries"] | None,
-    query: Int[Tensor, " entries"] | None, key: Int[Tensor, " entries"] | None,
-    logs: Float[Tensor, "heads entries"] | None, *, dropout: float, repeats: bool,
+    v: Float[Tensor, "heads rows keys e"], mask: Bool[Tensor, "rows keys"] | None,
+    index: Int[Tensor, " entries"] | None, logs: Float[Tensor, "heads entries"] | None, *, dropout: float,
+    repeats: bool, with_shares: bool,
 ) -> tuple[Float[Tensor, "heads rows queries e"], Float[Tensor, "heads entries"] | None]:  # fmt: skip
     """Outputs of some rows and queries over valid keys; and the share of each entry's weight that is its near term."""
-    scores = torch.matmul(q * q.shape[-1] ** -0.5, k.mT)
+    scores, shares = torch.matmul(q * q.shape[-1] ** -0.5, k.mT), None
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min / 2)
-    if row is None or query is None or key is None or logs is None:
+    if index is None or logs is None:
         return torch.nn.functional.dropout(scores.softmax(-1), dropout) @ v, None
-    heads, rows, queries, keys = scores.shape
-    head = torch.arange(heads, device=row.device)[:, None]
-    index = (((head * rows + row) * queries + query) * keys + key).flatten()
-    scores, added = _with_near(scores, index, logs, repeats)
-    weights = torch.nn.functional.dropout(scores.softmax(-1), dropout)
-    shares = weights.flatten().index_select(0, index).view_as(logs) * (logs - added).exp()
+    flat, added = _with_near(scores.flatten(1), index, logs, repeats)
+    weights = torch.nn.functional.dropout(flat.view_as(scores).softmax(-1), dropout)
+    if with_shares:
+        added = added.index_select(1, index) if repeats else added
+        shares = weights.flatten(1).index_select(1, index) * (logs - added).exp()
     return weights @ v, shares
 
 
@@ -163,34 +161,34 @@ def _in_chunks(attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ent
     for first in range(0, rows, count):
         some, parts = slice(first, first + count), []
         for begin in range(0, length, queries):
-            near: tuple[Tensor | None, ...] = (None, None, None, None)
+            some_q = q[:, some, begin : begin + queries]
+            near: tuple[Tensor | None, ...] = (None, None)
             if entries is not None:
-                here = (entries.row >= first) & (entries.row < first + count)
-                here = here & (entries.query >= begin) & (entries.query < begin + queries)
-                mine = here.nonzero()[:, 0]
-                row, query, key = (x.index_select(0, mine) for x in entries[:3])
-                near = row - first, query - begin, key, entries.logs.index_select(1, mine)
+                start = (first * length + begin) * length
+                index = entries.flat_index - start
+                mine = ((index >= 0) & (index < some_q[0, ..., 0].numel() * length)).nonzero()[:, 0]
+                near = index.index_select(0, mine), entries.logs.index_select(1, mine)
                 chosen.append(mine)
             some_mask = None if mask is None else mask[some]
-            operands = q[:, some, begin : begin + queries], k[:, some], v[:, some], some_mask, *near
-            out, share = checkpointed(attend, *operands, preserve_rng_state=True)
+            out, share = checkpointed(attend, some_q, k[:, some], v[:, some], some_mask, *near, preserve_rng_state=True)
             parts.append(out)
             shares.append(share)
         outs.append(torch.cat(parts, 2))
     out = torch.cat(outs, 1)
-    return out, None if entries is None else torch.cat(shares, 1).index_select(1, torch.cat(chosen).argsort())
+    return out, None if shares[0] is None else torch.cat(shares, 1).index_select(1, torch.cat(chosen).argsort())
 
 
 def _with_near(
-    scores: Float[Tensor, "heads rows queries keys"], index: Int[Tensor, " entries"],
-    logs: Float[Tensor, "heads entries"], repeats: bool,
-) -> tuple[Float[Tensor, "heads rows queries keys"], Float[Tensor, "heads entries"]]:  # fmt: skip
-    """Scores with log(1 + sum of exp(logs)) added at the flat index of each entry; and the addend of each entry. A pair
-    given several times has a sum of several terms, if ``repeats``."""
+    scores: Float[Tensor, "heads scores"], index: Int[Tensor, " entries"], logs: Float[Tensor, "heads entries"],
+    repeats: bool,
+) -> tuple[Float[Tensor, "heads scores"], Float[Tensor, "heads scores_or_entries"]]:  # fmt: skip
+    """Scores with log(1 + sum of exp(logs)) added at the index of each entry; and the addends. A pair given several
+    times has a sum of several terms, if ``repeats``, and the addends are then those of all scores."""
     if not repeats:
-        added = -torch.nn.functional.logsigmoid(-logs)
-        return scores.flatten().index_add(0, index, added.flatten()).view_as(scores), added
-    top = torch.zeros_like(scores).flatten().scatter_reduce(0, index, logs.detach().flatten(), "amax")
-    weights = (logs.flatten() - top.index_select(0, index)).exp()
-    everywhere = top + (-top).exp().index_add(0, index, weights).log()
-    return scores + everywhere.view_as(scores), everywhere.index_select(0, index).view_as(logs)
+        added = torch.nn.functional.softplus(logs, threshold=40)  # the logarithm beyond it is exact
+        return scores.scatter_add(1, index.expand_as(added), added), added
+    every = index.expand_as(logs)
+    top = torch.zeros_like(scores).scatter_reduce(1, every, logs.detach(), "amax")
+    weights = (logs - top.index_select(1, index)).exp()
+    added = top + (-top).exp().scatter_add(1, every, weights).log()
+    return scores + added, added

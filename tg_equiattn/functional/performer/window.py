@@ -92,29 +92,28 @@ def window_attention_impl(
     pairs."""
     if projection is None:
         return pair_attention_impl(query, key, value, node_batch, dropout, near)
-    dtype, pairs, csr = torch.promote_types(query.dtype, torch.float32), near.pairs, near.pairs.csr
+    dtype, pairs = torch.promote_types(query.dtype, torch.float32), near.pairs
     with full_precision(query.device):
-        q, k, v = (x.to(dtype).contiguous() for x in (query, key, value))
+        q, k, v = (x.to(dtype) for x in (query, key, value))
         far, far_lse = linear_attention_impl(q, k, drop_keys(v, dropout), projection, node_batch, variance)
         far_lse = far_lse + feature_norm(q, projection) + near.far_bias[:, None, None]
         q = q * q.shape[-1] ** -0.5
         self_score = ((q * k).sum(-1) + near.self_bias).unsqueeze(-1)
-        scores = edge_dot(q, k, csr) + near.bias.to(dtype)
+        scores = edge_dot(q, k, pairs) + near.bias.to(dtype)
         if pairs.mask is not None:
             scores = scores.masked_fill(~pairs.mask, -torch.inf)
         if pairs.weights is not None:
             scores = scores.masked_fill(pairs.weights <= 0, -torch.inf)
-        index = csr.row.expand_as(scores)
-        top = torch.maximum(self_score.detach(), far_lse.detach())
-        top = top.squeeze(-1).scatter_reduce(1, index, scores.detach(), "amax")
-        weights = (scores - top.index_select(1, csr.row)).exp()
+        top = torch.maximum(self_score.detach(), far_lse.detach()).squeeze(-1)
+        target = pairs.target.expand_as(scores)
+        top = top.scatter_reduce(1, target, scores.detach(), "amax")
+        weights = (scores - top.index_select(1, pairs.target)).exp()
         weights = weights if pairs.weights is None else weights * pairs.weights.to(dtype)
-        total = torch.zeros_like(top).scatter_add(1, index, weights)
         own, other = (self_score - top[..., None]).exp(), (far_lse - top[..., None]).exp()
-        total = total[..., None] + own + other
+        total = (own + other).squeeze(-1).scatter_add(1, target, weights)[..., None]
         if dropout:
             weights, own = (torch.nn.functional.dropout(w, dropout) for w in (weights, own))
-        out = edge_sum(weights, v, csr) + own * v + other * far
+        out = torch.addcmul(torch.addcmul(edge_sum(weights, v, pairs), own, v), other, far)
         if near.values is not None:
             out = out + near.added_values(weights, own)
         return (out / total).to(value.dtype)

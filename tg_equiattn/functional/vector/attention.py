@@ -1,9 +1,7 @@
 """Vector self-attention by cross products in O(N) memory. :mod:`.cross_product_attention` has the sums over keys;
-:mod:`.plain_attention` has the definition, which second derivatives and transforms use."""
+:mod:`.plain_attention` has the definition, which transforms use."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,10 +12,9 @@ from ..backend import OPERATOR, choose_form, refuse_forward_mode
 from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 from .cross_product_attention import cross_product_attention, cross_product_attention_backward
-from .plain_attention import plain_vector_attention, second_derivatives_by_queries, valid_tokens
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from .matrices import gradient_of_matrix, outer, times, times_without_trace
+from .plain_attention import plain_vector_attention, valid_tokens
+from .second_derivatives import second_derivatives
 
 
 def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -84,27 +81,14 @@ def vector_attention_impl(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | Non
     return out if valid is None else out.masked_fill(~valid, 0)
 
 
-def _outer(
-    k: Float[Tensor, "groups tokens 3"], v: Float[Tensor, "groups tokens 3"]
-) -> Float[Tensor, "groups tokens 9"]:
-    """Outer products k v^T."""
-    return (k[..., :, None] * v[..., None, :]).flatten(-2)
-
-
-def _trace(x: Float[Tensor, "groups tokens 9"]) -> Float[Tensor, "groups tokens 1"]:
-    """Traces of 3 x 3 matrices."""
-    return x[..., ::4].sum(-1, keepdim=True)
-
-
 @torch.library.custom_op("tg_equiattn::vector_attention", mutates_args=())
 def _operator(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y (G, N, 3), T (G, N, 9) and log-sum-exps (G, N) of q, k, v (G, N, 3), zero beyond their own lengths (G,), None
     where all are N, with scale (G,)."""
     refuse_forward_mode()
     with full_precision(q.device):
-        mixed, lse = cross_product_attention(q, k, _outer(k, v), valid_tokens(lengths, q.shape[1]), scale)
-        out = (mixed.unflatten(-1, (3, 3)) * q[..., None, :]).sum(-1) - _trace(mixed) * q
-        return out.contiguous(), mixed, lse
+        mixed, lse = cross_product_attention(q, k, outer(k, v).flatten(-2), valid_tokens(lengths, q.shape[1]), scale)
+        return times_without_trace(mixed.unflatten(-1, (3, 3)), q).contiguous(), mixed, lse
 
 
 @_operator.register_fake
@@ -126,16 +110,15 @@ def _backward_operator(
     refuse_forward_mode()
     with full_precision(q.device):
         shift = (grad * out).sum(-1, keepdim=True)
-        grad_mixed = _outer(grad, q)
-        grad_mixed[..., ::4] -= (grad * q).sum(-1, keepdim=True)
+        grad_mixed = gradient_of_matrix(grad, q).flatten(-2)
         valid = valid_tokens(lengths, q.shape[1])
         grad_q, grad_k, grad_outer = cross_product_attention_backward(
-            q, k, _outer(k, v), valid, scale, shift, lse, grad_mixed
+            q, k, outer(k, v).flatten(-2), valid, scale, shift, lse, grad_mixed
         )
-        matrices, grad_outer = mixed.unflatten(-1, (3, 3)), grad_outer.unflatten(-1, (3, 3))
-        grad_q += (matrices * grad[..., :, None]).sum(-2) - _trace(mixed) * grad
-        grad_k += (grad_outer * v[..., None, :]).sum(-1)
-        return grad_q.contiguous(), grad_k.contiguous(), (grad_outer * k[..., :, None]).sum(-2)
+        grad_outer = grad_outer.unflatten(-1, (3, 3))
+        grad_q += times_without_trace(mixed.unflatten(-1, (3, 3)).mT, grad)
+        grad_k += times(grad_outer, v)
+        return grad_q.contiguous(), grad_k.contiguous(), times(grad_outer.mT, k)
 
 
 @_backward_operator.register_fake
@@ -150,9 +133,9 @@ def _(grad, out, mixed, lse, q, *rest, out_shape) -> int:
 
 
 def _second(operands, given, cotangents, lengths, scale) -> tuple[Tensor | None, ...]:
-    """Second derivatives as of :func:`.second_derivatives`, some queries at a time."""
+    """Second derivatives, in the form that :func:`.register_derivatives` asks for."""
     q, k, v = operands
-    found = second_derivatives_by_queries(q, k, v, given[0], lengths, scale, cotangents)
+    found = second_derivatives(q, k, v, given[0], lengths, scale, cotangents)
     return *found, None, None, None
 
 

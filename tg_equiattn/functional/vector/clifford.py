@@ -113,13 +113,6 @@ def _products(weight: Tensor, x: Sequence[Tensor], y: Sequence[Tensor]) -> tuple
     return tuple(sums[j] if j in sums else x[j][:, :0] for j in range(4))
 
 
-def _summed(terms: list[Tensor] | Components) -> Tensor:
-    """Sums (terms, C) over the tokens of terms (C, T). Compilers make one kernel for eight that are stacked."""
-    if not torch.compiler.is_compiling():
-        return torch.stack([term.sum(-1) for term in terms])
-    return torch.cat([torch.stack(terms[n : n + 8]).sum(-1) for n in range(0, len(terms), 8)])
-
-
 def _placed(
     rows: Float[Tensor, "rows channels"], indices: Sequence[int], count: int
 ) -> Float[Tensor, "{count} channels"]:
@@ -128,36 +121,6 @@ def _placed(
         return rows
     first, *others = (F.pad(row[None], (0, 0, n, count - 1 - n)) for n, row in zip(indices, rows, strict=True))
     return sum(others, first)
-
-
-class _RowsForTokens(torch.autograd.Function):
-    """Rows of parameters, expanded over tokens.
-
-    Its own backward takes one sum over tokens for all parameters; autograd would take one for each.
-    """
-
-    @staticmethod
-    def forward(ctx, *arguments) -> Components:  # all in one: dynamo (2.13) drops ctx where as many come as have names
-        rows, tokens, *parameters = arguments
-        ctx.rows, ctx.counts = rows, tuple(len(parameter) for parameter in parameters)
-        every = (parameter[n] for parameter, some in zip(parameters, rows, strict=True) for n in some)
-        return tuple(row[:, None].expand(-1, tokens.shape[-1]) for row in every)
-
-    @staticmethod
-    def backward(ctx, *grad: Tensor):
-        sums = _summed(grad).split([len(some) for some in ctx.rows])
-        return None, None, *(_placed(*which) for which in zip(sums, ctx.rows, ctx.counts, strict=True))
-
-
-def rows_for_tokens(
-    tokens: Float[Tensor, "*rest tokens"], *wanted: tuple[Float[Tensor, "rows channels"], Sequence[int]]
-) -> list[Components]:
-    """Some rows of parameters, each (channels, tokens); gradients of all are one sum."""
-    parameters, rows = zip(*wanted, strict=True)
-    if use_plain():
-        return [tuple(parameter[n][:, None] for n in some) for parameter, some in wanted]
-    found = iter(_RowsForTokens.apply(tuple(tuple(some) for some in rows), tokens, *parameters))
-    return [tuple(next(found) for _ in some) for some in rows]
 
 
 class _ChannelwiseProduct(torch.autograd.Function):
@@ -198,33 +161,61 @@ def channelwise_product(weight: Float[Tensor, "20 channels"], x: Sequence[Tensor
 
 
 class ProductTables(NamedTuple):
-    """Tables for multivectors as one tensor (8, channels, tokens): the grade of each component, and right components,
-    grade paths and signs of all pairs of an output and a left component."""
+    """Tables for multivectors of some grades as one tensor (components, channels, tokens).
 
-    grades: Int[Tensor, 8]
-    right: Int[Tensor, 64]
-    paths: Int[Tensor, 64]
-    signs: Float[Tensor, "64 1"]
+    Attributes:
+        present: the grades.
+        grade: grade of each component.
+        position: position of that grade among those present.
+        place: position of each component among those of a product.
+        right: right component, for all pairs of a component of a product and a left component; 0 if it is not there.
+        paths: grade path of each of these pairs.
+        signs: sign of each of these pairs; 0 if the right component is not there.
+        one: the number 1.
+    """
+
+    present: Int[Tensor, " grades"]
+    grade: Int[Tensor, " components"]
+    position: Int[Tensor, " components"]
+    place: Int[Tensor, " components"]
+    right: Int[Tensor, " pairs"]
+    paths: Int[Tensor, " pairs"]
+    signs: Float[Tensor, "pairs 1"]
+    one: Float[Tensor, ""]
 
 
-def product_tables() -> ProductTables:
-    pairs = [(j, i, k) for j, row in enumerate(RIGHT) for i, k in enumerate(row)]
-    paths = [PATHS.index((GRADE_OF[i], GRADE_OF[k], GRADE_OF[j])) for j, i, k in pairs]
-    grades, right, path = (torch.tensor(x) for x in (GRADE_OF, [k for *_, k in pairs], paths))
-    return ProductTables(grades, right, path, torch.tensor(SIGNS, dtype=torch.float64).view(-1, 1))
+def product_tables(grades: tuple[int, ...]) -> ProductTables:
+    left, out = ([n for n in range(COMPONENTS) if GRADE_OF[n] in some] for some in (grades, grades_of_products(grades)))
+    pairs, grade = [(j, i, RIGHT[j][i]) for j in out for i in left], [GRADE_OF[n] for n in left]
+    return ProductTables(
+        present=torch.tensor(grades),
+        grade=torch.tensor(grade),
+        position=torch.tensor([grades.index(g) for g in grade]),
+        place=torch.tensor([out.index(n) for n in left]),
+        right=torch.tensor([left.index(k) if k in left else 0 for *_, k in pairs]),
+        paths=torch.tensor([PATHS.index((GRADE_OF[i], GRADE_OF[k], GRADE_OF[j])) for j, i, k in pairs]),
+        signs=torch.tensor([[SIGNS[j][i] * (k in left)] for j, i, k in pairs], dtype=torch.float64),
+        one=torch.ones((), dtype=torch.float64),
+    )
 
 
 def channelwise_product_of_components(
     weight: Float[Tensor, "20 channels"],
-    x: Float[Tensor, "8 channels tokens"],
-    y: Float[Tensor, "8 channels tokens"],
+    x: Float[Tensor, "left channels tokens"],
+    y: Float[Tensor, "left channels tokens"],
     tables: ProductTables,
-) -> Float[Tensor, "8 channels tokens"]:
-    """:func:`channelwise_product` in six operations, which make 64 numbers for each channel and token: for so few of
-    them that operations, and not numbers, take the time."""
-    square = COMPONENTS, COMPONENTS
-    weights = (weight.index_select(0, tables.paths) * tables.signs).view(*square, -1, 1)
-    return (weights * y.index_select(0, tables.right).unflatten(0, square) * x).sum(1)
+) -> Float[Tensor, "out channels tokens"]:
+    """:func:`channelwise_product` in six operations, which make up to 64 numbers for each channel and token: for so few
+    of them that operations, and not numbers, take the time."""
+    pairs = -1, len(x)
+    weights = (weight.index_select(0, tables.paths) * tables.signs).view(*pairs, x.shape[1], 1)
+    return (weights * y.index_select(0, tables.right).unflatten(0, pairs) * x).sum(1)
+
+
+def split_grades(x: Float[Tensor, "components channels tokens"], grades: Sequence[int]) -> list[Tensor]:
+    """One tensor of some grades as the parts of all four, without channels for the others."""
+    sizes = [size if g in grades else 0 for g, size in enumerate(GRADE_SIZES)]
+    return [part if part.shape[0] else x[:, :0] for part in x.split(sizes)]
 
 
 def geometric_product(x: Tensor, y: Tensor) -> Tensor:

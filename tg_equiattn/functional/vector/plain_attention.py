@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 from ...modes import full_precision
 from ..backend import tile_numbers
 from ..chunks import map_chunks
-from ..second_derivatives import second_derivatives
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -62,31 +60,3 @@ def _of_queries(
     if valid is not None:
         score = score.masked_fill(~valid[:, None], torch.finfo(q.dtype).min)
     return torch.linalg.cross(score.softmax(-1) * cross, v[..., None, :], dim=0).sum(-1).movedim(0, -1)
-
-
-def second_derivatives_by_queries(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grad: Tensor,
-    lengths: Tensor | None,
-    scale: Tensor,
-    cotangents: Sequence[Tensor | None],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and of the output's gradient, given those of the gradients of q, k and v."""
-    to_q, to_k, to_v = cotangents
-    step = _queries_per_block(k)
-    grad_q, grad_grad, grad_k, grad_v = [q[:, :0]], [grad[:, :0]], torch.zeros_like(k), torch.zeros_like(v)
-    with full_precision(q.device):
-        for a in range(0, q.shape[1], step):
-            some = slice(None), slice(a, a + step)
-            to_queries, to_keys, to_values, to_grad = second_derivatives(
-                lambda q, k, v: _of_queries(q, k, v, lengths, scale),
-                (q[some], k, v),
-                (grad[some],),
-                (None if to_q is None else to_q[some], to_k, to_v),
-            )
-            grad_q.append(to_queries)
-            grad_grad.append(to_grad)
-            grad_k, grad_v = grad_k + to_keys, grad_v + to_values
-    return torch.cat(grad_q, 1), grad_k, grad_v, torch.cat(grad_grad, 1)

@@ -52,13 +52,13 @@ def _chunk(interaction: Interaction, pos_i: Tensor, query: Tensor, pos: Tensor, 
         weights = sum(each[1:], each[0])
     else:
         weights = torch.cat(each, 3)
-    harmonics = solid_harmonics(offsets, interaction.lmax).movedim(3, 1)[:, None]  # B, 1, harmonics, n, N
+    harmonics = solid_harmonics(offsets, interaction.lmax).movedim(3, 1)[:, None, None]  # B, 1, 1, harmonics, n, N
     out = []
     for degree, weight in enumerate(weights):  # B, H, C or 1, n, N
-        own = harmonics[:, :, None, degree**2 : (degree + 1) ** 2]
-        sums = ((weight[:, :, :, None] * own) @ values[:, :, :, None]).sum(2)  # B, H, 2 l + 1, n, V
-        unit = torch.eye(sums.shape[2], dtype=sums.dtype, device=sums.device)[:, None]
-        out.append(interaction.product(sums.permute(0, 3, 2, 1, 4), unit, degree).sum(2))
+        own = harmonics[:, :, :, degree**2 : (degree + 1) ** 2]
+        sums = ((weight[:, :, :, None] * own).flatten(3, 4) @ values).sum(2)  # B, H, (2 l + 1) n, V
+        sums = sums.unflatten(2, (2 * degree + 1, -1)).permute(0, 3, 1, 2, 4)  # B, n, H, 2 l + 1, V
+        out.append(interaction.product(sums, None, degree))
     return sum(out[1:], out[0])
 
 

@@ -112,8 +112,8 @@ def ewald_attention(
 def _every_product(lmax: int) -> Product:
     """Values times every harmonic up to a degree: (..., V) to (..., V (lmax + 1)²)."""
 
-    def product(features: Tensor, harmonics: Tensor, degree: int) -> Tensor:
-        products = features[..., None] * harmonics[..., None, :]
+    def product(features: Tensor, harmonics: Tensor | None, degree: int) -> Tensor:
+        products = features.mT if harmonics is None else features[..., None] * harmonics[..., None, :]
         return torch.nn.functional.pad(products, (degree**2, (lmax + 1) ** 2 - (degree + 1) ** 2)).flatten(-2)
 
     return product

@@ -63,7 +63,8 @@ class OscillatingGaussian(Kernel):
     Example:
         >>> import torch
         >>> ones = torch.ones(1, 1)
-        >>> kernel = OscillatingGaussian(ones, ones[..., None], ((0.5, 1.0),), torch.pi * ones, largest=(4.0,))
+        >>> bounds, wavenumbers = ((0.5, 1.0),), torch.pi * ones
+        >>> kernel = OscillatingGaussian(ones, ones[..., None], bounds, wavenumbers, largest=(4.0,))
         >>> kernel.real_space(torch.tensor([[[0.0, 1.0]]])).flatten()
         tensor([ 1.0000, -0.6065])
     """

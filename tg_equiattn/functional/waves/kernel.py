@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 Bounds = tuple[tuple[float, float], ...]
-Product = Callable[[Tensor, Tensor, int], Tensor]
+# Features (..., V), harmonics (..., 2 l + 1) and their degree l to products. Without harmonics, features are
+# (..., 2 l + 1, V) and have been multiplied by each of them.
+Product = Callable[[Tensor, Tensor | None, int], Tensor]
 # What nodes pass on: keys (..., heads, C, A) and values (..., heads, V), or, in place of their product, a source for
 # each kernel (..., heads, C, V), with A = 1.
 Sources = tuple[Tensor, ...]

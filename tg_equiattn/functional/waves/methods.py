@@ -67,14 +67,12 @@ def choose(
     nufft = nufft_available(pos.device.type) and runs_eagerly()
     if method == "nufft" and not nufft:
         raise ValueError(
-            "method='nufft' needs pytorch-finufft with finufft (the extra nufft) on a CPU, with cufinufft on CUDA, and "
+            "method='nufft' needs finufft (the extra nufft) on a CPU, cufinufft (the extra nufft-cuda) on CUDA, and "
             "no torch.func around it"
         )
     local = node_batch.ranks is None  # otherwise all ranks choose alike, from the sizes on all of them
     sizes = node_batch.read_sizes() if local else node_batch.totals.tolist()
     prices, width = PRICES.get(pos.device.type, PRICES["cuda"]), sources[-1].shape[-1]
-    features, values = query.new_zeros(0, query.shape[1], width), query.shape[2] if len(sources) == 1 else 1
-    channels = width + interaction.product(features, query.new_zeros(1, 1), 0).shape[2]
     chosen: dict[Choice, list[int]] = {}
     for graph, size in enumerate(sizes):
         pairs = local and not repeats[graph]
@@ -85,6 +83,8 @@ def choose(
         else:
             extents = _extents(graph, pos, node_batch, cells if repeats[graph] else None)
             splits, vectors = number_of_vectors(*extents, interaction)
+            features, values = query.new_zeros(0, query.shape[1], width), query.shape[2] if len(sources) == 1 else 1
+            channels = width + interaction.product(features, query.new_zeros(1, 1), 0).shape[2]
             steps = time_of_steps(size, vectors, interaction, query.shape, channels, values)
             direct, of_nodes, of_vectors, transforms = (price * step for price, step in zip(prices, steps, strict=True))
             times = {"ewald": of_vectors + of_nodes, "direct": direct, "nufft": of_vectors + transforms}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import TYPE_CHECKING
+import math
+import threading
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,15 +15,15 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int, Shaped
 
 _TOGETHER = 16  # transforms, of two real channels each, whose grids are in memory at once
+_PLANS = 8  # plans kept for the next call, each with the memory of its grid
 _LIBRARIES = {"cpu": "finufft", "cuda": "cufinufft"}
 
 
 @functools.cache
 def nufft_available(kind: str) -> bool:
-    """True if the libraries for non-uniform fast Fourier transforms on a kind of device can be imported."""
+    """True if the library for non-uniform fast Fourier transforms on a kind of device can be imported."""
     try:
-        for name in ("pytorch_finufft", _LIBRARIES[kind]):
-            importlib.import_module(name)
+        importlib.import_module(_LIBRARIES[kind])
     except (ImportError, KeyError):
         return False
     return True
@@ -82,13 +84,11 @@ def _over_nodes(
     error: float,
 ) -> Float[Tensor, "2 vectors channels"]:  # fmt: skip
     """Sums of one graph: pairs of channels are the real and imaginary parts of one transform."""
-    import pytorch_finufft.functional as transform
-
     sides, index, opposite = _grid(indices)
     pairs = torch.complex(*_in_pairs(sources.T).unbind(1)).contiguous()
     out = []
     for chunk in pairs.split(_TOGETHER):
-        modes = transform.finufft_type1(angles.T.contiguous(), chunk, sides, **_options(error, chunk, -1)).flatten(1)
+        modes = _transform(1, angles, chunk, sides, error).flatten(1)
         plus, minus = modes[:, index], modes[:, opposite].conj()
         first, second = (plus + minus) / 2, (plus - minus) / 2j
         out.append(torch.stack([first, second], 1).flatten(0, 1))  # sums of exp(-i n x), as cosines minus i sines
@@ -102,8 +102,6 @@ def _at_nodes(
 ) -> Float[Tensor, "nodes channels"]:  # fmt: skip
     """Sums of one graph: the real parts of sums of exp(i n x) (T^cos - i T^sin). A pair of channels is the real
     and imaginary part of one transform, each with modes that are conjugate at opposite vectors."""
-    import pytorch_finufft.functional as transform
-
     sides, index, opposite = _grid(indices)
     modes = _in_pairs(torch.complex(table[0], -table[1]).T / 2)  # pairs, 2, D
     out = []
@@ -112,8 +110,7 @@ def _at_nodes(
         grid = chunk.new_zeros(len(chunk), sides[0] * sides[1] * sides[2])
         grid.index_add_(1, index, first + 1j * second)
         grid.index_add_(1, opposite, first.conj() + 1j * second.conj())
-        grid = grid.unflatten(1, sides)
-        values = transform.finufft_type2(angles.T.contiguous(), grid, **_options(error, chunk, 1))
+        values = _transform(2, angles, grid.unflatten(1, sides), sides, error)
         out.append(torch.stack([values.real, values.imag], 1).flatten(0, 1))
     return torch.cat(out)[: table.shape[2]].T.contiguous()
 
@@ -132,9 +129,39 @@ def _grid(indices: Tensor) -> tuple[tuple[int, int, int], Tensor, Tensor]:
     return (first, second, third), index, opposite
 
 
-def _options(error: float, like: Tensor, sign: int) -> dict[str, float]:
-    """Options of the library: a third of the promised error, as far as the precision allows, and the smaller of its
-    grids if that is accurate enough."""
-    tolerance = max(error / 3, 3e-5 if like.dtype == torch.complex64 else 1e-13)
-    options = {"eps": tolerance, "upsampfac": 1.25 if tolerance > 1e-8 else 2.0, "isign": sign, "modeord": 0}
-    return options | ({"nthreads": torch.get_num_threads()} if like.device.type == "cpu" else {})
+def _transform(
+    kind: int, angles: Float[Tensor, "nodes 3"], data: Tensor,
+    sides: tuple[int, int, int], error: float,
+) -> Tensor:  # fmt: skip
+    """Transforms of (transforms, nodes) to modes (kind 1, with exp(-i n x)) or of (transforms, *sides) to nodes (kind
+    2, with exp(i n x)).
+
+    The tolerance is a third of the promised error, as far as the precision allows. CPUs take the smaller of the
+    library's two grids where it is accurate enough; not every release of cufinufft has it.
+    """
+    device, single = data.device, data.dtype == torch.complex64
+    tolerance = max(error / 3, 3e-5 if single else 1e-13)
+    if device.type == "cpu":
+        upsampling = 1.25 if tolerance > 1e-8 else 2.0
+        options: dict[str, Any] = {"nthreads": torch.get_num_threads(), "upsampfac": upsampling}
+    else:
+        options = {"gpu_device_id": device.index, "gpu_stream": torch.cuda.current_stream(device).cuda_stream}
+    dtype = "complex64" if single else "complex128"
+    names = tuple(sorted(options.items()))
+    plan = _plan(threading.get_ident(), device.type, kind, sides, len(data), tolerance, dtype, names)
+    points = angles.detach().remainder(2 * math.pi).T.contiguous()
+    if device.type == "cuda":
+        plan.setpts(*points)
+        return plan.execute(data)
+    plan.setpts(*points.numpy())
+    return torch.from_numpy(plan.execute(data.numpy()))
+
+
+@functools.lru_cache(_PLANS)
+def _plan(
+    thread: int, device: str, kind: int, sides: tuple[int, int, int], transforms: int, tolerance: float, dtype: str,
+    options: tuple[tuple[str, Any], ...],
+) -> Any:  # fmt: skip
+    """Plan of a thread (a plan holds the points of one call) for a stream of a device."""
+    library = importlib.import_module(_LIBRARIES[device])
+    return library.Plan(kind, sides, transforms, tolerance, 1 if kind == 2 else -1, dtype, **dict(options))

@@ -54,7 +54,7 @@ def _boys(t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]
     the error function and the recursion up. Both can be differentiated by autograd."""
     edge = 1.5 + lmax
     small = t < edge
-    near = torch.where(small, t, 0.0)
+    near, far = t.clamp(max=edge), t.clamp(min=edge)
     exponential = (-near).exp()
     terms = [1 / (2 * lmax + 1)]  # F_l(t) exp(t) = sum_k (2 t)^k / (2 l + 1)(2 l + 3)...(2 l + 2 k + 1)
     while terms[-1] * edge ** (len(terms) - 1) > torch.finfo(t.dtype).eps / 8 * terms[0]:
@@ -62,7 +62,6 @@ def _boys(t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]
     down = [exponential * _polynomial(terms, near)]
     for degree in range(lmax, 0, -1):
         down.append((2 * near * down[-1] + exponential) / (2 * degree - 1))
-    far = torch.where(small, edge, t)
     exponential, root = (-far).exp(), far.sqrt()
     up = [math.sqrt(math.pi) / 2 * torch.erf(root) / root]
     for degree in range(lmax):

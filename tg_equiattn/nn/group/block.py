@@ -86,7 +86,8 @@ class GroupAttentionBlock(Masked, nn.Module):
         >>> import torch
         >>> from tg_equiattn.groups import cyclic
         >>> from tg_equiattn.nn import GroupAttention
-        >>> block = GroupAttentionBlock(GroupAttention(cyclic(4), 3, 5, heads=2, kernel_size=3), norm="layer", crop=1)
+        >>> attention = GroupAttention(cyclic(4), 3, 5, heads=2, kernel_size=3)
+        >>> block = GroupAttentionBlock(attention, norm="layer", crop=1)
         >>> block(torch.randn(2, 3, 4, 9, 7)).shape
         torch.Size([2, 5, 4, 7, 5])
     """

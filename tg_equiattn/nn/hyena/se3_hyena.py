@@ -225,7 +225,8 @@ class SE3Hyena(ScalarVectorModule):
     Example:
         >>> import torch
         >>> model = SE3Hyena(2, 1, 0, 1, hidden_scalars=8, hidden_vectors=16, num_layers=2)
-        >>> charges, velocities, positions = torch.randn(4, 5, 2), torch.randn(4, 5, 1, 3), torch.randn(4, 5, 3)
+        >>> charges, velocities = torch.randn(4, 5, 2), torch.randn(4, 5, 1, 3)
+        >>> positions = torch.randn(4, 5, 3)
         >>> (positions + model(charges, velocities, pos=positions)[1].squeeze(2)).shape
         torch.Size([4, 5, 3])
     """

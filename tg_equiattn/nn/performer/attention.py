@@ -163,6 +163,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         self.needs_neighbors, self.whole_offsets = self.positions.needs_neighbors, self.positions.whole_offsets
         invariant = position == "window" and offset == "distance"
         self.far_offsets = FarOffsets(heads, pos_dim, out_channels, invariant) if values == "offset" else None
+        self.needs_positions = self.positions.needs_positions or self.far_offsets is not None
         keys = self.positions.key_heads * d
         self.query = _linear(in_channels, out_channels)
         self.key = _linear(in_channels, keys) if keys else None

@@ -89,7 +89,7 @@ class Position(nn.Module):
         """Near pairs of nodes: closer than the unit, by Manhattan distance where offsets are whole."""
         if self.whole_offsets:
             edges, _ = neighbor_list(pos, self.unit + self.pos_dim / 2, batch=batch, metric="manhattan")
-            offsets = offsets_between(pos, edges[1], edges[0], True)
+            offsets = offsets_between(pos, edges, True)
             mask = offsets.abs().sum(-1) < self.unit
             return NeighborList(edges, pos.shape[0], offsets, mask=mask, between_positions=True, checked=True)
         edges, offsets = neighbor_list(pos, self.unit, batch=batch)
@@ -196,14 +196,14 @@ class WindowPosition(Position):
         offsets = pairs.offsets
         if not offsets.is_floating_point():
             offsets = offsets.to(torch.promote_types(query.dtype, torch.float32))
-        own = query.new_zeros(1, self.pos_dim, dtype=offsets.dtype)
+        every = torch.cat([offsets, offsets.new_zeros(1, self.pos_dim)])  # a node with itself comes last
         shared: tuple[Tensor, ...] = ()
         if self.offset_values is not None:
-            features, itself = (self.offset_values(x, self.offset_bias) for x in (offsets, own))
+            features = self.offset_values(every, self.offset_bias)
             padding = value.shape[-1] - self.offset_values.map.shape[-1]  # channels of far offsets
-            values = features, itself[0], nn.functional.pad(self.offset_values.map, (0, padding))
+            values = features[:-1], features[-1], nn.functional.pad(self.offset_values.map, (0, padding))
             shared = () if self.whole_offsets else (features,)  # the bias is a map of the same features
-        bias, self_bias = self.offset_bias(offsets, *shared), self.offset_bias(own)
+        bias, self_bias = self.offset_bias(every, *shared).split([offsets.shape[0], 1], 1)
         if self._warns_of_cutoff:
             self._warn_of_cutoff(bias[0].detach(), pairs.mask)
         if self.edge_bias is not None:

@@ -97,6 +97,7 @@ class RandomFeatures(nn.Module):
     """
 
     seed_digits: Tensor
+    drawn: Tables
 
     def __init__(
         self, num_random_features: int, dim: int, redraw_interval: int | None = None, *, paired: bool = False
@@ -124,13 +125,13 @@ class RandomFeatures(nn.Module):
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
         """Draw new directions: the seed's next ones, or the first of a new seed that a CPU ``generator`` draws (give
-        every rank an equal one)."""
+        every rank an equal one). They are written over the old ones, so that a captured graph reads them: call this
+        between training steps."""
         if generator is None:
-            self._read_digits()
-            self._clock = self._clock + torch.tensor([0, 1], device="cpu")
-            self._clock[0] = 0
+            self._count_draw()
         else:
             self._begin(_new_seed(generator))
+        self._draw(in_place=True)
 
     def reset_parameters(self) -> None:
         """Take a new seed from torch's generator, and start counting steps and draws again."""
@@ -178,12 +179,23 @@ class RandomFeatures(nn.Module):
 
     _number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-    def _draw(self) -> None:
-        """Draw again, unless this draw of this seed is there."""
+    def _draw(self, in_place: bool = False) -> None:
+        """Draw again, unless this draw of this seed is there. A backward pass may still need the old directions, so
+        they are written over only if asked for."""
         draw = self._seed, self._number()
         if draw != self._draw_of_drawn:
-            self.drawn = Tables(functools.partial(draw_directions, *draw, self._rows, self.dim))
+            build = functools.partial(draw_directions, *draw, self._rows, self.dim)
+            if in_place:
+                self.drawn.rebuild(build)
+            else:
+                self.drawn = Tables(build)
             self._draw_of_drawn = draw
+
+    def _count_draw(self) -> None:
+        """Go on to the next draw of the seed, and start counting steps again."""
+        self._read_digits()
+        self._clock = self._clock + torch.tensor([0, 1], device="cpu")
+        self._clock[0] = 0
 
     def _begin(self, seed: int) -> None:
         """Start counting steps and draws of a seed."""
@@ -225,7 +237,7 @@ class RandomFeatures(nn.Module):
                         "random features cannot be redrawn while a transform of torch.func goes through seed_digits: "
                         "call eval(), or leave redraw_interval at None and call redraw_features() outside"
                     )
-                self.redraw_features()
+                self._count_draw()
             self._clock[0] += 1
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RandomFeatures:
@@ -238,7 +250,7 @@ class RandomFeatures(nn.Module):
         super()._load_from_state_dict(*args)
         self._reads = 0
         self._read_digits()
-        self._draw()
+        self._draw(in_place=True)
 
     def get_extra_state(self) -> Tensor:
         return self._clock.clone()

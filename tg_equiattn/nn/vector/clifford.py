@@ -3,7 +3,9 @@ sqrt(x^2 + eps), whose derivative is finite at zero."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +21,9 @@ from ...functional.vector.clifford import (
     ProductTables,
     channelwise_product,
     channelwise_product_of_components,
+    grades_of_products,
     product_tables,
-    rows_for_tokens,
+    split_grades,
 )
 from ...modes import full_precision, is_traced
 from ...tables import Tables
@@ -55,29 +58,18 @@ class CliffordLinear(nn.Module):
 
     def forward(self, parts: Parts) -> Parts:
         weights, out = iter(self.weights), []
-        for part, i, o in zip(parts, self.in_grades, self.out_grades, strict=True):
+        for part, size, i, o in zip(parts, GRADE_SIZES, self.in_grades, self.out_grades, strict=True):
             weight = next(weights) if i and o else None
-            if weight is None or not part.shape[1]:
-                out.append(part.new_zeros(len(part), o, part.shape[2]))
+            if weight is not None and part.shape[1]:
+                out.append(torch.bmm(weight.expand(size, -1, -1), part))
             else:
-                out.append(weight @ part)
+                out.append(part.new_zeros(size, o, part.shape[2]))
         if self.bias is not None:
             out[0] = out[0] + self.bias[:, None]
         return out
 
     def extra_repr(self) -> str:
         return f"{tuple(self.in_grades)}, {tuple(self.out_grades)}"
-
-
-def _square_norm(part: Float[Tensor, "components channels tokens"]) -> Float[Tensor, "channels tokens"]:
-    """Squared norms of a grade."""
-    return part[0] * part[0] if len(part) == 1 else (part * part).sum(0)
-
-
-def _square_norms(x: Float[Tensor, "8 channels tokens"]) -> list[Float[Tensor, "grades channels tokens"]]:
-    """Squared norms of grade 0, of grades 1 and 2, and of grade 3."""
-    scalar, vectors, pseudoscalar = (x * x).split((1, 6, 1))
-    return [scalar, vectors.unflatten(0, (2, 3)).sum(1), pseudoscalar]
 
 
 class CliffordBlock(nn.Module):
@@ -89,13 +81,14 @@ class CliffordBlock(nn.Module):
     .. math:: z_j = \tfrac{1}{\sqrt 2} \Big( y_j + \sum_{i,k} w^{j}_{ik} \langle x_i\, n_k \rangle_j \Big)
 
     over the twenty grade paths, channel by channel; then z is divided by its mean norm over channels and scaled.
-    Grades that are absent (parts without channels) stay zero until a product makes them. Without ``bias`` zero stays
-    zero. Source: Ruhe et al. (2023), Clifford Group Equivariant Neural Networks.
+    The input has the ``grades``, the output also those that products make. Without ``bias`` zero stays zero.
+    Source: Ruhe et al. (2023), Clifford Group Equivariant Neural Networks.
     """
 
-    def __init__(self, channels: int, bias: bool = True) -> None:
+    def __init__(self, channels: int, grades: Sequence[int], bias: bool = True) -> None:
         super().__init__()
-        self.channels = channels
+        self.channels, self.grades = channels, tuple(grades)
+        self.tables = Tables(functools.partial(product_tables, self.grades))
         self.gate = nn.Parameter(torch.empty(4, channels))
         self.gate_bias = nn.Parameter(torch.empty(4, channels))
         self.weight = nn.Parameter(torch.empty(4, channels, channels))
@@ -115,51 +108,45 @@ class CliffordBlock(nn.Module):
         nn.init.normal_(self.paths, std=0.5)  # four grades enter each
         nn.init.ones_(self.scale)
 
-    def forward(self, parts: Parts) -> Parts:
-        present = [g for g, part in enumerate(parts) if part.shape[1]]
-        gates, gate_biases = rows_for_tokens(parts[0], (self.gate, present), (self.gate_bias, present))
-        gated = []
-        for g, gate, bias in zip(present, gates, gate_biases, strict=True):
-            invariant = _square_norm(parts[g]) if g else parts[g][0]
-            gated.append(parts[g] * torch.sigmoid(torch.addcmul(bias, gate, invariant)))
-        x = torch.cat(gated)
-        weight = torch.cat([self.weight[g : g + 1].expand(GRADE_SIZES[g], -1, -1) for g in present])
-        sizes = [GRADE_SIZES[g] for g in present]
-        mapped = list((weight @ x).split(sizes))
-        wanted = [(torch.sigmoid(self.grade_norm), present)] + ([] if self.bias is None else [(self.bias[None], [0])])
-        shares, *biases = rows_for_tokens(x, *wanted)
-        for (bias,) in biases:
-            mapped[0] = mapped[0] + bias
-        left, right = ([part[:, :0] for part in parts] for _ in range(2))  # absent grades have no channels
-        for g, factor, part, share in zip(present, x.split(sizes), mapped, shares, strict=True):
-            norm = (_square_norm(part) + _EPS).sqrt()
-            left[g], right[g] = factor, part * (1 / (share * (norm - 1) + 1))
-        z = list(channelwise_product(self.paths, left, right))
-        for g, part in zip(present, mapped, strict=True):
-            z[g] = z[g] + part
-        square, *others = (_square_norm(part) for part in z if part.shape[1])
-        size = (0.5 * sum(others, square) + _EPS).sqrt().mean(0)
-        scale = 0.5**0.5 * self.scale[:, None] / (size + 1e-6)
-        return [part * scale if part.shape[1] else part for part in z]
-
-    def of_components(
-        self, x: Float[Tensor, "8 channels tokens"], tables: ProductTables
-    ) -> Float[Tensor, "8 channels tokens"]:
-        """The block on few tokens, with all grades in one tensor: a quarter of the operations of :meth:`forward`."""
-        invariants = torch.cat([x[:1], *_square_norms(x)[1:]])
-        gates = torch.sigmoid(torch.addcmul(self.gate_bias[..., None], self.gate[..., None], invariants))
-        x = x * gates.index_select(0, tables.grades)
-        weight = self.weight.index_select(0, tables.grades)
+    def forward(self, x: Float[Tensor, "components channels tokens"]) -> Float[Tensor, "components channels tokens"]:
+        tables: ProductTables = self.tables(x.device, x.dtype)
+        gate, gate_bias = self._rows(self.gate, tables), self._rows(self.gate_bias, tables)
+        gates = torch.sigmoid(torch.addcmul(gate_bias, gate, torch.cat([x[:1], *self._square_norms(x)[1:]])))
+        x = x * gates.index_select(0, tables.position)
+        weight = self.weight.index_select(0, tables.grade)
         if self.bias is None:
             y = weight @ x
         else:
-            y = torch.baddbmm(F.pad(self.bias[None, :, None], (0, 0, 0, 0, 0, COMPONENTS - 1)), weight, x)
-        norms = (torch.cat(_square_norms(y)) + _EPS).sqrt()
-        divisors = torch.lerp(norms.new_ones(()), norms, torch.sigmoid(self.grade_norm)[..., None])
-        factor = y / divisors.index_select(0, tables.grades)
-        z = y + channelwise_product_of_components(self.paths, x, factor, tables)
-        size = (0.5 * _square_norm(z) + _EPS).sqrt().mean(0)
-        return z * (0.5**0.5 * self.scale[:, None] / (size + 1e-6))
+            y = torch.baddbmm(F.pad(self.bias[None, :, None], (0, 0, 0, 0, 0, len(weight) - 1)), weight, x)
+        norms = (torch.cat(self._square_norms(y)) + _EPS).sqrt()
+        divisors = torch.lerp(tables.one, norms, torch.sigmoid(self._rows(self.grade_norm, tables)))
+        z = self._product(x, y / divisors.index_select(0, tables.position), tables)
+        z = y + z if len(z) == len(y) else z.index_add(0, tables.place, y)
+        size = ((z * z).sum(0) + 2 * _EPS).sqrt().mean(0)  # the root of 2 of the sum divides out
+        return z * (self.scale[:, None] / (size + 2**0.5 * 1e-6))
+
+    def _rows(
+        self, parameter: Float[Tensor, "4 channels"], tables: ProductTables
+    ) -> Float[Tensor, "grades channels 1"]:
+        """A parameter of the grades of the input."""
+        return (parameter if len(self.grades) == 4 else parameter.index_select(0, tables.present))[..., None]
+
+    def _square_norms(
+        self, x: Float[Tensor, "components channels tokens"]
+    ) -> list[Float[Tensor, "grades channels tokens"]]:
+        """Squared norms of grade 0, of grades 1 and 2, and of grade 3."""
+        vectors, last = (1 in self.grades) + (2 in self.grades), 3 in self.grades
+        scalar, squares, pseudoscalar = (x * x).split((1, 3 * vectors, int(last)))
+        return [scalar, squares.unflatten(0, (vectors, 3)).sum(1), pseudoscalar]
+
+    def _product(
+        self, x: Float[Tensor, "components channels tokens"], y: Float[Tensor, "components channels tokens"],
+        tables: ProductTables,
+    ) -> Float[Tensor, "more_components channels tokens"]:  # fmt: skip
+        if not is_traced(x) and x[0].numel() <= FEW_NUMBERS[x.device.type == "cpu"]:
+            return channelwise_product_of_components(self.paths, x, y, tables)
+        product = channelwise_product(self.paths, split_grades(x, self.grades), split_grades(y, self.grades))
+        return torch.cat([part for part in product if part.shape[1]])
 
     def extra_repr(self) -> str:
         return f"{self.channels}"
@@ -175,19 +162,16 @@ class MultivectorMLP(nn.Module):
         self.in_grades, self.out_grades, self.hidden = in_grades, out_grades, hidden
         full = Grades(*[hidden] * 4)
         self.embed = CliffordLinear(in_grades, full.only(in_grades.reachable(0)), bias)
-        self.blocks = nn.Sequential(*(CliffordBlock(hidden, bias) for _ in range(num_blocks)))
+        grades, blocks = [g for g, present in enumerate(in_grades.reachable(0)) if present], []
+        for _ in range(num_blocks):
+            blocks.append(CliffordBlock(hidden, grades, bias))
+            grades = grades_of_products(grades)
+        self.blocks, self.grades = nn.Sequential(*blocks), grades
         self.out = CliffordLinear(full, out_grades, bias)
-        self.tables = Tables(product_tables)
 
     def forward(self, parts: Parts) -> Parts:
-        tokens, device = parts[0].shape[2], parts[0].device
-        if not is_traced(parts[0]) and self.hidden * tokens <= FEW_NUMBERS[device.type == "cpu"]:
-            embedded, tables = self.embed(parts), self.tables(device, parts[0].dtype)
-            x = torch.cat([x if x.shape[1] else x.new_zeros(len(x), self.hidden, tokens) for x in embedded])
-            for block in self.blocks:
-                x = cast(CliffordBlock, block).of_components(x, tables)
-            return self.out(list(x.split(GRADE_SIZES)))
-        return self.out(self.blocks(self.embed(parts)))
+        embedded = [part for part in self.embed(parts) if part.shape[1]]
+        return self.out(split_grades(self.blocks(torch.cat(embedded)), self.grades))
 
     def tokens_per_block(self, device: torch.device) -> int:
         """Tokens of a chunk, whose intermediate results fit the cache of a CPU; backward computes chunks again."""
@@ -254,7 +238,7 @@ class CliffordMLP(nn.Module):
             return out.view(*x.shape[:-2], self.out_channels, COMPONENTS)
 
     def _of_block(self, x: Tensor) -> Tensor:
-        out = torch.cat(self.mlp(list(x.permute(2, 1, 0).split(GRADE_SIZES))))
+        out = torch.cat(self.mlp(list(x.permute(2, 1, 0).contiguous().split(GRADE_SIZES))))
         return out.permute(2, 1, 0).contiguous()
 
     def reset_parameters(self) -> None:

@@ -64,7 +64,7 @@ class TokenNetwork(StoresSettings):
             x, tokens = place_tokens(
                 x.to(reference.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
                 invariants=[slice(0, self.in_grades.scalars)],
-                needs_positions=self.reachable(self.in_grades) != self.out_grades,
+                needs_positions=pos is None and self.reachable(self.in_grades) != self.out_grades,
             )  # fmt: skip
             out = self(x, tokens._replace(edges=self._edges(edge_index, edge_attr, tokens)))
             return out if self.pool else tokens.restore(out)

@@ -70,7 +70,7 @@ def _couplings(
     tables = []
     for a, degree, b in paths:
         exact = coupling(rows_in[a].degree, degree, rows_out[b].degree).to(torch.float64) * math.sqrt(rows_out[b].size)
-        tables.append(exact.permute(1, 0, 2).reshape(2 * degree + 1, -1))
+        tables.append(exact.permute(1, 0, 2).reshape(2 * degree + 1, -1).contiguous())
     return tuple(tables)
 
 
@@ -108,12 +108,16 @@ class HarmonicProduct(nn.Module):
             nn.init.normal_(weight, std=into**-0.5)
 
     def forward(
-        self, features: Float[Tensor, "*#nodes heads channels"], harmonics: Float[Tensor, "*#nodes 1 components"],
-        degree: int,
+        self, features: Float[Tensor, "*#nodes heads channels"],
+        harmonics: Float[Tensor, "*#nodes 1 components"] | None, degree: int,
     ) -> Float[Tensor, "*nodes heads out"]:  # fmt: skip
-        """Products of features with harmonics of one degree."""
+        """Products of features with harmonics of one degree, or, without harmonics, of features (..., heads, 2 l + 1,
+        channels) that have been multiplied by each of them."""
         each, couplings = split_rows(features, self.rows_in), self.couplings(features.device, features.dtype)
-        shape = torch.broadcast_shapes(features.shape[:-1], harmonics.shape[:-1])
+        if harmonics is None:
+            shape, each = features.shape[:-2], [x.flatten(-3, -2) for x in each]
+        else:
+            shape = torch.broadcast_shapes(features.shape[:-1], harmonics.shape[:-1])
         out = []
         for b, irrep in enumerate(self.rows_out):
             paths = [(n, path[0]) for n, path in enumerate(self.paths) if path[1:] == (degree, b)]
@@ -124,12 +128,15 @@ class HarmonicProduct(nn.Module):
 
 
 def _product(
-    x: Float[Tensor, "*#nodes heads components_in channels"], harmonics: Float[Tensor, "*#nodes 1 components"],
+    x: Float[Tensor, "*#nodes heads components_in channels"], harmonics: Float[Tensor, "*#nodes 1 components"] | None,
     coupling: Float[Tensor, "components pairs"], wide: int, weight: Float[Tensor, "heads channels channels_out"],
 ) -> Float[Tensor, "*nodes heads wide channels_out"]:  # fmt: skip
     """Features times harmonics, with channels mixed by a weight, to ``wide`` components."""
     size = x.shape[-2]
-    matrix = (harmonics[..., None] * coupling).sum(-2).unflatten(-1, (size, wide)).mT
+    if harmonics is None:
+        matrix = coupling.view(size, wide).mT
+    else:
+        matrix = (harmonics[..., None] * coupling).sum(-2).unflatten(-1, (size, wide)).mT
     if size < wide:  # mix channels where there are fewer components
         return _apply(matrix, _mix(x, weight))
     return _mix(_apply(matrix, x), weight)
@@ -147,7 +154,10 @@ def _apply(
 
 
 def _mix(
-    x: Float[Tensor, "*nodes heads components channels"], weight: Float[Tensor, "heads channels out"]
+    x: Float[Tensor, "*#nodes heads components channels"], weight: Float[Tensor, "heads channels out"]
 ) -> Float[Tensor, "*nodes heads components out"]:
     """Channels mixed by a matrix for each head."""
-    return x @ weight[0] if weight.shape[0] == 1 else torch.einsum("...hac,hcd->...had", x, weight)
+    if weight.shape[0] == 1:
+        return x @ weight[0]
+    by_head = x.movedim(-3, 0)
+    return torch.bmm(by_head.flatten(1, -2), weight).unflatten(1, by_head.shape[1:-1]).movedim(0, -3)

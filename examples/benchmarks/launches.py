@@ -1,0 +1,163 @@
+"""Launches and memory of layers on a GPU, counted without one: the table of docs/performance.md.
+
+python examples/benchmarks/launches.py [LAYER ...] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from tg_equiattn import nn as layers
+from tg_equiattn.grids import PixelGrid
+from tg_equiattn.groups import cyclic
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / "examples" / "results" / "benchmarks" / "launches.md"
+SIZES = ("small", "large")
+IMAGES = {"small": (2, 16), "large": (32, 64)}  # images, and pixels to a side
+GRAPHS = {"small": (2, 32), "large": (128, 256)}  # graphs, and nodes of each
+DEGREE = 8
+
+
+class Layer(NamedTuple):
+    """A module, and its inputs for so many images or graphs of a size."""
+
+    make: Callable[[], nn.Module]
+    inputs: Callable[[int, int], dict[str, Any]]
+    sizes: dict[str, tuple[int, int]] = GRAPHS
+
+    def given(self, size: str) -> dict[str, Any]:
+        return self.inputs(*self.sizes[size])
+
+
+def on_images(make: Callable[[], nn.Module], *shape: int) -> Layer:
+    return Layer(make, lambda images, side: {"x": torch.empty(images, *shape, side, side)}, IMAGES)
+
+
+def group(kind: str, **options: Any) -> Layer:
+    """32 channels of 8 rotations, 8 heads of 4 (lifting from 3 channels), windows of 5 x 5."""
+    shape = (3,) if kind == "LiftingAttention" else (32, 8)
+    options = {"head_channels": 4, "heads": 8, "kernel_size": 5, **options}
+    return on_images(lambda: getattr(layers, kind)(cyclic(8), shape[0], 32, **options), *shape)
+
+
+def on_clouds(kind: str, **options: Any) -> Layer:
+    """Flat batches of clouds, of 32 scalars and 16 vectors."""
+
+    def inputs(graphs: int, nodes: int) -> dict[str, Any]:
+        n = graphs * nodes
+        features = {"scalars": torch.empty(n, 32), "vectors": torch.empty(n, 16, 3), "pos": torch.empty(n, 3)}
+        batch = torch.arange(graphs).repeat_interleave(nodes)
+        return features | {"batch": batch, "batch_size": graphs, "max_num_nodes": nodes}
+
+    return Layer(lambda: getattr(layers, kind)(32, 16, **options), inputs)
+
+
+def performer_conv() -> nn.Module:
+    from tg_equiattn.integrations.pyg import RelativePerformerConv
+
+    return RelativePerformerConv(64, 64, 8, num_random_features=64, cutoff=3, method="features")
+
+
+def graphs_of_pyg(graphs: int, nodes: int) -> dict[str, Any]:
+    """64 channels and 8 neighbors."""
+    n = graphs * nodes
+    first = torch.arange(n).repeat_interleave(DEGREE)
+    step = torch.arange(1, DEGREE + 1).repeat(n)
+    edges = torch.stack([first // nodes * nodes + (first + step) % nodes, first])
+    return {"x": torch.empty(n, 64), "edge_index": edges, "edge_offset": torch.zeros(n * DEGREE, 2),
+            "batch": torch.arange(graphs).repeat_interleave(nodes), "batch_size": graphs}  # fmt: skip
+
+
+class Pixels(nn.Module):
+    """A Performer layer on a grid."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.layer = layers.PerformerAttention(
+            64, 64, 8, num_random_features=64, method="features", cutoff=4, **options
+        )
+        self.grids = {side: PixelGrid((side, side), 4) for _, side in IMAGES.values()}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, grid=self.grids[math.isqrt(x.shape[1])])
+
+
+def on_pixels(**options: Any) -> Layer:
+    return Layer(lambda: Pixels(**options), lambda images, side: {"x": torch.empty(images, side**2, 64)}, IMAGES)
+
+
+LAYERS: dict[str, Layer] = {
+    "GroupLinear": on_images(lambda: layers.GroupLinear(cyclic(8), 32, 32), 32, 8),
+    "RegularLayerNorm": on_images(lambda: layers.RegularLayerNorm(32), 32, 8),
+    "RegularGlobalNorm": on_images(lambda: layers.RegularGlobalNorm(32), 32, 8),
+    "GlobalPooling": on_images(layers.GlobalPooling, 32, 8),
+    "GroupAttention": group("GroupAttention"),
+    "GroupAttention, relative": group("GroupAttention", relation="relative"),
+    "GroupAttention, ge_vit": group("GroupAttention", relation="ge_vit"),
+    "LiftingAttention": group("LiftingAttention"),
+    "GlobalGroupAttention": group("GlobalGroupAttention", relation="relative", padding_mode="circular"),
+    "PerformerAttention, plain": on_pixels(position=None),
+    "PerformerAttention, window": on_pixels(),
+    "RelativePerformerConv": Layer(performer_conv, graphs_of_pyg),
+    "CliffordMLP": Layer(
+        lambda: layers.CliffordMLP(16, 16, num_blocks=2),
+        lambda graphs, nodes: {"x": torch.empty(graphs * nodes, 16, 8)},
+    ),
+    "SE3HyenaOperator": on_clouds("SE3HyenaOperator"),
+    "VectorSelfAttention": on_clouds("VectorSelfAttention"),
+    "EwaldAttention": on_clouds("EwaldAttention", width=1.0, heads=2),
+}
+
+
+def measured(name: str, size: str) -> list[tuple[Any, Any]]:
+    """Eager and compiled counts of one layer at one size, of a forward pass and of a training step."""
+    from compiling import compiled  # which needs this very release of torch
+    from counting import count, total
+
+    layer = LAYERS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager = count(layer.make(), layer.given(size))
+        graphs = compiled(layer.make(), layer.given(size))
+    fused = [total(graph.launches() for graph in some) for some in graphs]
+    return [(counts.cell(), cell) for counts, cell in zip(eager, fused, strict=True)]
+
+
+def row(name: str, found: dict[str, list[tuple[Any, Any]]]) -> str:
+    """A row of the table: launches at both sizes, and the peak of memory at the large one."""
+    cells = []
+    for way in range(2):
+        for size in SIZES:
+            eager, fused = found[size][way]
+            cells.append(f"{eager.launches:,} / {fused.launches:,}")
+    return f"| {name} | {' | '.join(cells)} | {found['large'][1][0].peak / 2**30:.2f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("layers", nargs="*", default=list(LAYERS), metavar="LAYER")
+    parser.add_argument("--write", action="store_true", help="to examples/results, which make report reads")
+    args = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+    titles = ["layer", *(f"{way}, {size}" for way in ("forward", "training") for size in SIZES)]
+    titles.append("peak, GiB")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for name in args.layers:
+        lines.append(row(name, {size: measured(name, size) for size in SIZES}))
+        print(lines[-1], flush=True)
+    if args.write:
+        TABLE.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
