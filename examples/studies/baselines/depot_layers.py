@@ -83,9 +83,13 @@ class NodePredictor(nn.Module):
         return 2 * pos / self.side
 
 
-def relative_layer(channels: int, heads: int, edge_dim: int, far: bool = True, **attention: Any) -> RelativeGPSBlock:
-    """``RelativeGPSBlock``; with ``far=False`` its attention is among near pairs alone."""
-    block = RelativeGPSBlock(channels, messages(channels, heads, edge_dim), heads, attn_kwargs=attention)
+def relative_layer(
+    channels: int, heads: int, edge_dim: int, far: bool = True, *, norm: dict[str, Any] | None = None, **attention: Any
+) -> RelativeGPSBlock:
+    """``RelativeGPSBlock``; with ``far=False`` its attention is among near pairs alone. ``norm`` has its arguments of
+    normalisation."""
+    conv = messages(channels, heads, edge_dim)
+    block = RelativeGPSBlock(channels, conv, heads, attn_kwargs=attention, **(norm or {}))
     if not far:
         without_far_part(block.attention)
     return block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tg_equiattn.integrations.pyg import RelativePerformerConv
@@ -79,9 +79,9 @@ def without_far_part(layer: RelativePerformerConv) -> None:
 class AttentionLayer(GPSConv):
     """``GPSConv`` with an attention of its own."""
 
-    def __init__(self, channels: int, heads: int, conv: MessagePassing, attention: Attention) -> None:
+    def __init__(self, channels: int, heads: int, conv: MessagePassing, attention: Attention, **norm: Any) -> None:
         width = {"head_channels": channels // heads} if attention == "performer" else {}
-        super().__init__(channels, conv, heads, attn_type=attention, attn_kwargs=width)
+        super().__init__(channels, conv, heads, attn_type=attention, attn_kwargs=width, **norm)
 
     def forward(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
         return super().forward(x, data.edge_index, data.batch, edge_attr=edge_attr)
