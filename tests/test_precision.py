@@ -69,8 +69,8 @@ def test_autocast_and_flags(built, device):
 
 @pytest.mark.parametrize("name", ["C4", "D4"])
 def test_group_attention_under_tf32(name, randomise, device):
-    """Equivariant up to the last projection, whose operands are sums in an order of the element's own."""
-    layer = randomise(GroupAttention(GROUPS[name], 3, 7, heads=2, kernel_size=3)).to(device)
+    """Heads with content are, up to the last projection, whose operands are sums in an order of the element's own."""
+    layer = randomise(GroupAttention(GROUPS[name], 3, 7, heads=2, kernel_size=3, content_heads=2)).to(device)
     layer.out.forward = lambda x: x
     with tf32():
         x = torch.randn(2, 3, len(GROUPS[name]), 5, 6, device=device)
@@ -105,7 +105,8 @@ KERNELS = {"lifting": 3, "group": 3, "ge_vit": 3, "global": None}
 @pytest.mark.parametrize(("name", "kind"), [*(("D4", kind) for kind in KERNELS), ("C4", "group")])
 def test_attention_on_lattice_elements_stays_equivariant(name, kind, randomise):
     """Up to the last projection, whose operands are sums that depend on the order of neighbors in their last bit: two
-    that rounding tells apart are 2^-11 apart in it. So are weights over all pixels, which meet values in products."""
+    that rounding tells apart are 2^-11 apart in it. So are weights over all pixels and those of heads without content,
+    which meet values in products."""
     group, options = GROUPS[name], {"heads": 2, "kernel_size": KERNELS[kind]}
     if kind in ("ge_vit", "global"):
         options["relation"] = "ge_vit"
@@ -115,6 +116,7 @@ def test_attention_on_lattice_elements_stays_equivariant(name, kind, randomise):
     with Tf32():
         assert relative(layer(x), plain) > 1e-5  # it is rounded,
         assert equivariance_error(layer, group, x) <= 2**-10
+        layer = randomise(type(layer)(group, 3, 7, content_heads=2, **options))
         layer.out.forward = lambda x: x
         most = 2**-10 if kind == "global" else 1e-5
         assert equivariance_error(layer, group, x) <= most  # and equally from every side
