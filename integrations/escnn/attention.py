@@ -72,8 +72,8 @@ class R2LiftingAttention(_Layer):
         out_type (FieldType): Type of the output: regular fields of the same gspace.
         heads (int): Number of attention heads. With locality every head starts at its own offset: nine
             heads fill a 3 x 3 window, 27 a cube.
-        head_channels (int): Channels of queries, keys and values in each head. ``None`` means half of the fields of
-            ``out_type``, as published.
+        head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
+            ``out_type`` divided by ``heads``, rounded up, and at least one for each part of the axial encoding.
         kernel_size (int): Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size.
             A window may be larger than the image; pixels outside are masked.
         window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
@@ -87,6 +87,9 @@ class R2LiftingAttention(_Layer):
         locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
             offset and prefers pixels near it. ``"auto"`` means 4, and 1 for
             groups with elements that do not map the pixel grid to itself. ``None`` means no locality.
+        content_heads (int): Number of heads with queries and keys. The other heads weight pixels by position alone,
+            which makes them a convolution. ``None`` means an eighth of the heads, rounded up, and all of them without
+            locality or over all pixels.
         context_type (FieldType): Type of the ``context`` of cross attention: fields of the same kind and gspace as
             ``in_type``, which every call then needs. ``None`` is self-attention; a call may still pass a context of
             ``in_type``.
@@ -113,13 +116,13 @@ class R2LiftingAttention(_Layer):
     def __init__(
         self, in_type: FieldType, out_type: FieldType, *, heads: int = 8, head_channels: int | None = None,
         kernel_size: int | None = 5, window_shape: str | None = None, padding_mode: str = "mask",
-        encoding: str | None = "axial", locality: float | str | None = "auto", context_type: FieldType | None = None,
-        dropout: float = 0.0,
+        encoding: str | None = "axial", locality: float | str | None = "auto", content_heads: int | None = None,
+        context_type: FieldType | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
             LiftingAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
             kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, encoding=encoding,
-            locality=locality, dropout=dropout,
+            locality=locality, content_heads=content_heads, dropout=dropout,
         )  # fmt: skip
 
 
@@ -143,8 +146,8 @@ class R2GroupAttention(_Layer):
         out_type (FieldType): Type of the output: regular fields of the same gspace.
         heads (int): Number of attention heads. With locality every head starts at its own offset: nine
             heads fill a 3 x 3 window, 27 a cube.
-        head_channels (int): Channels of queries, keys and values in each head. ``None`` means half of the fields of
-            ``out_type``, as published.
+        head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
+            ``out_type`` divided by ``heads``, rounded up, and at least one for each part of the axial encoding.
         kernel_size (int): Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size.
             A window may be larger than the image; pixels outside are masked.
         window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
@@ -220,8 +223,8 @@ class R2GlobalAttention(_Layer):
         in_type (FieldType): Type of the input: regular fields.
         out_type (FieldType): Type of the output: regular fields of the same gspace.
         heads (int): Number of attention heads.
-        head_channels (int): Channels of queries, keys and values in each head. ``None`` means half of the fields of
-            ``out_type``.
+        head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
+            ``out_type`` divided by ``heads``, rounded up, and at least one for each part of the axial encoding.
         kernel_size (int): Odd side of the window in pixels, within which weights are exact.
         window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
             has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not

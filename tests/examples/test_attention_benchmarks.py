@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from defaults import CASES, measure, tiny
 from frames import peak
 from linear_attention import (
     CHANNELS,
@@ -48,3 +49,10 @@ def test_frames_hold_at_most_four_tensors_of_scores(content):
     x = torch.randn(2, 8, 8, 32, 32)
     places = layer.window.count()
     assert peak(lambda: layer(x).square().sum().backward()) < 4 * 4 * (2 * 4 * places * 8 * 32 * 32)
+
+
+def test_a_row_of_the_table_at_the_defaults():
+    _, make = CASES["R2LiftingAttention, C4"]
+    cells = measure(make, "tiny", 1, False)
+    assert len(cells) == 6
+    assert all(float(cell) > 0 for cell in (*cells, *tiny(make, 1)))

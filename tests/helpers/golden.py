@@ -24,7 +24,11 @@ def _group():
 
 
 def _frames():
-    return nn.GroupAttention(cyclic(4), 3, 2, heads=4, kernel_size=3), (torch.randn(1, 3, 4, 5, 6),), {}
+    return (
+        nn.GroupAttention(cyclic(4), 3, 2, heads=4, head_channels=3, kernel_size=3),
+        (torch.randn(1, 3, 4, 5, 6),),
+        {},
+    )
 
 
 def _performer():

@@ -118,8 +118,8 @@ def oracle(layer, x, relation, context=None, there=None):
     if count < v.shape[1]:
         window = layer.window.offsets(spatial).double()
         by_place = separable_by_definition(
-            v[:, count:], layer.group.matrices, inside=inside, bias=lambda x: places(x)[count:], offsets=window,
-            there=there, circular=layer.window.circular,
+            v[:, count:].expand(-1, -1, -1, len(matrices), *spatial), layer.group.matrices, inside=inside,
+            bias=lambda x: places(x)[count:], offsets=window, there=there, circular=layer.window.circular,
         )  # fmt: skip
         out = torch.cat([out, by_place], 1)
     out = layer.out(out.flatten(1, 2))

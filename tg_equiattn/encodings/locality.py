@@ -102,10 +102,10 @@ class Locality(nn.Module):
         with full_precision(offsets.device):
             dtype = torch.promote_types(self.locality_strength.dtype, torch.float32)  # float16 overflows
             locality_strength, centre = self.locality_strength.to(dtype), self.centre.to(dtype)
-            # |alpha| is never negative; unlike abs, this form has a gradient at zero, so that alpha can leave zero
-            locality_strength = torch.where(locality_strength >= 0, locality_strength, -locality_strength)
+            # -|alpha| is never positive; unlike abs, this form has a gradient at zero, so that alpha can leave zero
+            factor = torch.where(locality_strength < 0, locality_strength, -locality_strength)
             distance = (offsets.to(dtype) - centre[:, None, None]).square().sum(-1)
-            return -locality_strength[:, None, None] * distance, self.preference
+            return factor[:, None, None] * distance, self.preference
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, locality_strength={self.start}, elements={self.elements}"

@@ -7,7 +7,7 @@ from attention_operands import table_operands
 from tg_equiattn.functional.group.definition import windowed_attention_definition
 from tg_equiattn.functional.group.flat_operands import FlatOperands
 from tg_equiattn.functional.group.operator import windowed_attention
-from tg_equiattn.functional.group.three_factors import has_three_factors, three_factors
+from tg_equiattn.functional.group.three_factors import has_three_factors, three_factor_weights
 from tg_equiattn.grids import Window
 
 
@@ -35,8 +35,8 @@ def test_equal_to_the_definition(relation, scale, dtype, tolerance):
         torch.testing.assert_close(a.double(), b, rtol=0, atol=tolerance * size * max(1.0, scale / 30))
 
 
-def smallest_sum(scale):
-    """The smallest sum of products of the three factors over the keys of a query."""
+def weights(scale):
+    """Weights of three factors for queries times ``scale``."""
     torch.manual_seed(3)
     tensors, index = table_operands("ge_vit", Window(2, 3), (5, 4))
     tensors[0] = tensors[0] * scale
@@ -45,15 +45,15 @@ def smallest_sum(scale):
     one = x.flat(torch.cat([query, torch.ones_like(query[:, :, :1])], 2).transpose(2, 3)).transpose(2, 3)
     of_t = x.elements.of_query(one, 1)
     keys, tables = x.elements.of_keys(x.padded(key)), (x.offset_table, x.element_table)
-    flat = of_t.transpose(2, 3).flatten(4)
-    product, argument, _ = three_factors(x, 1, of_t[:, :, :-1], flat, keys, *tables, None)
-    return float((product.sum(4, keepdim=True) * argument).sum(3).amin())
+    return three_factor_weights(x, 1, of_t[:, :, :-1], of_t.transpose(2, 3).flatten(4), keys, *tables, None)
 
 
 def test_the_fall_back_is_needed():
-    """Negative control: at scores of thousands the sum of products is not a number to divide by."""
-    assert smallest_sum(1.0) > 1e-10
-    assert smallest_sum(1000.0) < 1e-190
+    """Negative control: at scores of thousands the sum of products is too small to divide by."""
+    weight, share, _ = weights(1.0)
+    total = (weight * share).sum((3, 4))
+    torch.testing.assert_close(total, torch.ones_like(total))
+    assert weights(1000.0) is None
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_operands import frame_attention
-from group_layers import attention, image
+from group_layers import attention, image, lifting
 from small_groups import GROUPS
 from torch import nn
 
 from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic, dihedral
-from tg_equiattn.nn import GroupAttention, GroupLinear
+from tg_equiattn.nn import GroupAttention, GroupLinear, LiftingAttention
 from tg_equiattn.tables import Tables
 from tg_equiattn.testing import equivariance_error
 
@@ -69,18 +69,20 @@ def test_group_linear_starts_by_its_fan_in():
     assert abs(float(layer.weight.detach().std()) / (2 / (16 * 8)) ** 0.5 - 1) < 0.05
 
 
-def test_which_heads_look_by_content(randomise):
+@pytest.mark.parametrize("make", [attention, lifting])
+def test_which_heads_look_by_content(make, randomise):
     """As many as asked for, from the start: their maps change with the input, those of the others do not."""
     group, pixel = GROUPS["C4"], (2, 2)
     for heads, given, count in ((9, None, 2), (8, None, 1), (2, None, 1), (9, 4, 4), (3, 0, 0)):
-        layer = attention(group, heads=heads, content_heads=given).double()
+        layer = make(group, heads=heads, content_heads=given).double()
         assert layer.content_heads == count
-        one, other = (layer.attention_map(image(group, (5, 6), True, batch=1), pixel)[0] for _ in range(2))
+        images = (image(group, (5, 6), make is attention, batch=1) for _ in range(2))
+        one, other = (layer.attention_map(x, pixel)[0] for x in images)
         changed = (one - other).abs().flatten(1).amax(1)
         assert (changed[:count] > 1e-3).all()
         assert (changed[count:] == 0).all()
-    assert attention(group, kernel_size=None, heads=9).content_heads == 9
-    assert attention(group, locality=None, heads=9).content_heads == 9
+    assert make(group, kernel_size=None, heads=9).content_heads == 9
+    assert make(group, locality=None, heads=9).content_heads == 9
 
 
 def test_all_pixels_are_compared_with_turned_ones():
@@ -128,3 +130,33 @@ def test_extreme_scores(kernel_size, device):
     expected = frame_attention(*exact, window=window, backend="plain")
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-2)
     assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(out.sum(), single))
+
+
+@pytest.mark.parametrize(
+    ("channels", "heads", "relation", "width"),
+    [
+        (16, 8, "frame", 2),
+        (20, 8, "frame", 3),
+        (4, 8, "frame", 2),
+        (4, 8, "relative", 3),
+        (64, 8, "relative", 8),
+    ],
+)
+def test_heads_together_are_as_wide_as_the_output(channels, heads, relation, width):
+    """By default; a head has at least one channel for each part of the axial encoding."""
+    layer = GroupAttention(cyclic(4), 5, channels, heads=heads, relation=relation)
+    assert layer.head_channels == width
+
+
+def test_lifting_keeps_less_than_its_scores_for_backward():
+    """At the defaults, what autograd keeps is smaller than the scores of a single head."""
+    layer, x = LiftingAttention(cyclic(8), 3, 16), torch.randn(2, 3, 24, 24, requires_grad=True)
+    sizes: dict[int, int] = {}
+
+    def pack(tensor):
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(x)
+    assert sum(sizes.values()) < 4 * 2 * 8 * layer.window.count() * 24 * 24

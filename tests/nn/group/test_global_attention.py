@@ -61,9 +61,9 @@ def test_draws():
         GROUPS["C4"], 3, 2, channels=(4, 4), heads=1, kernel_size=3, attn_type="global",
         attn_kwargs={"num_random_features": 7},
     )  # fmt: skip
-    before = [m.directions(x.device, x.dtype) for m in model.modules() if isinstance(m, RandomFeatures)]
+    before = [m.directions(x.device, x.dtype).clone() for m in model.modules() if isinstance(m, RandomFeatures)]
     model.redraw_features()
     after = [m.directions(x.device, x.dtype) for m in model.modules() if isinstance(m, RandomFeatures)]
-    assert [p.shape for p in after] == [(7, 3)] * 2
+    assert [p.shape for p in after] == [(7, 4)] * 2
     assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     GroupTransformer(GROUPS["C4"], 3, 2, channels=(4,), heads=1, kernel_size=3).redraw_features()  # there are none

@@ -15,7 +15,7 @@ OPTIONS = [{}, {"kernel_size": 5, "window_shape": "disk"}, {"padding_mode": "cir
 
 
 def heads_of(layer, x, mask=None, context=None):
-    query, key, value = layer._operands(x, mask, context, mask)
+    query, key, value = layer._operands(*layer._features(x, mask, context, mask))
     index = None if layer.index is None else layer.index(x.device)
     return zero_where_masked(layer._weigh(query, key, value, index, mask, 0.0), mask), value
 
@@ -29,7 +29,7 @@ def test_weights_sum_to_one_and_give_the_output(name, options, masked, randomise
     group = GROUPS["D2"]
     if "frame" in name and options.get("encoding") == "full":
         options = {"encoding": "joint"}  # there is no element to encode
-    if name == "frame":
+    if name in ("frame", "lifting"):
         options = options | {"content_heads": 2}
     layer, x = randomise(LAYERS[name](group, **options)).double(), image(group, (5, 6), name != "lifting")
     mask = torch.rand(2, 5, 6) < 0.7 if masked else None

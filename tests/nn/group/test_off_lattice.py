@@ -17,7 +17,9 @@ def error(kind, kernel_size, layers=4, scale=None, **options):
     channels, regular = (3, []) if kind is LiftingAttention else (4, [8])
     side, errors = 2 * kernel_size + 1, []
     for _ in range(layers):
-        layer = small_layer(kind, C8, channels, 6, heads=3, kernel_size=kernel_size, **options).double()
+        layer = small_layer(
+            kind, C8, channels, 6, heads=3, head_channels=3, kernel_size=kernel_size, **options
+        ).double()
         layer = layer if scale is None else scaled(layer, scale)
         errors += off_lattice_errors(layer, C8, (8, channels, *regular, side, side), elements=[1]).values()
     return sum(errors) / len(errors)

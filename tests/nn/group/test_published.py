@@ -43,7 +43,9 @@ def test_layers(name, lifts, window, randomise):
     group, matrices = GROUPS[name]
     options = {} if lifts else {"relation": "ge_vit"}
     kind = LiftingAttention if lifts else GroupAttention
-    ours = with_epsilon(randomise(kind(group, 5, 8, heads=3, kernel_size=window, **options, **SETTINGS))).double()
+    ours = with_epsilon(
+        randomise(kind(group, 5, 8, heads=3, head_channels=4, kernel_size=window, **options, **SETTINGS))
+    ).double()
     theirs = PublishedAttention(matrices, 5, 8, 3, window, lifts=lifts).double()
     copy_attention(ours, theirs)
     x = torch.randn(2, 5, 1 if lifts else len(group), 4, 5, dtype=torch.float64)
@@ -132,7 +134,7 @@ def test_whole_models(preset, name, window, sizes, randomise):
         {"norm": "layer"},
         {"relation": "lifted"},
         {"attn_kwargs": SETTINGS | {"window_shape": "disk"}},
-        {"attn_kwargs": SETTINGS | {"locality": 4.0}},
+        {"attn_kwargs": SETTINGS | {"locality": 4.0, "content_heads": 2}},
     ],
     ids=str,
 )

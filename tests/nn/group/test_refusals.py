@@ -68,7 +68,7 @@ REFUSED = [
     (r"dropout must be in \[0, 1\), got 'a'", made(dropout="a")),
     ("content_heads must be an integer from 0 to heads=2, got 3", made(content_heads=3)),
     ("content_heads=1 needs locality: heads without content", made(content_heads=1, locality=None)),
-    ("content_heads must be None unless relation is 'frame', got 1", made(content_heads=1, relation="ge_vit")),
+    ("content_heads must be None or heads=2 unless relation is 'frame'", made(content_heads=1, relation="ge_vit")),
     ("locality must be .*a finite number of at least 0, got '4'", made(locality="4")),
     ("padding_mode must be 'mask' where kernel_size is None", made(padding_mode="circular", kernel_size=None)),
     (r"padding_mode must be one of \('mask', 'circular'\), got 'zeros'", lambda: lifting(C4, padding_mode="zeros")),

@@ -16,7 +16,7 @@ from .dense import dense_attention, dense_attention_definition
 from .fusable import windowed_attention_fusable
 from .hashed_dropout import draw_seed
 from .masks import zero_where_masked
-from .operands import check_frame_attention, check_group_attention
+from .operands import check_attention
 from .operator import windowed_attention
 
 if TYPE_CHECKING:
@@ -96,26 +96,26 @@ def group_attention(
     Source: GSA-Nets Eq. 14-16 (arXiv:2010.00977), GE-ViT Eq. 14-17 (arXiv:2306.06722). The published code divides
     scores by the square root of the layer's input width; we divide by that of the head width.
     """
-    check_group_attention(
+    return _checked_attention(
         query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask,
         key_mask,
     )  # fmt: skip
-    query, key, value, key_mask = _without_masked(query, key, value, mask, key_mask)
-    out, _ = group_attention_impl(
-        query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, key_mask
-    )
-    return zero_where_masked(out, mask)
 
 
-def _without_masked(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, key_mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Set masked pixels of the features to zero, and return them with the mask of the keys. By default that is ``mask``
-    if queries and keys have images of the same size."""
+def _checked_attention(
+    query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask, key_mask
+) -> Tensor:
+    """Check the operands, set masked pixels to zero, and attend. By default ``key_mask`` is ``mask`` if queries and
+    keys have images of the same size."""
+    encodings = offset_encoding, element_encoding
+    biases = space_bias, group_bias
+    check_attention(query, key, value, *encodings, index, window, *biases, dropout, mask, key_mask)
     if key_mask is None and key.shape[4:] == query.shape[4:]:
         key_mask = mask
+    query = zero_where_masked(query, mask)
     key, value = (zero_where_masked(x, key_mask) for x in (key, value))
-    return zero_where_masked(query, mask), key, value, key_mask
+    out, _ = group_attention_impl(query, key, value, *encodings, index, window, *biases, dropout, key_mask)
+    return zero_where_masked(out, mask)
 
 
 _FORMS: dict[str, Callable] = {
@@ -322,9 +322,6 @@ def frame_attention(
     Source: GE-ViT Eq. 16 (arXiv:2306.06722) with t = s = h, so that the softmax runs over pixels only. Platonic
     Transformers (arXiv:2510.03511) use frames of group elements in three dimensions.
     """
-    check_frame_attention(query, key, value, offset_encoding, window, space_bias, dropout, mask, key_mask)
-    query, key, value, key_mask = _without_masked(query, key, value, mask, key_mask)
-    out, _ = group_attention_impl(
-        query, key, value, offset_encoding, None, None, window, space_bias, None, dropout, key_mask
+    return _checked_attention(
+        query, key, value, offset_encoding, None, None, window, space_bias, None, dropout, mask, key_mask
     )
-    return zero_where_masked(out, mask)

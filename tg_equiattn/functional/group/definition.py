@@ -107,14 +107,17 @@ class Operands:
         start, count = run
         return x.narrow(x.ndim - len(self.spatial), start, count + (2 * self.shifts.radius if padded else 0))
 
+    def valid(self, images: slice) -> Float[Tensor, "#b *spatial"] | None:
+        """One at valid keys and zero at others; None if all windows have valid keys only."""
+        if self.mask is None:
+            return None if self.circular else self.query.new_ones(1, *self.spatial)
+        return (self.mask if len(self.mask) == 1 else self.mask[images]).to(self.query.dtype)
+
     def penalty(self, images: slice) -> Float[Tensor, "#b 1 1 1 D *spatial"] | None:
         """Scores to add for keys that are masked or outside of the image."""
-        if self.mask is None:
-            if self.circular:
-                return None
-            mask = self.query.new_ones(1, *self.spatial)
-        else:
-            mask = (self.mask if len(self.mask) == 1 else self.mask[images]).to(self.query.dtype)
+        mask = self.valid(images)
+        if mask is None:
+            return None
         inside = torch.stack(self.shifts.views(self.shifts.pad(mask, self.circular)), 1)
         return ((1 - inside) * MASKED_SCORE)[:, None, None, None]
 

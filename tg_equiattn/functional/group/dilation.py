@@ -44,13 +44,11 @@ def from_phases(x: Tensor, step: int, batch: int, spatial: tuple[int, ...]) -> T
         x = x.movedim(number + 1, axis).flatten(axis - 1, axis)
     for axis, side in enumerate(spatial, start=x.ndim - dim):
         # with symbolic sizes torch would have to guard on whether a view is contiguous
-        x = x.index_select(axis, torch.arange(side, device=x.device)) if _for_all_sizes() else x.narrow(axis, 0, side)
+        if torch.compiler.is_compiling():
+            x = x.index_select(axis, torch.arange(side, device=x.device))
+        else:
+            x = x.narrow(axis, 0, side)
     return x
-
-
-def _for_all_sizes() -> bool:
-    """True while one program is made for images of all sizes (torch.compile or export)."""
-    return torch.compiler.is_compiling()
 
 
 def dilation_attention_impl(
@@ -101,8 +99,8 @@ def dilation_attention_impl(
         outs.append(from_phases(out, step, batch, spatial))
         lses.append(from_phases(lse, step, batch, spatial))
     with full_precision(query.device):
-        merged = [_merged(outs, lses) for outs, lses in found]
-    return zero_where_masked(torch.cat(merged, 3), mask)
+        merged = [merge_attentions(torch.stack(outs), torch.stack(lses).unsqueeze(3))[0] for outs, lses in found]
+    return zero_where_masked(torch.cat(merged, 3).to(value.dtype), mask)
 
 
 def _valid_phases(
@@ -110,17 +108,7 @@ def _valid_phases(
 ) -> Tensor | None:
     """The mask of :func:`phases`, or None if all their pixels are valid."""
     if mask is None:
-        if step == 1 or (not _for_all_sizes() and all(side % step == 0 for side in spatial)):
+        if step == 1 or (not torch.compiler.is_compiling() and all(side % step == 0 for side in spatial)):
             return None
         mask = torch.ones((1, *spatial), dtype=torch.bool, device=device)
     return phases(mask.expand(batch, *spatial).to(torch.uint8), step, len(spatial)).bool()
-
-
-def _merged(
-    outs: list[Float[Tensor, "B heads C M *spatial"]], lses: list[Float[Tensor, "B heads M *spatial"]]
-) -> Float[Tensor, "B heads C M *spatial"]:
-    """Merge the attention to each key scale: outputs, weighted by their log-sum-exps."""
-    if len(outs) == 1:
-        return outs[0]
-    dtype = outs[0].dtype
-    return merge_attentions(torch.stack(outs), torch.stack(lses).unsqueeze(3))[0].to(dtype)

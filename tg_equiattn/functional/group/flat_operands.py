@@ -17,10 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .definition import Operands, runs
+from .masks import MASKED_SCORE
 from .shifts import Block
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+
+# Number of weights up to which calls of operations take more time than the operations.
+_FEW = 1 << 14
 
 
 class FlatOperands(Operands):
@@ -35,7 +40,10 @@ class FlatOperands(Operands):
         one row of one head."""
         outputs = self.elements.outputs
         few = outputs * self.budget // self.scores_of_row if self.budget else outputs
-        for start, count in runs(outputs, max(1, min(few, outputs))):
+        if few >= outputs:
+            yield self, slice(None)
+            return
+        for start, count in runs(outputs, max(1, few)):
             some, x = slice(start, start + count), copy.copy(self)
             x.elements, x.offset_table = self.elements.of_outputs(some), self.offset_table[:, some]
             x.column = self.column[some] if self.dropout else None
@@ -75,6 +83,14 @@ class FlatOperands(Operands):
         """The adjoint of :meth:`padded`."""
         whole = x.narrow(-1, 0, x.shape[-1] - 2 * self.shifts.radius)
         return self.shifts.unpad(whole.unflatten(-1, (-1, self.width)), self.circular)
+
+    def penalty(self, images: slice) -> Float[Tensor, "#b 1 1 1 D *flat"] | None:
+        mask = self.valid(images)
+        if mask is None:
+            return None
+        outside = (1 - self.padded(mask)) * MASKED_SCORE
+        blocks = [self.shifted(outside, block).flatten(1, self.shifts.dim) for block in self.shifts.blocks]
+        return (blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1))[:, None, None, None]
 
     def rows(self, x: Tensor, run: tuple[int, int], padded: bool = False) -> Tensor:
         """Select a run of rows of flat images. If they are ``padded``, select all rows that windows of the run
@@ -159,7 +175,7 @@ class FlatOperands(Operands):
     ) -> Float[Tensor, "b e C #H *rows"]:
         """Sums over key elements and offsets of weights times ``seen``."""
         shape = *weight.shape[:2], seen.shape[2], weight.shape[2], *weight.shape[5:]
-        if weight.shape[3] == 1:
+        if weight.shape[3] == 1 and weight.numel() > _FEW:
             out = weight.new_zeros(shape)
             for one, view in zip(weight.squeeze(3).unsqueeze(2).unbind(4), self.views(seen.squeeze(4)), strict=True):
                 out.addcmul_(one, view)

@@ -15,7 +15,7 @@ from ..backend import use_plain
 from ..performer.attention import feature_attention, feature_norm
 from .attention import group_attention_impl
 from .masks import zero_where_masked
-from .operands import check_group_attention, check_tensors
+from .operands import check_attention, check_tensors
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -90,7 +90,7 @@ def global_group_attention(
     Source: GE-ViT Eq. 16 for the window; Choromanski et al. (2021) for the features; the sum of both is ours.
     """
     space_bias, group_bias, far_bias = biases
-    check_group_attention(
+    check_attention(
         query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask
     )
     if index.ndim != 2:
@@ -118,26 +118,18 @@ def global_group_attention_impl(
     query, key, value, projection, offset_encoding, element_encoding, index, far_bias, window, space_bias=None,
     group_bias=None, dropout=0.0, mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
-    """:func:`global_group_attention` without checks. Operands must be finite at masked pixels."""
+    """:func:`global_group_attention` without checks. Operands must be finite at masked pixels.
+
+    ``index=None`` means relation ``"frame"``: element h attends to keys of h only. ``far_bias`` is then (heads, 1).
+    """
     near, lse = group_attention_impl(
         query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask,
         plain,
     )  # fmt: skip
-    far = _far(query, key, value, projection, far_bias[:, index], mask, use_plain(plain))
+    # in frames, (head, element) pairs act as heads
+    bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1) if index is None else far_bias[:, index]
+    far = _far(query, key, value, projection, bias, mask, use_plain(plain))
     return _merged(near, lse, *far, dropout, mask)
-
-
-def global_frame_attention_impl(
-    query, key, value, projection, offset_encoding, far_bias: Float[Tensor, "heads 1"], window, space_bias=None,
-    dropout=0.0, mask=None, plain=False,
-) -> Tensor:  # fmt: skip
-    """:func:`global_group_attention` without checks, for relation ``"frame"``: element h attends to keys of h only, in
-    the window as in :func:`.frame_attention`. ``far_bias`` is f of each head."""
-    near, lse = group_attention_impl(
-        query, key, value, offset_encoding, None, None, window, space_bias, None, dropout, mask, plain
-    )
-    far_bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1)  # (head, element) pairs act as heads
-    return _merged(near, lse, *_far(query, key, value, projection, far_bias, mask, use_plain(plain)), dropout, mask)
 
 
 def _merged(

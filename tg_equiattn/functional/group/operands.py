@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
 
 
-def check_features(query: Tensor, key: Tensor, value: Tensor, other_pixels: bool = False) -> None:
+def _check_features(query: Tensor, key: Tensor, value: Tensor, other_pixels: bool) -> None:
     """Raise ValueError unless queries, keys and values are ``(B, heads, channels, elements, *spatial)``, of one dtype
     and device, and of one image size. With ``other_pixels``, keys and values may have another size than queries."""
     for name, x in (("query", query), ("key", key), ("value", value)):
@@ -40,11 +40,6 @@ def check_features(query: Tensor, key: Tensor, value: Tensor, other_pixels: bool
         raise ValueError(f"key must have at least one pixel on every spatial axis, got {tuple(key.shape)}")
 
 
-def _other_pixels(window: Window, *encodings: Tensor | None) -> bool:
-    """True if keys may come from an image of another size: with a global window, if nothing depends on offsets."""
-    return isinstance(window, Window) and window.is_global and not any(x is not None for x in encodings)
-
-
 def check_tensors(query: Tensor, **tensors: tuple[Tensor | None, tuple[int, ...]]) -> None:
     """Raise ValueError unless each tensor is None, or floating point, on the device of the queries and of the expected
     shape. Arguments are pairs of a tensor and its shape, by name."""
@@ -59,14 +54,23 @@ def check_tensors(query: Tensor, **tensors: tuple[Tensor | None, tuple[int, ...]
             raise ValueError(f"{name} must have shape {expected}, got {tuple(x.shape)}")
 
 
-def check_grid(
-    query: Tensor, key: Tensor, offset_encoding: Tensor | None, elements: int, window: Window, dropout: float,
-    mask: Tensor | None, key_mask: Tensor | None,
+def check_attention(
+    query: Tensor, key: Tensor, value: Tensor, offset_encoding: Tensor | None, element_encoding: Tensor | None,
+    index: Tensor | None, window: Window, space_bias: Tensor | None, group_bias: Tensor | None, dropout: float,
+    mask: Tensor | None, key_mask: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Raise ValueError unless the window fits the image, ``offset_encoding`` fits the window and the number of output
-    elements, and ``dropout`` and the masks are valid."""
+    """Raise ValueError unless the operands of :func:`.group_attention` fit each other, or those of
+    :func:`.frame_attention` if ``index`` is None."""
     if not isinstance(window, Window):
         raise ValueError(f"window must be a tg_equiattn.grids.Window, got {type(window).__name__}")
+    positions = any(x is not None for x in (offset_encoding, space_bias))
+    _check_features(query, key, value, other_pixels=window.is_global and not positions)
+    heads, channels, elements = query.shape[1:4]
+    lifts = index is None and elements == 1 and offset_encoding is not None
+    outputs = len(offset_encoding) if lifts and offset_encoding is not None else elements
+    if index is not None:
+        outputs = len(index)
+        _check_index(index, query)
     window.check(query.shape[4:])
     checks.probability(dropout=dropout)
     checks.pixel_mask(mask, query.shape[0], query.shape[4:], query.device)
@@ -83,62 +87,34 @@ def check_grid(
                 "offset_encoding must be given for a window, got None; use a global window (kernel_size=None) for "
                 "attention without positions"
             )
-        return
-    shape, expected = tuple(offset_encoding.shape), window.count(query.shape[4:])
-    check_tensors(query, offset_encoding=(offset_encoding, shape))
-    if offset_encoding.ndim not in (3, 4) or shape[0] != elements or shape[-1] != query.shape[2]:
-        raise ValueError(
-            f"offset_encoding must have shape ({elements}, D, {query.shape[2]}), or ({elements}, D, |H|, "
-            f"{query.shape[2]}) with a full encoding, got {shape}"
-        )
-    if shape[1] != expected:
-        raise ValueError(f"offset_encoding must have {expected} offsets on axis 1 for {window}, got {shape[1]}")
-
-
-def check_group_attention(
-    query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask,
-    key_mask=None,
-) -> None:  # fmt: skip
-    """Raise ValueError unless the operands of :func:`group_attention` fit each other."""
-    check_features(query, key, value, _other_pixels(window, offset_encoding, space_bias))
-    elements, channels = query.shape[3], query.shape[2]
-    if index.device != query.device:
-        raise ValueError(f"index must be on {query.device} as query is, got {index.device}")
-    outputs = len(index)
-    if index.dtype != torch.int64 or tuple(index.shape) not in ((outputs, elements, elements), (elements, elements)):
-        raise ValueError(
-            f"index must be int64 of shape (|H|, {elements}, {elements}) or ({elements}, {elements}), "
-            f"got {index.dtype} of shape {tuple(index.shape)}"
-        )
-    _check_permutations(index)
-    check_grid(query, key, offset_encoding, outputs, window, dropout, mask, key_mask)
-    full = offset_encoding is not None and offset_encoding.ndim == 4
-    if full and (offset_encoding.shape[2] != elements or element_encoding is not None):
-        raise ValueError(
-            f"offset_encoding with 4 axes (a full encoding) must have {elements} elements on axis 2, and needs "
-            f"element_encoding=None, got {tuple(offset_encoding.shape)} and "
-            f"{None if element_encoding is None else tuple(element_encoding.shape)}"
-        )
-    if offset_encoding is not None and not full and element_encoding is None:
-        raise ValueError(f"element_encoding must have shape ({elements}, {channels}), got None")
-    heads = query.shape[1]
+    else:
+        full = index is not None and offset_encoding.ndim == 4
+        shape = (outputs, window.count(query.shape[4:]), *([elements] if full else []), channels)
+        check_tensors(query, offset_encoding=(offset_encoding, shape))
+        if full and element_encoding is not None:
+            raise ValueError(
+                f"element_encoding must be None with a full offset_encoding, {tuple(offset_encoding.shape)}, got "
+                f"{tuple(element_encoding.shape)}"
+            )
+        if index is not None and not full and element_encoding is None:
+            raise ValueError(f"element_encoding must have shape ({elements}, {channels}), got None")
     check_tensors(
         query, element_encoding=(element_encoding, (elements, channels)), group_bias=(group_bias, (heads, elements)),
         space_bias=(space_bias, (heads, outputs, window.count(query.shape[4:]))),
     )  # fmt: skip
 
 
-def check_frame_attention(query, key, value, offset_encoding, window, space_bias, dropout, mask, key_mask=None) -> None:
-    """Raise ValueError unless the operands of :func:`frame_attention` fit each other."""
-    check_features(query, key, value, _other_pixels(window, offset_encoding, space_bias))
-    elements = len(offset_encoding) if query.shape[3] == 1 and offset_encoding is not None else query.shape[3]
-    check_grid(query, key, offset_encoding, elements, window, dropout, mask, key_mask)
-    if offset_encoding is not None and offset_encoding.ndim != 3:
+def _check_index(index: Tensor, query: Tensor) -> None:
+    elements = query.shape[3]
+    if index.device != query.device:
+        raise ValueError(f"index must be on {query.device} as query is, got {index.device}")
+    shapes = (len(index), elements, elements), (elements, elements)
+    if index.dtype != torch.int64 or tuple(index.shape) not in shapes:
         raise ValueError(
-            f"offset_encoding must have shape ({elements}, D, {query.shape[2]}), got {tuple(offset_encoding.shape)}"
+            f"index must be int64 of shape (|H|, {elements}, {elements}) or ({elements}, {elements}), "
+            f"got {index.dtype} of shape {tuple(index.shape)}"
         )
-    offsets = window.count(query.shape[4:])
-    check_tensors(query, space_bias=(space_bias, (query.shape[1], elements, offsets)))
+    _check_permutations(index)
 
 
 @checks.of_values

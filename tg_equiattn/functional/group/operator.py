@@ -62,7 +62,7 @@ def _flat_images(x: FlatOperands, chunk: Chunk, query: Tensor, key: Tensor, valu
     seen = [x.elements.of_keys(x.padded(y[some])) for y in (key, value)]
     hashes = x.flat(x.row[some]) if x.dropout else None
     one = x.flat(with_one(query[some]).transpose(2, 3)).transpose(2, 3)  # memory order of matrix products
-    return [one, *seen, None if penalty is None else x.flat(penalty), hashes]
+    return [one, *seen, penalty, hashes]
 
 
 def _of_run(x: FlatOperands, run: tuple[int, int], outputs: slice, one, keys, values, penalty, hashes) -> tuple:
@@ -197,7 +197,10 @@ def _add_to_tables_(
     """Add to the gradients of both tables, from the gradients of scores ``slope`` and queries ``one``. Return the
     gradient of queries through the tables."""
     (offset_table, element_table), (to_offsets, to_elements) = tables, to_tables
-    logits = x.elements.by_argument(slope, t, 2) if offset_table.shape[2] > 1 else slope.sum(3, keepdim=True)
+    if offset_table.shape[2] > 1:
+        logits = x.elements.by_argument(slope, t, 2)
+    else:
+        logits = slope if slope.shape[3] == 1 else slope.sum(3, keepdim=True)
     logits = logits.flatten(2, 4).unflatten(2, (one.shape[2], -1))
     to_offsets += torch.matmul(logits, one.mT).sum(0).view(offset_table.shape)
     table = offset_table.reshape(len(offset_table), one.shape[2], -1, offset_table.shape[-1])

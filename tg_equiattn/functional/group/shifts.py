@@ -106,15 +106,10 @@ def in_square(x: Num[Tensor, "... offsets"], shifts: Shifts, side: int) -> Num[T
     starts = [functools.reduce(lambda flat, step: flat * side + step, block.start, 0) for block in shifts.blocks]
     if counts == [size]:
         return x
-    if torch.compiler.is_compiling():  # fuses into one kernel; cat would launch one for each operand
-        each = zip(shifts.blocks, starts, counts, strict=True)
-        rows = [F.pad(x[..., block.offsets], (start, size - start - count)) for block, start, count in each]
-        return functools.reduce(torch.add, rows)
-    zeros, rows, end = x.new_zeros(*x.shape[:-1], size), [], 0
-    for start, row in zip(starts, x.split(counts, -1), strict=True):
-        rows += [zeros[..., end:start], row]
-        end = start + row.shape[-1]
-    return torch.cat([*rows, zeros[..., end:]], -1)
+    each = zip(shifts.blocks, starts, counts, strict=True)
+    return functools.reduce(
+        torch.add, [F.pad(x[..., block.offsets], (start, size - start - count)) for block, start, count in each]
+    )
 
 
 def offsets_of_pairs(spatial: Sequence[int], device: torch.device) -> Int[Tensor, "query_pixels key_pixels"]:

@@ -33,14 +33,18 @@ def has_three_factors(x: FlatOperands) -> bool:
     return x.elements.queries > 1 and additive and x.offset_table.device.type == "cpu"
 
 
-def three_factors(
-    x: FlatOperands, t: int, query: Tensor, one: Tensor, keys: Tensor, offset_table: Tensor, element_table: Tensor,
+def three_factor_weights(
+    x: FlatOperands,
+    t: int,
+    query: Tensor,
+    one: Tensor,
+    keys: Tensor,
+    offset_table: Tensor,
+    element_table: Tensor,
     penalty: Tensor | None,
-) -> tuple[
-    Float[Tensor, "b e H S D *rows"], Float[Tensor, "b e H S 1 *rows"], Float[Tensor, "b e H 1 1 *rows"]
-]:  # fmt: skip
-    """The factors A S and G, and the logarithm of the divisor: exp(score) = A S G times the divisor. Arguments are
-    those of :meth:`.FlatOperands.scores`."""
+) -> tuple[Float[Tensor, "b e H S D *rows"], Float[Tensor, "b e H S 1 *rows"], Float[Tensor, "b e H *rows"]] | None:
+    """Weights without normalisation, the factor that normalises them, and the log-sum-exps of scores. None if the
+    product is too small to be precise. Arguments are those of :meth:`.FlatOperands.scores`."""
     rows = query.shape[4:]
     content = x.products(query, keys)
     position = x.position(one, offset_table, t).unflatten(-1, rows)
@@ -52,17 +56,9 @@ def three_factors(
     for factor, axes in ((content, (3, 4)), (position, (4,)), (argument, (3,))):
         tops.append(factor.amax(axes, keepdim=True))
         x.exponentials_(factor, tops[-1])
-    return position * content, argument, tops[0] + tops[1] + tops[2]
-
-
-def three_factor_weights(
-    x: FlatOperands, *operands
-) -> tuple[Float[Tensor, "b e H S D *rows"], Float[Tensor, "b e H S 1 *rows"], Float[Tensor, "b e H *rows"]] | None:
-    """Weights without normalisation, the factor that normalises them, and the log-sum-exps of scores. None if the
-    product is too small to be precise."""
-    product, argument, top = three_factors(x, *operands)
+    product = position * content
     mass = (product.sum(4, keepdim=True) * argument).sum(3, keepdim=True)
     if mass.amin() < _SMALLEST[mass.dtype]:
         return None
-    lse = mass.log().add_(top).clamp_(min=MASKED_SCORE)  # the value for windows without a valid key
+    lse = mass.log().add_(tops[0] + tops[1] + tops[2]).clamp_(min=MASKED_SCORE)  # the value without a valid key
     return product, argument / mass, lse[:, :, :, 0, 0]

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+from torch import Tensor
+
+from ...functional.group.attention import group_attention_impl
+from ...functional.group.separable import lifting_by_position_impl
 from ...groups import DilationGroup, FiniteGroup
 from .attention_layer import AttentionLayer
+from .linear import Pointwise, pointwise
 
 
 class LiftingAttention(AttentionLayer):
@@ -22,8 +29,8 @@ class LiftingAttention(AttentionLayer):
         out_channels: Channels of the output, for each group element.
         heads: Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x 3
             window, 27 a cube.
-        head_channels: Channels of queries, keys and values in each head. ``None`` means half of ``out_channels``, as
-            published.
+        head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
+            rounded up, and at least one for each part of the axial encoding.
         kernel_size: Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size. A
             window may be larger than the image; pixels outside are masked.
         window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the
@@ -36,6 +43,9 @@ class LiftingAttention(AttentionLayer):
         locality: Strength of the locality in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e |h^{-1}(x_j - x_i)
             - \Delta_e|^2` to its scores; both parameters are learned. ``"auto"`` means 4, and 1 for groups with
             elements that do not map the pixel grid to itself. ``None`` means no locality, as in the papers.
+        content_heads: Number of heads with queries and keys. The other heads weight pixels by position alone, which
+            makes them a convolution. ``None`` means an eighth of the heads, rounded up, and all of them without
+            locality, over all pixels, or for groups of scales.
         context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
             attention; a call may still pass a context with ``in_channels``.
         dropout: Probability of dropping an attention weight in training.
@@ -57,19 +67,42 @@ class LiftingAttention(AttentionLayer):
         torch.Size([2, 20, 8, 9, 7])
     """
 
-    lifts = True
+    lifts = separable = True
 
     def __init__(
         self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
         head_channels: int | None = None, kernel_size: int | None = 5, window_shape: str | None = None,
         padding_mode: str = "mask", encoding: str | None = "axial", locality: float | str | None = "auto",
-        context_channels: int | None = None, dropout: float = 0.0,
+        content_heads: int | None = None, context_channels: int | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
             window_shape=window_shape, padding_mode=padding_mode, encoding=encoding, locality=locality,
-            context_channels=context_channels, dropout=dropout,
+            content_heads=content_heads, context_channels=context_channels, dropout=dropout,
         )  # fmt: skip
+
+    def _attend(self, x: Tensor, context: Tensor | None, key_mask: Tensor | None, dropout: float) -> Tensor:
+        """Heads without content and the projections of their values and outputs are one convolution."""
+        count, window = self.content_heads, self.window
+        if count == self.heads or window.is_global:
+            return super()._attend(x, context, key_mask, dropout)
+        context = x if context is None else context
+        offset_encoding, _, space_bias, _ = self._scores(tuple(x.shape[2:]), x.device)
+        width, rest = count * self.head_channels, (self.heads - count, self.head_channels)
+        value, out = cast(Pointwise, self.value), self.out
+        found = lifting_by_position_impl(
+            context, key_mask, value.weight[width:, :, 0].unflatten(0, rest), value.bias[width:].unflatten(0, rest),
+            out.weight[:, width:, 0].unflatten(1, rest), out.bias, space_bias[count:], window,
+        )  # fmt: skip
+        if self.query is None or self.key is None:
+            return found
+        maps = self.query(x), self.key(context), pointwise(context, value.weight[:width, :, 0], value.bias[:width])
+        query, key, values = (y.unflatten(1, (count, -1)).unsqueeze(3) for y in maps)
+        heads, _ = group_attention_impl(
+            query, key, values, offset_encoding, None, None, window, space_bias[:count], None, dropout, key_mask,
+            self.plain,
+        )  # fmt: skip
+        return found + pointwise(heads.flatten(1, 2), out.weight[:, :width, 0], None)
 
 
 class GroupAttention(AttentionLayer):
@@ -102,8 +135,8 @@ class GroupAttention(AttentionLayer):
         out_channels: Channels of the output, for each group element.
         heads: Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x 3
             window, 27 a cube.
-        head_channels: Channels of queries, keys and values in each head. ``None`` means half of ``out_channels``, as
-            published.
+        head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
+            rounded up, and at least one for each part of the axial encoding.
         kernel_size: Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size. A
             window may be larger than the image; pixels outside are masked.
         window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the

@@ -23,6 +23,7 @@ from ..modules import NotScriptable, StoresSettings
 from .defaults import (
     check_encoding,
     default_content_heads,
+    default_head_channels,
     default_locality,
     default_relation,
     default_scale_window,
@@ -75,13 +76,12 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self.relation = None if self.lifts else default_relation(group, relation)
         self.scale_window = default_scale_window(group, kernel_size, scale_window)
         checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads)
-        head_channels = max(out_channels // 2, group.dim + 1) if head_channels is None else head_channels
         self.crosses = context_channels is not None  # every call needs a context
         context_channels = in_channels if context_channels is None else context_channels
-        checks.positive(head_channels=head_channels, context_channels=context_channels)
+        checks.positive(context_channels=context_channels)
         checks.probability(dropout=dropout)
         self.group, self.in_channels, self.out_channels, self.dropout = group, in_channels, out_channels, dropout
-        self.heads, self.head_channels, self.context_channels = heads, head_channels, context_channels
+        self.heads, self.context_channels = heads, context_channels
         lattice = bool(group.isometries.lattice.all())  # whether elements map pixels to pixels
         check_encoding(encoding, kernel_size, locality)
         strength = default_locality(locality, lattice, encoding)
@@ -89,8 +89,13 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             window_shape = "square" if kernel_size is None or lattice else "disk"
         self.window = Window(group.dim, kernel_size, window_shape, padding_mode)
         self._relation = make_relation(self.relation, group, self.scale_window, kernel_size is None)
+        parts = group.dim + (self._relation.arguments is not None)  # of the axial encoding
+        self.head_channels = default_head_channels(head_channels, heads, out_channels, parts)
+        head_channels = self.head_channels
         separable = self.separable and self._relation.separates_heads and kernel_size is not None
-        self.content_heads = default_content_heads(content_heads, heads, self.relation, strength, separable=separable)
+        self.content_heads = default_content_heads(
+            content_heads, heads, self._relation.separates_heads, strength, separable=separable
+        )
         width = self.content_heads * head_channels
         self.query = self._relation.matching(in_channels, width) if width else None
         self.key = self._relation.matching(context_channels, width) if width else None
@@ -143,10 +148,15 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. ``None`` means ``mask``.
         """
         context_mask = self.mask_of_context(x, mask, context, context_mask)
-        query, key, value = self._operands(x, mask, context, context_mask)
+        x, context = self._features(x, mask, context, context_mask)
+        out = self._attend(x, context, context_mask, self.dropout if self.training else 0.0)
+        return zero_where_masked(out, mask)
+
+    def _attend(self, x: Tensor, context: Tensor | None, key_mask: Tensor | None, dropout: float) -> Tensor:
+        """Attention with all projections, without checks. Features must be zero at masked pixels."""
         index = None if self.index is None else self.index(x.device)
-        out = self._weigh(query, key, value, index, context_mask, self.dropout if self.training else 0.0)
-        return zero_where_masked(self.out(out.flatten(1, 2)), mask)
+        out = self._weigh(*self._operands(x, context), index, key_mask, dropout)
+        return self.out(out.flatten(1, 2))
 
     def attention_map(
         self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
@@ -179,7 +189,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 mask, context, context_mask = (None if t is None else t.clone() for t in (mask, context, context_mask))
                 return self.attention_map(x.clone(), pixel, mask, context=context, context_mask=context_mask)
         context_mask = self.mask_of_context(x, mask, context, context_mask)
-        query, key, value = self._operands(x, mask, context, context_mask)
+        query, key, value = self._operands(*self._features(x, mask, context, context_mask))
         table = None if self.index is None else self.index(x.device)
         several, one = _pixels(pixel, tuple(query.shape[4:]) if self.query is not None else tuple(value.shape[4:]))
 
@@ -231,10 +241,10 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         checks.pixel_mask(context_mask, context.shape[0], spatial, context.device)
         return context_mask
 
-    def _operands(
+    def _features(
         self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
-    ) -> tuple[Float[Tensor, "B e C #H *pixels"], Float[Tensor, "B e C #H *keys"], Float[Tensor, "B E C #H *keys"]]:
-        """Check the input and project it to queries, keys and values. The first e of the E heads have content."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Check the input. Return the features and those of the context, zero at masked pixels."""
         elements = len(self.group) if self._relation.input_has_elements else None
         checks.features(x, self.in_channels, self.window.dim, elements, self.out.weight)
         spatial = x.shape[-self.window.dim :]
@@ -249,7 +259,13 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             self.window.check([side // largest for side in spatial])
         checks.pixel_mask(mask, x.shape[0], spatial, x.device)
         context = None if context is None else zero_where_masked(context, context_mask)
-        query, key, value = self.project(zero_where_masked(x, mask), context)
+        return zero_where_masked(x, mask), context
+
+    def _operands(
+        self, x: Tensor, context: Tensor | None
+    ) -> tuple[Float[Tensor, "B e C #H *pixels"], Float[Tensor, "B e C #H *keys"], Float[Tensor, "B E C #H *keys"]]:
+        """Queries, keys and values. The first e of the E heads have content."""
+        query, key, value = self.project(x, context)
         return (query.unsqueeze(3), key.unsqueeze(3), value.unsqueeze(3)) if self.lifts else (query, key, value)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -71,15 +71,27 @@ def default_locality(locality: float | str | None, lattice: bool, encoding: str 
     return locality
 
 
+def default_head_channels(head_channels: int | None, heads: int, out_channels: int, parts: int) -> int:
+    """The channels of a head. By default all heads together are as wide as the output, and a head has a channel for
+    each of the ``parts`` of the axial encoding."""
+    if head_channels is None:
+        return max(-(-out_channels // heads), parts)
+    checks.positive(head_channels=head_channels)
+    return head_channels
+
+
 def default_content_heads(
-    content_heads: int | None, heads: int, relation: str | None, strength: float | None, *, separable: bool
+    content_heads: int | None, heads: int, separates_heads: bool, strength: float | None, *, separable: bool
 ) -> int:
     """The number of heads with content. The default is an eighth of the heads, rounded up, if the others may run as a
     ``separable`` convolution, and otherwise all heads."""
     if content_heads is None:
         return -(-heads // 8) if separable and strength is not None else heads
-    if relation != "frame":
-        raise ValueError(f"content_heads must be None unless relation is 'frame', got {content_heads!r}")
+    if not separates_heads and content_heads != heads:
+        raise ValueError(
+            f"content_heads must be None or heads={heads} unless relation is 'frame', and for groups of scales, got "
+            f"{content_heads!r}: all heads have content"
+        )
     if type(content_heads) is not int or not 0 <= content_heads <= heads:
         raise ValueError(f"content_heads must be an integer from 0 to heads={heads}, got {content_heads!r}")
     if content_heads < heads and strength is None:

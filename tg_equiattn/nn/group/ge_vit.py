@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ... import checks
-from ...groups import FiniteGroup
+from ...groups import DilationGroup, FiniteGroup
 from .group_transformer import GroupTransformer
 
 
@@ -16,8 +16,9 @@ from .group_transformer import GroupTransformer
 class GEViT(GroupTransformer):
     r"""The published GE-ViT: :class:`GroupTransformer` with relation ``"ge_vit"`` and global norms.
 
-    Encodings are axial, windows square, and there is no locality. The logits are invariant under the group and, up to
-    borders, crops and pools, under translations. ``cyclic(n)`` gives the papers' Rn_SA, ``dihedral(n)`` RnM_SA and
+    Heads have half of the output channels of their layer, encodings are axial, windows square, and there is no
+    locality. The logits are invariant under the group and, up to borders, crops and pools, under translations.
+    ``cyclic(n)`` gives the papers' Rn_SA, ``dihedral(n)`` RnM_SA and
     ``trivial(2)`` Z2_SA. The presets :meth:`rotmnist`, :meth:`cifar10` and :meth:`patchcamelyon` are the papers'
     models. For new work :class:`GroupTransformer` with its defaults is faster and trains better.
 
@@ -68,6 +69,9 @@ class GEViT(GroupTransformer):
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):  # of the encodings
                 module.eps = 1e-12
+
+    def _width_of_heads(self, group: FiniteGroup | DilationGroup, channels: int) -> dict[str, Any]:
+        return {"head_channels": max(channels // 2, group.dim + 1)}
 
     @classmethod
     def rotmnist(cls, group: FiniteGroup, **kwargs: Any) -> GEViT:

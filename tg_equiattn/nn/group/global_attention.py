@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.global_attention import global_frame_attention_impl, global_group_attention_impl
+from ...functional.group.global_attention import global_group_attention_impl
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..performer.random_features import RandomFeatures
 from .attention_layer import AttentionLayer
@@ -37,7 +36,8 @@ class GlobalGroupAttention(AttentionLayer):
         in_channels: Channels of the input, for each group element.
         out_channels: Channels of the output, for each group element.
         heads: Number of attention heads.
-        head_channels: Channels of queries, keys and values in each head. ``None`` means half of ``out_channels``.
+        head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
+            rounded up, and at least one for each part of the axial encoding.
         kernel_size: Odd side of the window in pixels, within which weights are exact.
         window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the
             pixel grid to itself (rotations by 45 degrees), since a square is not symmetric under them; else a square.
@@ -128,25 +128,11 @@ class GlobalGroupAttention(AttentionLayer):
         self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float
     ) -> Tensor:
         offset_encoding, element_encoding, space_bias, group_bias = self._scores(tuple(query.shape[4:]), query.device)
-        options: dict[str, Any] = {
-            "space_bias": space_bias, "window": self.window, "dropout": dropout, "mask": key_mask,
-            "plain": self.plain,
-        }  # fmt: skip
         projection = self.features.directions(query.device, torch.promote_types(query.dtype, torch.float32))
-        if index is None:
-            return global_frame_attention_impl(query, key, value, projection, offset_encoding, self.far_bias, **options)
         return global_group_attention_impl(
-            query,
-            key,
-            value,
-            projection,
-            offset_encoding,
-            element_encoding,
-            index,
-            self.far_bias,
-            group_bias=group_bias,
-            **options,
-        )
+            query, key, value, projection, offset_encoding, element_encoding, index, self.far_bias, self.window,
+            space_bias, group_bias, dropout, key_mask, self.plain,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, num_random_features={self.features.num_random_features}"

@@ -109,7 +109,7 @@ class GroupTransformer(StoresSettings):
         self.pools, self.crops = sorted(pools), margins
         self.lifting = MaskedSequential(
             nn.Dropout(input_dropout),
-            LiftingAttention(group, in_channels, width, **lifting),
+            LiftingAttention(group, in_channels, width, **self._width_of_heads(group, width) | lifting),
             make_norm(norm, width),
             nn.SiLU(),
         )
@@ -119,7 +119,7 @@ class GroupTransformer(StoresSettings):
 
         stages: list[nn.Module] = pool() if 0 in pools else []
         for number, (out, crop) in enumerate(zip(channels, margins, strict=True), start=1):
-            attention = ATTENTION[attn_type](group, width, out, **settings)
+            attention = ATTENTION[attn_type](group, width, out, **self._width_of_heads(group, out) | settings)
             share = (number - 1) / max(len(channels) - 1, 1)
             residuals: dict[str, Any] = {"drop_path": drop_path * share, "layer_scale": layer_scale}
             stages.append(GroupAttentionBlock(attention, norm=norm, dropout=dropout, crop=crop, **residuals))
@@ -129,6 +129,10 @@ class GroupTransformer(StoresSettings):
         self.blocks = MaskedSequential(*stages)
         self.classifier = Pointwise(width, num_classes)
         self.pooling = GlobalPooling(space="mean", group="max")
+
+    def _width_of_heads(self, group: FiniteGroup | DilationGroup, channels: int) -> dict[str, Any]:
+        """The ``head_channels`` of an attention layer with this output, if they are not the layer's default."""
+        return {}
 
     def settings(self) -> dict[str, Any]:
         return {"pools": str(self.pools), "crops": str(self.crops)}

@@ -24,6 +24,15 @@ def columns(x: Float[Tensor, "B C *any"]) -> Float[Tensor, "B C n"]:
     return x.flatten(2) if x.ndim > 2 else x[..., None]
 
 
+def pointwise(
+    x: Float[Tensor, "B C *any"], weight: Float[Tensor, "out C"], bias: Float[Tensor, " out"] | None
+) -> Float[Tensor, "B out *any"]:
+    """A linear map of channels, in one batched product."""
+    weights, flat = weight.expand(x.shape[0], -1, -1), columns(x)
+    out = torch.bmm(weights, flat) if bias is None else torch.baddbmm(bias[:, None], weights, flat)
+    return out.view(x.shape[0], weight.shape[0], *x.shape[2:])
+
+
 class Pointwise(nn.Conv1d):
     """A linear map of channels, the same at every pixel and group element: (B, in_channels, *any) -> (B, out_channels,
     *any). Weights are initialised as in the published models."""
@@ -41,9 +50,7 @@ class Pointwise(nn.Conv1d):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.in_channels:
             raise ValueError(f"input must have shape (B, {self.in_channels}, ...), got {tuple(x.shape)}")
-        out = torch.einsum("oc,bcn->bon", self.weight.squeeze(-1), columns(x))
-        out = out + self.bias[:, None].to(out.dtype)
-        return out.reshape(x.shape[0], self.out_channels, *x.shape[2:])
+        return pointwise(x, self.weight.squeeze(-1), self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
@@ -108,10 +115,9 @@ class GroupLinear(StoresSettings):
         elements = self.weight.shape[-1]
         if x.ndim < 3 or tuple(x.shape[1:3]) != (self.in_channels, elements):
             raise ValueError(f"input must have shape (B, {self.in_channels}, {elements}, ...), got {tuple(x.shape)}")
-        out = torch.einsum("oc,bcn->bon", self.matrix(), columns(x.flatten(1, 2)))
-        if self.bias is not None:
-            out = out + self.bias.repeat_interleave(elements)[:, None].to(out.dtype)
-        return out.reshape(x.shape[0], self.out_channels, elements, *x.shape[3:])
+        bias = None if self.bias is None else self.bias[:, None].expand(-1, elements).flatten()
+        out = pointwise(x.flatten(1, 2), self.matrix(), bias)
+        return out.view(x.shape[0], self.out_channels, elements, *x.shape[3:])
 
     def extra_repr(self) -> str:
         return f"{self.group!r}, {self.in_channels}, {self.out_channels}, bias={self.bias is not None}"

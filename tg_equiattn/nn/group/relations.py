@@ -25,10 +25,11 @@ class Relation:
     name: str | None = None
     input_has_elements = False
     prefers_element = False  # whether each head starts with a preference for one group element
-    separates_heads = False  # whether heads without content run as a separable convolution
 
     def __init__(self, group: FiniteGroup | DilationGroup, scale_window: int | None, all_pixels: bool) -> None:
         self.isometries, self.scale_window, self.all_pixels = group.isometries, scale_window, all_pixels
+        # whether heads without content run as a separable convolution
+        self.separates_heads = not isinstance(group, DilationGroup)
 
     @property
     def arguments(self) -> int | None:
@@ -60,7 +61,7 @@ class Relation:
 class Frame(Relation):
     """Frame attention: element h attends to element h. Linear maps before and after attention mix elements."""
 
-    name, input_has_elements, separates_heads = "frame", True, True
+    name, input_has_elements = "frame", True
 
     def matching(self, in_channels: int, out_channels: int) -> nn.Module:
         """The projection to queries or keys. With a global window it mixes group elements, so that a head can compare
@@ -95,7 +96,7 @@ class Compared(Relation):
         self, name: str, group: FiniteGroup | DilationGroup, scale_window: int | None, all_pixels: bool
     ) -> None:
         super().__init__(group, scale_window, all_pixels)
-        self.name, self.prefers_element = name, name == "relative"
+        self.name, self.prefers_element, self.separates_heads = name, name == "relative", False
         if name == "gsa":
             warnings.warn(
                 "relation='gsa' (GSA-Nets section 5.2) is not equivariant and serves to reproduce the papers' "

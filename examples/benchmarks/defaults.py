@@ -1,0 +1,258 @@
+"""Layers at their defaults beside what a user has instead, side by side in one process.
+
+Every case is one layer at its defaults, and a layer that a user may have instead. Cases are rows of ``CASES``; each
+returns a :class:`Case` for a size. Columns are the time of the other layer in milliseconds and the time of ours as a
+multiple of it: without gradients (eval mode), a training pass, both with ``torch.compile`` of our layer, the memory
+that autograd keeps for the backward pass, and one call without gradients at a tiny size. Last, a training step of a
+Wide ResNet with three of nine convolutions replaced by default blocks, as a multiple of the step before.
+
+Times are medians of interleaved rounds on one thread, by the clock of the processor.
+
+    python -W ignore examples/benchmarks/defaults.py               # a few minutes
+    python -W ignore examples/benchmarks/defaults.py --compiled    # with torch.compile, too
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
+    from escnn import gspaces, nn
+
+from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GlobalAttention, R2GroupAttention, R2LiftingAttention
+
+
+@dataclasses.dataclass
+class Case:
+    """Two modules for the same input, and the module of ours that ``torch.compile`` gets."""
+
+    ours: torch.nn.Module
+    theirs: torch.nn.Module
+    inputs: tuple[Tensor, ...]
+    compilable: torch.nn.Module
+
+
+class OfTensors(torch.nn.Module):
+    """An escnn module as a function of tensors."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(nn.GeometricTensor(x, self.module.in_type)).tensor
+
+
+SIDES = {"tiny": 3, "small": 16, "medium": 32, "large": 64}  # of images
+
+
+def fields(kind: Any, rotations: int, size: str, lifts: bool = False, **options: Any) -> Case:
+    """A layer of 16 fields (4 if tiny) beside the 5 x 5 convolution between the same types; 4 images (1 if tiny)."""
+    gspace, tiny = gspaces.rot2dOnR2(rotations), size == "tiny"
+    hidden = nn.FieldType(gspace, (4 if tiny else 16) * [gspace.regular_repr])
+    given = nn.FieldType(gspace, 3 * [gspace.trivial_repr]) if lifts else hidden
+    layer = kind(given, hidden, **options)
+    x = torch.randn(1 if tiny else 4, given.size, SIDES[size], SIDES[size])
+    convolution = nn.R2Conv(given, hidden, 5, padding=2)
+    return Case(OfTensors(layer), OfTensors(convolution), (x,), layer.export())
+
+
+# name: what it is beside, and the case for a size; add rows for other libraries here
+CASES: dict[str, tuple[str, Callable[[str], Case]]] = {
+    **{
+        f"R2GroupAttention, C{n}": ("R2Conv", lambda size, n=n: fields(R2GroupAttention, n, size)) for n in (4, 8)
+    },
+    **{
+        f"R2LiftingAttention, C{n}": ("R2Conv", lambda size, n=n: fields(R2LiftingAttention, n, size, lifts=True))
+        for n in (4, 8)
+    },
+    "R2GlobalAttention, C4": ("R2Conv", lambda size: fields(R2GlobalAttention, 4, size)),
+    **{
+        f"R2GroupAttention, relative, C{n}": (
+            "R2Conv", lambda size, n=n: fields(R2GroupAttention, n, size, relation="relative")
+        )
+        for n in (4, 8)
+    },
+}  # fmt: skip
+
+
+def medians(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Seconds of each by the processor's clock, measured in turn after two calls to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(repeats + 2):
+        for name, run in runs.items():
+            start = time.process_time()
+            run()
+            if number >= 2:
+                times[name].append(time.process_time() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def kept(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    """Bytes that autograd keeps for the backward pass, without parameters."""
+    storages: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = module(*inputs)
+    for parameter in module.parameters():
+        storages.pop(parameter.untyped_storage().data_ptr(), None)
+    del out
+    return sum(storages.values())
+
+
+def forward(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Callable[[], None]:
+    def run() -> None:
+        with torch.no_grad():
+            module(*inputs)
+
+    return run
+
+
+def training(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Callable[[], None]:
+    given = tuple(x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs)
+    return lambda: module(*given).square().sum().backward()
+
+
+def measure(make: Callable[[str], Case], size: str, repeats: int, compiled: bool) -> list[str]:
+    """The cells of a row."""
+    case, cells = make(size), []
+    modules = {"theirs": case.theirs, "ours": case.ours}
+    if compiled:
+        torch._dynamo.reset()  # each case is a program of its own
+        modules["compiled"] = torch.compile(case.compilable)
+    for direction in (forward, training):
+        for module in modules.values():
+            module.train(direction is training)
+        taken = medians({name: direction(module, case.inputs) for name, module in modules.items()}, repeats)
+        cells.append(f"{1e3 * taken['theirs']:.1f}")
+        cells += [f"{taken[name] / taken['theirs']:.2f}" for name in modules if name != "theirs"]
+    given = tuple(x.clone().requires_grad_() if x.is_floating_point() else x for x in case.inputs)
+    bytes_kept = [kept(module, given) for module in (case.theirs, case.ours)]
+    cells += [f"{bytes_kept[0] / 2**20:.2f}", f"{bytes_kept[1] / bytes_kept[0]:.1f}"]
+    return cells
+
+
+def tiny(make: Callable[[str], Case], repeats: int) -> list[str]:
+    case = make("tiny")
+    taken = medians(
+        {name: forward(module.eval(), case.inputs) for name, module in (("theirs", case.theirs), ("ours", case.ours))},
+        20 * repeats,
+    )
+    return [f"{1e3 * taken['theirs']:.2f}", f"{1e3 * taken['ours']:.2f}"]
+
+
+class WideResNet(torch.nn.Module):
+    """Nine convolutions of 3 x 3 on as many fields, of which ``replace`` may exchange three."""
+
+    def __init__(self, rotations: int, channels: int, replace: Callable[[Any], Any] | None = None) -> None:
+        super().__init__()
+        gspace = gspaces.rot2dOnR2(rotations)
+        image, hidden = (
+            nn.FieldType(gspace, k * [r]) for k, r in ((3, gspace.trivial_repr), (channels, gspace.regular_repr))
+        )
+        self.image, self.stem = image, convolution(image, hidden)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(
+                convolution(hidden, hidden),
+                replace(hidden) if replace is not None and number else convolution(hidden, hidden),
+            )
+            for number in range(4)
+        )
+        self.pool, self.classifier = nn.GroupPooling(hidden), torch.nn.Linear(channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(nn.GeometricTensor(x, self.image))
+        for block in self.blocks:
+            y = y + block(y)
+        return self.classifier(self.pool(y).tensor.mean((2, 3)))
+
+
+def convolution(given: Any, hidden: Any, side: int = 3) -> Any:
+    convolve = nn.R2Conv(given, hidden, side, padding=side // 2, bias=False)
+    return nn.SequentialModule(convolve, nn.InnerBatchNorm(hidden), nn.ReLU(hidden))
+
+
+REPLACED: dict[str, Callable[[Any], Any]] = {
+    "5 x 5 convolutions": lambda hidden: convolution(hidden, hidden, 5),
+    "R2GroupAttention": lambda hidden: R2AttentionBlock(R2GroupAttention(hidden, hidden)),
+    "R2GlobalAttention": lambda hidden: R2AttentionBlock(R2GlobalAttention(hidden, hidden)),
+    "R2GroupAttention, relative": lambda hidden: R2AttentionBlock(
+        R2GroupAttention(hidden, hidden, relation="relative")
+    ),
+}
+# fields with which the network of default blocks has about as many parameters as that of convolutions with 16
+EQUAL = {4: 18, 8: 19}
+
+
+def networks(rotations: int, repeats: int) -> list[list[str]]:
+    """A training step of the network with each replacement, as a multiple of the step without."""
+    x = torch.randn(4, 3, 32, 32)
+    models = {"3 x 3 convolutions": WideResNet(rotations, 16)}
+    models |= {name: WideResNet(rotations, 16, replace) for name, replace in REPLACED.items()}
+    models["R2GroupAttention, equal parameters"] = WideResNet(rotations, EQUAL[rotations], REPLACED["R2GroupAttention"])
+
+    def step(model: torch.nn.Module) -> Callable[[], None]:
+        adam = torch.optim.Adam(model.parameters())
+
+        def run() -> None:
+            adam.zero_grad()
+            model(x).square().mean().backward()
+            adam.step()
+
+        return run
+
+    taken = medians({name: step(model) for name, model in models.items()}, repeats)
+    first, *_ = taken.values()
+    return [
+        [f"C{rotations}, {name}", f"{sum(p.numel() for p in models[name].parameters()):,}", f"{1e3 * t:.0f}",
+         f"{t / first:.2f}"]
+        for name, t in taken.items()
+    ]  # fmt: skip
+
+
+def table(head: list[str], rows: list[list[str]]) -> None:
+    for row in (head, ["---"] * len(head), *rows):
+        print("| " + " | ".join(row) + " |")
+    print(flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--compiled", action="store_true", help="torch.compile our layers, too")
+    parser.add_argument("--sizes", nargs="+", choices=list(SIDES)[1:], default=list(SIDES)[1:])
+    parser.add_argument("--cases", nargs="*", help="names of cases; default: all", choices=list(CASES))
+    parser.add_argument("--networks", type=int, nargs="*", default=[4, 8], help="rotations of the Wide ResNets")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    chosen = {name: CASES[name] for name in options.cases or CASES} if options.cases != [] else {}
+    compiled = ["compiled"] if options.compiled else []
+    rows, tiny_rows = [], []
+    for name, (beside, make) in chosen.items():
+        for size in options.sizes:
+            side = SIDES[size]
+            rows.append([f"{name}, {side} x {side}", beside, *measure(make, size, options.repeats, options.compiled)])
+        tiny_rows.append([name, beside, *tiny(make, options.repeats)])
+    head = ["layer", "beside", "forward, ms", "ours", *compiled, "training, ms", "ours", *compiled, "kept, MiB", "ours"]
+    table(head, rows)
+    table(["one tiny call", "beside", "ms", "ours, ms"], tiny_rows)
+    results = [row for rotations in options.networks for row in networks(rotations, options.repeats)]
+    table(["Wide ResNet", "parameters", "training step, ms", "times"], results)
+
+
+if __name__ == "__main__":
+    main()
