@@ -59,7 +59,6 @@ def gathered_edge_dot(
 ) -> Float[Tensor, "heads pairs"]:  # fmt: skip
     """:func:`edge_dot`, ``chunk`` pairs at a time."""
     pairs = zip(row.split(chunk), col.split(chunk), strict=True)
-    pairs = zip(row.split(chunk), col.split(chunk), strict=True)
     return torch.cat([torch.linalg.vecdot(query[:, i], key[:, j]) for i, j in pairs], -1)
 
 
