@@ -310,7 +310,9 @@ def rates(rows: list[Row]) -> str:
 
 def draw(rows: list[Row], path: Path) -> None:
     """Errors of some models against the number of nodes, means over seeds."""
-    groups = {key: group for key, group in chosen(rows).items() if key[1] in DRAWN}
+    found = chosen(rows)
+    groups = {key: group for key, group in found.items() if key[1] in DRAWN} or found
+    labels = list(dict.fromkeys([*DRAWN, *(label for _, label in groups)]))
     tasks = list(dict.fromkeys(task for task, _ in groups))
     figure, axes = plt.subplots(
         1, len(tasks), figsize=(3 + 3.5 * len(tasks), 4), layout="constrained", sharey=True, squeeze=False
@@ -321,7 +323,7 @@ def draw(rows: list[Row], path: Path) -> None:
             nodes = [times * group[0].setting("nodes") for times in (1, *TIMES)]
             means = [np.mean([row.more[test] for row in group]) for test in names]
             line = "-" if label.startswith("far") else "--"
-            color = f"C{DRAWN.index(label)}"
+            color = f"C{labels.index(label)}"
             axis.plot(nodes, means, line, color=color, marker="o", markersize=4, label=label)
         axis.set(title=task, xlabel="nodes", xscale="log", yscale="log", xticks=nodes, xticklabels=nodes)
         axis.minorticks_off()
