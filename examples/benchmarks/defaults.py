@@ -18,12 +18,11 @@ import argparse
 import contextlib
 import dataclasses
 import io
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from measure import medians
 from torch import Tensor
 
 with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
@@ -84,18 +83,6 @@ CASES: dict[str, tuple[str, Callable[[str], Case]]] = {
         for n in (4, 8)
     },
 }  # fmt: skip
-
-
-def medians(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Seconds of each by the processor's clock, measured in turn after two calls to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(repeats + 2):
-        for name, run in runs.items():
-            start = time.process_time()
-            run()
-            if number >= 2:
-                times[name].append(time.process_time() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def kept(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> int:

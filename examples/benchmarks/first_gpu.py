@@ -166,7 +166,7 @@ def sparse_products(machine: Machine) -> dict[str, Any]:
 
 
 def near_pairs(machine: Machine) -> dict[str, Any]:
-    """Compare near pairs and the radial order with those of the CPU."""
+    """Compare near pairs and the radial order of the device with the CPU's."""
     from tg_equiattn.neighbors import neighbor_list
     from tg_equiattn.node_batch import NodeBatch
     from tg_equiattn.orders import radial_order

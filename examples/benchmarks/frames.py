@@ -3,8 +3,8 @@
 Beside them stand the relation "relative", and lifting beside a convolution from trivial fields. Content is active: the
 heads that look by content do from the start (their maps are shown to change with the input), and parameters are random.
 Three choices of heads are timed: the layers' defaults, those of the digits of docs/results_escnn.md, and all by
-content. Times are
-medians of rounds in turn, on one thread, by the clock of the processor, which what else the machine does leaves alone.
+content. Times are medians of rounds in turn, on one thread. They are the processor's, so that other work on the machine
+does not count.
 Memory is the peak of what forward and backward allocate above what was there, gradients included, in tensors of the
 scores of all heads, (B, heads, places, |H|, *spatial) in float32; of "relative", which has |H| times as many, too.
 Last, a training step of the models of digits and of the G-CNNs beside them.
@@ -19,14 +19,13 @@ import argparse
 import contextlib
 import dataclasses
 import io
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from measure import medians
 from torch.profiler import ProfilerActivity, profile
 
 with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
@@ -63,18 +62,6 @@ CASES = [
 ]
 # the models of digits in frames, with their heads and channels, and the G-CNNs beside them
 DIGITS = {"R4_SA": ("C4 G-CNN", 15, 16), "R8_SA": ("C8 G-CNN", 12, 12), "R4M_SA": ("D4 G-CNN", 12, 12)}
-
-
-def medians(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Seconds of each by the processor's clock, measured in turn after two calls to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(repeats + 2):
-        for name, run in runs.items():
-            start = time.process_time()
-            run()
-            if number >= 2:
-                times[name].append(time.process_time() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def looks_at_content(layer: torch.nn.Module, x: nn.GeometricTensor) -> bool:

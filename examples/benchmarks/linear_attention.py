@@ -91,10 +91,11 @@ class GatheredClipped(PerformerAttention):
         _, source, offsets, exists = grid.pairs(device)
         self.source, self.exists = source.view(len(grid), -1), exists.view(len(grid), -1)
         self.distance = offsets.abs().sum(1)[: self.source.shape[1]]
+        nn.init.constant_(self.positions.variance.log, math.log(0.5))  # variance 1, as linear_attention has it
         return self
 
     def forward(self, x: Tensor, *, grid: PixelGrid) -> Tensor:
-        x, table, draws = x[0], self.positions.distance_table, self.features()
+        x, table, draws = x[0], self.positions.distance_table, self.features(x.device, x.dtype)
         query, value = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.query, self.value))
         content = self.heads - len(table)
         key = self.key(x).unflatten(-1, (content, -1))

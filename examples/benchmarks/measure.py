@@ -128,6 +128,18 @@ def in_turn(runs: list[Callable[[], None]], repeats: int, warmups: int, device: 
     return [statistics.median(x) for x in seconds]
 
 
+def medians(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Seconds of each by the processor's clock, measured in turn after two calls to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(repeats + 2):
+        for name, run in runs.items():
+            start = time.process_time()
+            run()
+            if number >= 2:
+                times[name].append(time.process_time() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
 def measure(prepare: Callable[[], tuple[nn.Module, Callable[[], Tensor]]], backward: bool, repeats: int, warmups: int,
             device: str) -> dict:  # fmt: skip
     """Median seconds of a call, and peak bytes above what was there before the layer and its tables were made."""

@@ -6,9 +6,9 @@ from clouds import close, gradients
 from oracles import beyond, cross_product_attention
 
 from tg_equiattn.functional import vector_attention
-from tg_equiattn.functional.second_derivatives import second_derivatives as generic_second_derivatives
+from tg_equiattn.functional.second_derivatives import second_derivatives
 from tg_equiattn.functional.vector.plain_attention import plain_vector_attention
-from tg_equiattn.functional.vector.second_derivatives import second_derivatives
+from tg_equiattn.functional.vector.second_derivatives import vector_second_derivatives
 
 B, N, C = 3, 11, 2
 HERE = "tg_equiattn.functional.vector"
@@ -135,8 +135,8 @@ def test_second_derivatives_are_those_of_the_definition(given, monkeypatch):
     q, k, v, grad, *directions = torch.where(valid, torch.randn(7, 3, 11, 3).double(), 0.0)
     k[0, 5] = -2 * q[0, 3]
     directions = [x if there else None for x, there in zip(directions, given, strict=True)]
-    found = second_derivatives(q, k, v, grad, lengths, scale, directions)
-    wanted = generic_second_derivatives(
+    found = vector_second_derivatives(q, k, v, grad, lengths, scale, directions)
+    wanted = second_derivatives(
         lambda *qkv: plain_vector_attention(*qkv, lengths, scale), (q, k, v), (grad,), directions
     )
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)

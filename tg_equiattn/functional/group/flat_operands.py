@@ -23,9 +23,7 @@ from .shifts import Block
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-
-# Number of weights up to which calls of operations take more time than the operations.
-_FEW = 1 << 14
+_FEW = 1 << 14  # number of weights up to which calling operations takes longer than the operations
 
 
 class FlatOperands(Operands):

@@ -34,15 +34,11 @@ def has_three_factors(x: FlatOperands) -> bool:
 
 
 def three_factor_weights(
-    x: FlatOperands,
-    t: int,
-    query: Tensor,
-    one: Tensor,
-    keys: Tensor,
-    offset_table: Tensor,
-    element_table: Tensor,
+    x: FlatOperands, t: int, query: Tensor, one: Tensor, keys: Tensor, offset_table: Tensor, element_table: Tensor,
     penalty: Tensor | None,
-) -> tuple[Float[Tensor, "b e H S D *rows"], Float[Tensor, "b e H S 1 *rows"], Float[Tensor, "b e H *rows"]] | None:
+) -> tuple[
+    Float[Tensor, "b e H S D *rows"], Float[Tensor, "b e H S 1 *rows"], Float[Tensor, "b e H *rows"]
+] | None:  # fmt: skip
     """Weights without normalisation, the factor that normalises them, and the log-sum-exps of scores. None if the
     product is too small to be precise. Arguments are those of :meth:`.FlatOperands.scores`."""
     rows = query.shape[4:]

@@ -129,8 +129,8 @@ def linear_attention_impl(
         variance = variance[:, None].expand(-1, query.shape[1]).flatten()
     merged = merge if rows.merges else None
     out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merged, variance=variance)
-    out, lse = (rows.unpack(x.unflatten(0, query.shape[:2]), 1) for x in (out, lse))
-    return out, lse
+    out, lse = (x.unflatten(0, query.shape[:2]) for x in (out, lse))
+    return rows.unpack(out, 1), rows.unpack(lse, 1)
 
 
 def drop_keys(value: Float[Tensor, "heads nodes e"], dropout: float) -> Float[Tensor, "heads nodes e"]:

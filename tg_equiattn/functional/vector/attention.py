@@ -14,7 +14,7 @@ from ..second_derivatives import register_derivatives
 from .cross_product_attention import cross_product_attention, cross_product_attention_backward
 from .matrices import gradient_of_matrix, outer, times, times_without_trace
 from .plain_attention import plain_vector_attention, valid_tokens
-from .second_derivatives import second_derivatives
+from .second_derivatives import vector_second_derivatives
 
 
 def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -135,7 +135,7 @@ def _(grad, out, mixed, lse, q, *rest, out_shape) -> int:
 def _second(operands, given, cotangents, lengths, scale) -> tuple[Tensor | None, ...]:
     """Second derivatives, in the form that :func:`.register_derivatives` asks for."""
     q, k, v = operands
-    found = second_derivatives(q, k, v, given[0], lengths, scale, cotangents)
+    found = vector_second_derivatives(q, k, v, given[0], lengths, scale, cotangents)
     return *found, None, None, None
 
 

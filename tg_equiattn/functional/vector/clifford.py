@@ -167,7 +167,7 @@ class ProductTables(NamedTuple):
         present: the grades.
         grade: grade of each component.
         position: position of that grade among those present.
-        place: position of each component among those of a product.
+        place: position of each component among the components of a product.
         right: right component, for all pairs of a component of a product and a left component; 0 if it is not there.
         paths: grade path of each of these pairs.
         signs: sign of each of these pairs; 0 if the right component is not there.

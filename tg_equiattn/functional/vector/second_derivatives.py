@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _TILE_PAIRS = 1 << 16  # pairs of a tile on a CPU; about 30 numbers are formed for each
 
 
-def second_derivatives(
+def vector_second_derivatives(
     q: Float[Tensor, "groups tokens 3"],
     k: Float[Tensor, "groups tokens 3"],
     v: Float[Tensor, "groups tokens 3"],
@@ -38,7 +38,7 @@ def second_derivatives(
     scale: Float[Tensor, " groups"],
     directions: Sequence[Float[Tensor, "groups tokens 3"] | None],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and of the output's gradient, given those of the gradients of q, k and v."""
+    """Gradients of q, k, v and g, given directions dq, dk and dv; ``None`` is zero."""
     dq, dk, dv = (torch.zeros_like(q) if x is None else x for x in directions)
     groups, length, _ = q.shape
     valid = valid_tokens(lengths, length)

@@ -244,7 +244,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
     def _features(
         self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Check the input. Return the features and those of the context, zero at masked pixels."""
+        """Check the input. Return its features and the features of the context, both zero at masked pixels."""
         elements = len(self.group) if self._relation.input_has_elements else None
         checks.features(x, self.in_channels, self.window.dim, elements, self.out.weight)
         spatial = x.shape[-self.window.dim :]

@@ -163,7 +163,6 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         self.needs_neighbors, self.whole_offsets = self.positions.needs_neighbors, self.positions.whole_offsets
         invariant = position == "window" and offset == "distance"
         self.far_offsets = FarOffsets(heads, pos_dim, out_channels, invariant) if values == "offset" else None
-        self.needs_positions = self.positions.needs_positions or self.far_offsets is not None
         keys = self.positions.key_heads * d
         self.query = _linear(in_channels, out_channels)
         self.key = _linear(in_channels, keys) if keys else None
@@ -181,6 +180,11 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         if self.needs_neighbors:
             return "near pairs, which may be of two processes"
         return "method='pairs', whose pairs may be of two processes" if self.features is None else None
+
+    @property
+    def needs_positions(self) -> bool:
+        """True if positions are read beside the offsets of near pairs."""
+        return self.positions.needs_positions or self.far_offsets is not None
 
     @property
     def in_channels(self) -> int:

@@ -127,8 +127,9 @@ class VectorTransformer(ScalarVectorModule):
 
     Example:
         >>> import torch
-        >>> options = {"hidden_scalars": 8, "hidden_vectors": 16, "num_layers": 2, "pool": "mean"}
-        >>> model = VectorTransformer(4, 1, 0, 1, **options)
+        >>> model = VectorTransformer(
+        ...     4, 1, 0, 1, hidden_scalars=8, hidden_vectors=16, num_layers=2, pool="mean"
+        ... )
         >>> model(torch.randn(3, 33, 4), torch.randn(3, 33, 1, 3))[1].shape
         torch.Size([3, 1, 3])
     """
