@@ -38,7 +38,7 @@ class SortedPairs:
 
     @property
     def csr(self) -> CSR:
-        """The matrix of targets (rows) and sources (columns), made when it is first asked for."""
+        """The :class:`CSR` matrix of targets (rows) and sources (columns), made when it is first asked for."""
         if self._csr:
             return self._csr[0]
         csr = self.cached(_csr)
@@ -129,7 +129,6 @@ class NeighborList(SortedPairs):
     Attributes:
         target: target of each pair, sorted.
         source: source of each pair.
-        csr: the :class:`CSR` matrix of targets and sources.
         self_features: ``(N, F)`` of nodes with themselves, sums if there are several; ``None`` if none is given.
 
     Raises:
