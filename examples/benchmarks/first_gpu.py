@@ -24,6 +24,7 @@ import functools
 import importlib.util
 import json
 import platform
+import re
 import signal
 import statistics
 import sys
@@ -231,9 +232,20 @@ def timed(name: str, compiled: bool, machine: Machine) -> dict[str, Any]:
             with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
                 call()
                 machine.wait()
-            events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-            found[way] |= {"device seconds": sum(e.device_time for e in events) / 1e6, "kernels": len(events)}
+            found[way] |= kernels(trace)
     return found | memory(machine)
+
+
+def kernels(trace: Any) -> dict[str, Any]:
+    """Time on the device, the number of kernels, and the kernels that take most of the time, with their shares."""
+    times: dict[str, float] = {}
+    events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    for e in events:
+        times[e.name] = times.get(e.name, 0.0) + e.device_time / 1e6
+    total = sum(times.values())
+    most = sorted(times, key=times.__getitem__, reverse=True)[:4]
+    shares = {name[:80]: round(times[name] / total, 2) for name in most}
+    return {"device seconds": total, "kernels": len(events), "most time": shares}
 
 
 def _floating(x: Any) -> bool:
@@ -287,6 +299,10 @@ def graph_attention(nodes: int, machine: Machine) -> dict[str, Any]:
         for method in ("pairs", "features"):
             layer = PerformerAttention(64, 64, 8, pos_dim=3, offset="distance", cutoff=0.1, method=method)
             calls[method] = functools.partial(layer.to(machine.device), x, pos=pos)
+        if has("torch_geometric"):
+            from torch_geometric.nn.attention import PerformerAttention as Performer
+
+            calls["PyG's PerformerAttention"] = functools.partial(Performer(64, 8, 8).to(machine.device), x[None])
         return compared(calls, machine)
 
 
@@ -450,6 +466,8 @@ def run_items(items: dict[str, Item], machine: Machine, path: Path, seconds: flo
         try:
             with alarm(min(patience, left)), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                if machine.is_cuda and torch.backends.cuda.is_built():
+                    torch.cuda.reset_peak_memory_stats()
                 torch.manual_seed(0)
                 line["result"] = item(machine)
         except Exception as error:  # one item is lost, and the line says why
@@ -481,6 +499,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "out" / "first_gpu", help="folder of results and report")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--second", action="store_true", help="compare with what a user has instead")
+    parser.add_argument("--only", default="", help="run the items in whose name this regular expression is found")
     parser.add_argument("--tiny", action="store_true", help="small sizes and few cases, for a dry run")
     parser.add_argument("--report", action="store_true", help="write the report of the lines so far and run nothing")
     options = parser.parse_args()
@@ -491,6 +510,7 @@ def main() -> None:
     if not options.report:
         machine = Machine(options.device, options.tiny)
         items = (second_items if options.second else first_items)(machine)
+        items = {name: item for name, item in items.items() if re.search(options.only, name)}
         run_items(items, machine, path, options.seconds, options.patience)
     (options.output / "report.md").write_text(report(path))
     print(f"The report is in {options.output / 'report.md'}")
