@@ -1,5 +1,7 @@
 """What only a GPU shows: captured graphs, no synchronisation, the CPU's numbers."""
 
+import gc
+
 import pytest
 import torch
 from cases import agree, moved, run
@@ -38,6 +40,7 @@ def captured(function):
         for _ in range(3):
             function()
     torch.cuda.current_stream().wait_stream(stream)
+    gc.collect()  # no graph of an earlier call may be alive
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = function()

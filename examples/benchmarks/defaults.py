@@ -239,8 +239,8 @@ def main() -> None:
     rows, tiny_rows = [], []
     for name, (beside, make) in chosen.items():
         for size in options.sizes:
-            side = SIDES[size]
-            rows.append([f"{name}, {side} x {side}", beside, *measure(make, size, options.repeats, options.compiled, device)])
+            cells = measure(make, size, options.repeats, options.compiled, device)
+            rows.append([f"{name}, {SIDES[size]} x {SIDES[size]}", beside, *cells])
         tiny_rows.append([name, beside, *tiny(make, options.repeats, device)])
     head = ["layer", "beside", "forward, ms", "ours", *compiled, "training, ms", "ours", *compiled, "kept, MiB", "ours"]
     table(head, rows)

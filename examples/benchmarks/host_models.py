@@ -1,7 +1,7 @@
 """A training step of MACE and NequIP with and without Ewald attention: molecules, 1,000 atoms open and periodic.
 
-One thread (or --device cuda), float32, forward, forces and the gradients of a loss of both; atoms on a jittered grid 2 apart. Run where
-the host is installed: python host_models.py mace, or nequip.
+One thread (or --device cuda), float32, forward, forces and the gradients of a loss of both; atoms on a jittered grid
+2 apart. Run where the host is installed: python host_models.py mace, or nequip.
 """
 
 import argparse
