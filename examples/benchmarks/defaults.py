@@ -1,10 +1,11 @@
 """Layers at their defaults beside what a user has instead, side by side in one process.
 
-Every case is one layer at its defaults, and a layer that a user may have instead. Cases are rows of ``CASES``; each
-returns a :class:`Case` for a size. Columns are the time of the other layer in milliseconds and the time of ours as a
-multiple of it: without gradients (eval mode), a training pass, both with ``torch.compile`` of our layer, the memory
-that autograd keeps for the backward pass, and one call without gradients at a tiny size. Last, a training step of a
-Wide ResNet with three of nine convolutions replaced by default blocks, as a multiple of the step before.
+Every case is one layer at its defaults, and a layer that a user may have instead. Cases are rows of ``CASES`` in
+default_cases.py; each returns a :class:`Case` for a size. Columns are the time of the other layer in milliseconds and
+the time of ours as a multiple of it: without gradients (eval mode), a training pass, both with ``torch.compile`` of our
+layer, the memory that autograd keeps for the backward pass, and one call without gradients at a tiny size. Last, a
+training step of a Wide ResNet with three of nine convolutions replaced by default blocks, as a multiple of the step
+before.
 
 Times are medians of interleaved rounds, of the processor on one thread, or with --device cuda by the clock.
 
@@ -16,78 +17,14 @@ Times are medians of interleaved rounds, of the processor on one thread, or with
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
-import io
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from default_cases import CASES, SIDES, Case, gspaces, nn, shape_of
 from measure import add_device, medians
+from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GlobalAttention, R2GroupAttention
 from torch import Tensor
-
-with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
-    from escnn import gspaces, nn
-
-from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GlobalAttention, R2GroupAttention, R2LiftingAttention
-
-
-@dataclasses.dataclass
-class Case:
-    """Two modules for the same input, and the module of ours that ``torch.compile`` gets."""
-
-    ours: torch.nn.Module
-    theirs: torch.nn.Module
-    inputs: tuple[Tensor, ...]
-    compilable: torch.nn.Module
-
-    def to(self, device: str) -> Case:
-        ours, theirs, compilable = (m.to(device) for m in (self.ours, self.theirs, self.compilable))
-        return Case(ours, theirs, tuple(x.to(device) for x in self.inputs), compilable)
-
-
-class OfTensors(torch.nn.Module):
-    """An escnn module as a function of tensors."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(nn.GeometricTensor(x, self.module.in_type)).tensor
-
-
-SIDES = {"tiny": 3, "small": 16, "medium": 32, "large": 64}  # of images
-
-
-def fields(kind: Any, rotations: int, size: str, lifts: bool = False, **options: Any) -> Case:
-    """A layer of 16 fields (4 if tiny) beside the 5 x 5 convolution between the same types; 4 images (1 if tiny)."""
-    gspace, tiny = gspaces.rot2dOnR2(rotations), size == "tiny"
-    hidden = nn.FieldType(gspace, (4 if tiny else 16) * [gspace.regular_repr])
-    given = nn.FieldType(gspace, 3 * [gspace.trivial_repr]) if lifts else hidden
-    layer = kind(given, hidden, **options)
-    x = torch.randn(1 if tiny else 4, given.size, SIDES[size], SIDES[size])
-    convolution = nn.R2Conv(given, hidden, 5, padding=2)
-    return Case(OfTensors(layer), OfTensors(convolution), (x,), layer.export())
-
-
-# name: what it is beside, and the case for a size; add rows for other libraries here
-CASES: dict[str, tuple[str, Callable[[str], Case]]] = {
-    **{
-        f"R2GroupAttention, C{n}": ("R2Conv", lambda size, n=n: fields(R2GroupAttention, n, size)) for n in (4, 8)
-    },
-    **{
-        f"R2LiftingAttention, C{n}": ("R2Conv", lambda size, n=n: fields(R2LiftingAttention, n, size, lifts=True))
-        for n in (4, 8)
-    },
-    "R2GlobalAttention, C4": ("R2Conv", lambda size: fields(R2GlobalAttention, 4, size)),
-    **{
-        f"R2GroupAttention, relative, C{n}": (
-            "R2Conv", lambda size, n=n: fields(R2GroupAttention, n, size, relation="relative")
-        )
-        for n in (4, 8)
-    },
-}  # fmt: skip
 
 
 def kept(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> int:
@@ -240,7 +177,7 @@ def main() -> None:
     for name, (beside, make) in chosen.items():
         for size in options.sizes:
             cells = measure(make, size, options.repeats, options.compiled, device)
-            rows.append([f"{name}, {SIDES[size]} x {SIDES[size]}", beside, *cells])
+            rows.append([f"{name}, {shape_of(name, size)}", beside, *cells])
         tiny_rows.append([name, beside, *tiny(make, options.repeats, device)])
     head = ["layer", "beside", "forward, ms", "ours", *compiled, "training, ms", "ours", *compiled, "kept, MiB", "ours"]
     table(head, rows)
