@@ -3,6 +3,9 @@
 One row a module of :data:`cases.CASES`. Tables of indices and geometry are no state, so none of this may change them.
 """
 
+import gc
+import importlib
+
 import pytest
 import ranks
 import torch
@@ -167,3 +170,36 @@ def test_fully_sharded_modules_compute_the_same(tmp_path):
         torch.manual_seed(5)
         torch.save(built(name), tmp_path / f"{name}.pt")
     ranks.run(run_sharded, tmp_path)
+
+
+@pytest.fixture
+def no_garbage_collection():
+    """The compiler is loaded before: an operator's first call loads it, and that leaves a cycle behind."""
+    importlib.import_module("torch._dynamo")
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def accumulator(parameter):
+    """The node that ends a parameter's graphs: a new one if no graph is alive."""
+    return parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+
+
+def are_alive(parameters):
+    return any("seen" in accumulator(p).metadata for p in parameters)
+
+
+def test_an_output_that_is_dropped_frees_its_graph(name, no_garbage_collection):
+    """Without the garbage collector, so that activations of one step are gone before the next. A captured CUDA graph
+    needs it, too."""
+    module, _, outputs = built(name)
+    parameters = list(module.parameters())
+    for parameter in parameters:
+        accumulator(parameter).metadata["seen"] = True
+    assert are_alive(parameters) == bool(parameters)
+    loss = sum(out.float().square().sum() for out in outputs)
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True) if parameters else ()
+    del outputs, loss, grads
+    assert not are_alive(parameters)

@@ -27,6 +27,15 @@ def has_autocast(kind: str) -> bool:
 has_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]  # compilers before torch 2.10 stop at it
 
 
+def is_exporting() -> bool:
+    """True while torch.export traces. Compilers before torch 2.13 take ``torch.compiler.is_exporting()`` to be true in
+    torch.compile, too, so they must not look into this function."""
+    return torch.compiler.is_exporting()
+
+
+is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
     """Switch autocast off for a device, where it has it: geometry and exponentials stay in their own dtype."""
     if has_autocast(device.type) and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):

@@ -1,88 +1,30 @@
 """Layers at their defaults beside what a user has instead, side by side in one process.
 
-Every case is one layer at its defaults, and a layer that a user may have instead. Cases are rows of ``CASES``; each
-returns a :class:`Case` for a size. Columns are the time of the other layer in milliseconds and the time of ours as a
-multiple of it: without gradients (eval mode), a training pass, both with ``torch.compile`` of our layer, the memory
-that autograd keeps for the backward pass, and one call without gradients at a tiny size. Last, a training step of a
-Wide ResNet with three of nine convolutions replaced by default blocks, as a multiple of the step before.
+Every case is one layer at its defaults, and a layer that a user may have instead. Cases are rows of ``CASES`` in
+default_cases.py; each returns a :class:`Case` for a size. Columns are the time of the other layer in milliseconds and
+the time of ours as a multiple of it: without gradients (eval mode), a training pass, both with ``torch.compile`` of our
+layer, the memory that autograd keeps for the backward pass, and one call without gradients at a tiny size. Last, a
+training step of a Wide ResNet with three of nine convolutions replaced by default blocks, as a multiple of the step
+before.
 
-Times are medians of interleaved rounds on one thread, by the clock of the processor.
+Times are medians of interleaved rounds, of the processor on one thread, or with --device cuda by the clock.
 
-    python -W ignore examples/benchmarks/defaults.py               # a few minutes
-    python -W ignore examples/benchmarks/defaults.py --compiled    # with torch.compile, too
+    python -W ignore examples/benchmarks/defaults.py                  # a few minutes
+    python -W ignore examples/benchmarks/defaults.py --compiled       # with torch.compile, too
+    python -W ignore examples/benchmarks/defaults.py --device cuda
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
-import io
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure import medians
+from default_cases import CASES, SIDES, Case, gspaces, nn, shape_of
+from measure import add_device, medians
+from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GlobalAttention, R2GroupAttention
 from torch import Tensor
-
-with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
-    from escnn import gspaces, nn
-
-from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GlobalAttention, R2GroupAttention, R2LiftingAttention
-
-
-@dataclasses.dataclass
-class Case:
-    """Two modules for the same input, and the module of ours that ``torch.compile`` gets."""
-
-    ours: torch.nn.Module
-    theirs: torch.nn.Module
-    inputs: tuple[Tensor, ...]
-    compilable: torch.nn.Module
-
-
-class OfTensors(torch.nn.Module):
-    """An escnn module as a function of tensors."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(nn.GeometricTensor(x, self.module.in_type)).tensor
-
-
-SIDES = {"tiny": 3, "small": 16, "medium": 32, "large": 64}  # of images
-
-
-def fields(kind: Any, rotations: int, size: str, lifts: bool = False, **options: Any) -> Case:
-    """A layer of 16 fields (4 if tiny) beside the 5 x 5 convolution between the same types; 4 images (1 if tiny)."""
-    gspace, tiny = gspaces.rot2dOnR2(rotations), size == "tiny"
-    hidden = nn.FieldType(gspace, (4 if tiny else 16) * [gspace.regular_repr])
-    given = nn.FieldType(gspace, 3 * [gspace.trivial_repr]) if lifts else hidden
-    layer = kind(given, hidden, **options)
-    x = torch.randn(1 if tiny else 4, given.size, SIDES[size], SIDES[size])
-    convolution = nn.R2Conv(given, hidden, 5, padding=2)
-    return Case(OfTensors(layer), OfTensors(convolution), (x,), layer.export())
-
-
-# name: what it is beside, and the case for a size; add rows for other libraries here
-CASES: dict[str, tuple[str, Callable[[str], Case]]] = {
-    **{
-        f"R2GroupAttention, C{n}": ("R2Conv", lambda size, n=n: fields(R2GroupAttention, n, size)) for n in (4, 8)
-    },
-    **{
-        f"R2LiftingAttention, C{n}": ("R2Conv", lambda size, n=n: fields(R2LiftingAttention, n, size, lifts=True))
-        for n in (4, 8)
-    },
-    "R2GlobalAttention, C4": ("R2Conv", lambda size: fields(R2GlobalAttention, 4, size)),
-    **{
-        f"R2GroupAttention, relative, C{n}": (
-            "R2Conv", lambda size, n=n: fields(R2GroupAttention, n, size, relation="relative")
-        )
-        for n in (4, 8)
-    },
-}  # fmt: skip
 
 
 def kept(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> int:
@@ -114,9 +56,9 @@ def training(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Callable[[]
     return lambda: module(*given).square().sum().backward()
 
 
-def measure(make: Callable[[str], Case], size: str, repeats: int, compiled: bool) -> list[str]:
+def measure(make: Callable[[str], Case], size: str, repeats: int, compiled: bool, device: str) -> list[str]:
     """The cells of a row."""
-    case, cells = make(size), []
+    case, cells = make(size).to(device), []
     modules = {"theirs": case.theirs, "ours": case.ours}
     if compiled:
         torch._dynamo.reset()  # each case is a program of its own
@@ -124,7 +66,7 @@ def measure(make: Callable[[str], Case], size: str, repeats: int, compiled: bool
     for direction in (forward, training):
         for module in modules.values():
             module.train(direction is training)
-        taken = medians({name: direction(module, case.inputs) for name, module in modules.items()}, repeats)
+        taken = medians({name: direction(module, case.inputs) for name, module in modules.items()}, repeats, device)
         cells.append(f"{1e3 * taken['theirs']:.1f}")
         cells += [f"{taken[name] / taken['theirs']:.2f}" for name in modules if name != "theirs"]
     given = tuple(x.clone().requires_grad_() if x.is_floating_point() else x for x in case.inputs)
@@ -133,11 +75,12 @@ def measure(make: Callable[[str], Case], size: str, repeats: int, compiled: bool
     return cells
 
 
-def tiny(make: Callable[[str], Case], repeats: int) -> list[str]:
-    case = make("tiny")
+def tiny(make: Callable[[str], Case], repeats: int, device: str) -> list[str]:
+    case = make("tiny").to(device)
     taken = medians(
         {name: forward(module.eval(), case.inputs) for name, module in (("theirs", case.theirs), ("ours", case.ours))},
         20 * repeats,
+        device,
     )
     return [f"{1e3 * taken['theirs']:.2f}", f"{1e3 * taken['ours']:.2f}"]
 
@@ -185,9 +128,9 @@ REPLACED: dict[str, Callable[[Any], Any]] = {
 EQUAL = {4: 18, 8: 19}
 
 
-def networks(rotations: int, repeats: int) -> list[list[str]]:
+def networks(rotations: int, repeats: int, device: str) -> list[list[str]]:
     """A training step of the network with each replacement, as a multiple of the step without."""
-    x = torch.randn(4, 3, 32, 32)
+    x = torch.randn(4, 3, 32, 32, device=device)
     models = {"3 x 3 convolutions": WideResNet(rotations, 16)}
     models |= {name: WideResNet(rotations, 16, replace) for name, replace in REPLACED.items()}
     models["R2GroupAttention, equal parameters"] = WideResNet(rotations, EQUAL[rotations], REPLACED["R2GroupAttention"])
@@ -202,7 +145,7 @@ def networks(rotations: int, repeats: int) -> list[list[str]]:
 
         return run
 
-    taken = medians({name: step(model) for name, model in models.items()}, repeats)
+    taken = medians({name: step(model.to(device)) for name, model in models.items()}, repeats, device)
     first, *_ = taken.values()
     return [
         [f"C{rotations}, {name}", f"{sum(p.numel() for p in models[name].parameters()):,}", f"{1e3 * t:.0f}",
@@ -224,20 +167,22 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(SIDES)[1:], default=list(SIDES)[1:])
     parser.add_argument("--cases", nargs="*", help="names of cases; default: all", choices=list(CASES))
     parser.add_argument("--networks", type=int, nargs="*", default=[4, 8], help="rotations of the Wide ResNets")
+    add_device(parser)
     options = parser.parse_args()
+    device = options.device
     torch.set_num_threads(1)
     chosen = {name: CASES[name] for name in options.cases or CASES} if options.cases != [] else {}
     compiled = ["compiled"] if options.compiled else []
     rows, tiny_rows = [], []
     for name, (beside, make) in chosen.items():
         for size in options.sizes:
-            side = SIDES[size]
-            rows.append([f"{name}, {side} x {side}", beside, *measure(make, size, options.repeats, options.compiled)])
-        tiny_rows.append([name, beside, *tiny(make, options.repeats)])
+            cells = measure(make, size, options.repeats, options.compiled, device)
+            rows.append([f"{name}, {shape_of(name, size)}", beside, *cells])
+        tiny_rows.append([name, beside, *tiny(make, options.repeats, device)])
     head = ["layer", "beside", "forward, ms", "ours", *compiled, "training, ms", "ours", *compiled, "kept, MiB", "ours"]
     table(head, rows)
     table(["one tiny call", "beside", "ms", "ours, ms"], tiny_rows)
-    results = [row for rotations in options.networks for row in networks(rotations, options.repeats)]
+    results = [row for rotations in options.networks for row in networks(rotations, options.repeats, device)]
     table(["Wide ResNet", "parameters", "training step, ms", "times"], results)
 
 

@@ -1,4 +1,4 @@
-"""Launches and memory of layers on a GPU, counted without one: the table of docs/performance.md.
+"""Launches and memory of layers on a GPU, counted without one.
 
 python examples/benchmarks/launches.py [LAYER ...] [--write]
 """

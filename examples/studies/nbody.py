@@ -193,7 +193,7 @@ def predict(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
         return model(charges, velocities, positions), later
     scalars = torch.stack([charges > 0, charges < 0], -1).to(charges.dtype)
     edges = {}
-    if getattr(model, "local_context", False):
+    if isinstance(model, SE3Hyena | VectorTransformer) and model.module.local_context:
         index = complete_graphs(len(charges), charges.shape[1], charges.device)
         flat = charges.flatten()
         edges = {"edge_index": index, "edge_attr": (flat[index[0]] * flat[index[1]])[:, None]}

@@ -51,8 +51,9 @@ def test_frames_hold_at_most_four_tensors_of_scores(content):
     assert peak(lambda: layer(x).square().sum().backward()) < 4 * 4 * (2 * 4 * places * 8 * 32 * 32)
 
 
-def test_a_row_of_the_table_at_the_defaults():
-    _, make = CASES["R2LiftingAttention, C4"]
-    cells = measure(make, "tiny", 1, False)
+@pytest.mark.parametrize("name", ["R2LiftingAttention, C4", "RelativePerformerConv, pairs", "IrrepsEwaldAttention"])
+def test_a_row_of_the_table_at_the_defaults(name):
+    _, make = CASES[name]
+    cells = measure(make, "tiny", 1, False, "cpu")
     assert len(cells) == 6
-    assert all(float(cell) > 0 for cell in (*cells, *tiny(make, 1)))
+    assert all(float(cell) > 0 for cell in (*cells, *tiny(make, 1, "cpu")))

@@ -80,8 +80,8 @@ def test_cases_of_a_host_that_is_missing_are_left_out(monkeypatch):
 
 def test_cases_that_differ_or_wait_are_named_first(tmp_path):
     path = tmp_path / "results.jsonl"
-    bad = {"item": "case: bad", "result": {"float32": 0.5, "waits": False}, "seconds": 1}
-    good = {"item": "case: good", "result": {"float32": 1e-7, "waits": False}, "seconds": 1}
+    bad = {"item": "case: bad", "result": {"float32 of the CPU": 1e-7, "float32": 0.5, "waits": False}, "seconds": 1}
+    good = {"item": "case: good", "result": {"float32 of the CPU": 5e-3, "float32": 9e-3, "waits": False}, "seconds": 1}
     path.write_text(json.dumps(good) + "\n" + json.dumps(bad) + "\n")
     report = first_gpu.report(path).split("| item |")[0]
     assert "1 cases differ" in report

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..modes import in_functorch_transform
+from ..modes import in_functorch_transform, is_exporting
 
 FEW_NUMBERS = 1 << 13  # that a CPU computes in the time that it takes to call an operator
 _TILE_BYTES = 2 << 30  # what the tensors of a tile may take together on an accelerator
@@ -34,7 +34,7 @@ def choose_form(x: Tensor, numbers: int, plain: bool = False, few: bool = False)
     eager = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
     if few and x.device.type == "cpu" and eager and 0 < numbers <= FEW_NUMBERS:
         return DEFINITION
-    if x.device.type == "cpu" or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if x.device.type == "cpu" or not torch.compiler.is_compiling() or is_exporting():
         return OPERATOR  # exported programs are for all sizes, so that no size can decide
     return FUSABLE if numbers <= tile_numbers(x.device, 0, 4) else OPERATOR
 

@@ -42,7 +42,7 @@ class Prices(NamedTuple):
     nufft: float = 1.0
 
 
-PRICES = {"cpu": Prices(), "cuda": Prices(0.003, 0.003, 0.01, 0.01)}  # by kind of device; those of CUDA are estimates
+PRICES = {"cpu": Prices(), "cuda": Prices(0.0065, 0.0024, 0.0047, 0.01)}  # CUDA: of an H100, and a guess for nufft
 
 
 class Choice(NamedTuple):

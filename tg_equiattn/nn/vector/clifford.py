@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ... import checks
 from ...functional.backend import tile_numbers
 from ...functional.chunks import map_chunks
+from ...functional.vector.channel_product import channel_product
 from ...functional.vector.clifford import (
     COMPONENTS,
     GRADE_SIZES,
@@ -61,7 +62,7 @@ class CliffordLinear(nn.Module):
         for part, size, i, o in zip(parts, GRADE_SIZES, self.in_grades, self.out_grades, strict=True):
             weight = next(weights) if i and o else None
             if weight is not None and part.shape[1]:
-                out.append(torch.bmm(weight.expand(size, -1, -1), part))
+                out.append(channel_product(weight.expand(size, -1, -1), part))
             else:
                 out.append(part.new_zeros(size, o, part.shape[2]))
         if self.bias is not None:
@@ -113,11 +114,10 @@ class CliffordBlock(nn.Module):
         gate, gate_bias = self._rows(self.gate, tables), self._rows(self.gate_bias, tables)
         gates = torch.sigmoid(torch.addcmul(gate_bias, gate, torch.cat([x[:1], *self._square_norms(x)[1:]])))
         x = x * gates.index_select(0, tables.position)
-        weight = self.weight.index_select(0, tables.grade)
-        if self.bias is None:
-            y = weight @ x
-        else:
-            y = torch.baddbmm(F.pad(self.bias[None, :, None], (0, 0, 0, 0, 0, len(weight) - 1)), weight, x)
+        weight, bias = self.weight.index_select(0, tables.grade), None
+        if self.bias is not None:
+            bias = F.pad(self.bias[None, :, None], (0, 0, 0, 0, 0, len(weight) - 1))
+        y = channel_product(weight, x, bias)
         norms = (torch.cat(self._square_norms(y)) + _EPS).sqrt()
         divisors = torch.lerp(tables.one, norms, torch.sigmoid(self._rows(self.grade_norm, tables)))
         z = self._product(x, y / divisors.index_select(0, tables.position), tables)

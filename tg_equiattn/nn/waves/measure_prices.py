@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from typing import NamedTuple
 
 import torch
 
@@ -13,12 +14,25 @@ from ...functional.waves.nufft import nufft_available
 from .ewald_attention import EwaldAttention
 
 
+class _Sizes(NamedTuple):
+    """Sizes of what is measured: nodes in the open, the side of a cell of one node, and nodes in a cell of a side."""
+
+    direct: int
+    wide: float
+    nodes: int
+    side: float
+
+
+_ON_CPU = _Sizes(600, 26.0, 1500, 13.0)
+_ON_ACCELERATOR = _Sizes(8000, 80.0, 30_000, 26.0)  # smaller ones would measure the time of launches
+
+
 def measure_ewald_prices(device: torch.device | str = "cpu") -> dict[str, float]:
     """Measure how fast a device computes Ewald attention, for ``method="auto"`` and the warnings of this process.
 
-    ``"auto"`` takes the method that needs least time, by prices of its steps. They are those of one core of a CPU, and
-    estimates for CUDA. Call this function once at the start of a program, with the number of threads that it will use,
-    if graphs are large. It takes some seconds.
+    ``"auto"`` takes the method that needs least time, by prices of its steps. They are those of one core of a CPU and
+    of an H100 (a guess for non-uniform transforms on CUDA). Call this function once at the start of a program, with
+    the number of threads that it will use, if graphs are large. It takes some seconds.
 
     Args:
         device: Device to measure, "cpu" by default. The prices are used for all devices of its kind.
@@ -32,13 +46,14 @@ def measure_ewald_prices(device: torch.device | str = "cpu") -> dict[str, float]
         ['direct', 'nodes', 'nufft', 'vectors']
     """
     device = torch.device(device)
-    found, steps = _run(device, "direct", 600, 0.0)
+    sizes = _ON_CPU if device.type == "cpu" else _ON_ACCELERATOR
+    found, steps = _run(device, "direct", sizes.direct, 0.0)
     prices = Prices(direct=found / steps.direct)
-    found, steps = _run(device, "ewald", 1, 26.0)
+    found, steps = _run(device, "ewald", 1, sizes.wide)
     prices = prices._replace(vectors=found / steps.vectors)
     for name, method in (("nodes", "ewald"), ("nufft", "nufft")):
         if method == "ewald" or nufft_available(device.type):
-            found, steps = _run(device, method, 1500, 13.0)
+            found, steps = _run(device, method, sizes.nodes, sizes.side)
             beside = found - prices.vectors * steps.vectors  # noise, if vectors take nearly all the time
             prices = prices._replace(**{name: max(beside, 0.1 * found) / getattr(steps, name)})
     PRICES[device.type] = prices

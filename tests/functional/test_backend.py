@@ -1,0 +1,45 @@
+"""The form in which an operator runs: eagerly, compiled and exported."""
+
+import pytest
+import torch
+
+from tg_equiattn.functional.backend import DEFINITION, FUSABLE, OPERATOR, choose_form
+
+FORMS = [DEFINITION, OPERATOR, FUSABLE]
+
+
+class Form(torch.nn.Module):
+    """Returns as many numbers as the place of the form in FORMS says."""
+
+    def forward(self, x):
+        return x.new_zeros(FORMS.index(choose_form(x, 1000)))
+
+
+def compiled(module):
+    return torch.compile(module, backend="eager", fullgraph=True)
+
+
+def exported(module):
+    return torch.export.export(module, (torch.zeros(3, device="meta"),)).module()
+
+
+@pytest.mark.parametrize(
+    ("how", "device", "wanted"),
+    [
+        (lambda module: module, "cpu", OPERATOR),
+        (lambda module: module, "meta", OPERATOR),
+        (compiled, "cpu", OPERATOR),
+        (compiled, "meta", FUSABLE),  # an accelerator, which takes what compilers fuse
+        (exported, "meta", OPERATOR),
+        (torch.func.vmap, "cpu", DEFINITION),
+    ],
+)
+def test_the_form_of_an_operator(how, device, wanted):
+    x = torch.zeros(1, 3, device=device)
+    found = how(Form())(x if how is torch.func.vmap else x[0])
+    assert FORMS[found.shape[-1]] == wanted
+
+
+def test_what_does_not_fit_into_a_tile_runs_as_the_operator():
+    run = compiled(lambda x: x.new_zeros(FORMS.index(choose_form(x, 1 << 40))))
+    assert FORMS[len(run(torch.zeros(3, device="meta")))] == OPERATOR
