@@ -91,7 +91,7 @@ class _Windows:
         return self._gathered(self.padded(x), back)
 
     def _gathered(self, padded: Tensor, back: bool = False) -> Tensor:
-        return padded.flatten(-self.dim)[..., self.indices[int(back)]]  # compilers before torch 2.13 take no bool
+        return padded.flatten(-self.dim)[..., self.indices[int(back)]]  # torch 2.11 compiles no bool
 
     def of_queries(self, x: Tensor, back: bool = False) -> Tensor:
         """Add the axes of sums to features of queries: (..., *spatial) -> (..., *spatial, 1, 1, .., 1), or (...,
