@@ -28,8 +28,8 @@ has_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]  # com
 
 
 def is_exporting() -> bool:
-    """True while torch.export traces. Compilers before torch 2.13 take ``torch.compiler.is_exporting()`` to be true in
-    torch.compile, too, so they must not look into this function."""
+    """True while torch.export traces. The compiler of torch 2.11 takes ``torch.compiler.is_exporting()`` to be true in
+    torch.compile, too, so it must not look into this function."""
     return torch.compiler.is_exporting()
 
 

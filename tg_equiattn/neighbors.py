@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -71,8 +70,10 @@ class SortedPairs:
     def restricted(self, mask: Tensor) -> SortedPairs:
         """The same pairs, of which those between nodes of a bool ``mask`` ``(N,)`` count."""
         mask = mask[self.target] & mask[self.source]
-        less = copy.copy(self)  # with the matrix in common
-        less.mask, less._cache = mask if self.mask is None else mask & self.mask, {}
+        mask = mask if self.mask is None else mask & self.mask
+        features = self.features, self.weights, self.self_features
+        less = SortedPairs(self.target, self.source, self.nodes, self.offsets, mask, *features, self.between_positions)
+        less._csr = self._csr  # in common
         return less
 
     def cached(self, make: Callable[..., _T], *arguments: int) -> _T:

@@ -54,6 +54,8 @@ def h100():
     }  # fmt: skip
     with contextlib.ExitStack() as stack, mock.patch("torch._inductor.scheduler.has_triton", return_value=True):
         stack.enter_context(mock.patch("torch.utils._triton.triton_hash_with_backend", return_value="sm_90"))
+        # which asks for a driver where torch is a CUDA build
+        stack.enter_context(mock.patch("torch._subclasses.fake_tensor.init_gpu_context"))
         copy = lambda x, y, *more: torch.ops.aten.copy_.default(x, y, *more)  # noqa: E731 - a method asks for its device
         stack.enter_context(mock.patch.object(torch.Tensor, "copy_", copy))
         stack.enter_context(mock.patch.object(DeviceProperties, "create", return_value=hints))

@@ -142,6 +142,7 @@ def test_sums_over_images(pbc, method, kind):
 
 def test_potentials_of_crystals_are_ewalds():
     """The energy of a cell of Gaussian charges by torch-pme, and Madelung's constant of sharp ones."""
+    pytest.importorskip("torchpme")
     charges, pos, cell, nearest = ewald.rock_salt()
     one = torch.ones(8, 1, 1, 1, dtype=torch.float64)
     for s, wanted in ((0.5, None), (0.12, ewald.ROCK_SALT)):
@@ -181,25 +182,35 @@ def test_potentials_of_slabs(method):
         assert error(slabs[0][:, 0], crystal[:, 0]) > 1e-3
 
 
-def test_each_graph_by_itself():
-    """Molecules, crystals and slabs in one batch are what they are alone, by the same method."""
+def mixed_batch():
+    """Molecules, crystals, a slab and an empty graph: sizes, batch, operands and kernels, cells."""
     sizes = [5, 0, 9, 1, 7]
     batch, ker = batch_of(sizes), kernels()
-    q, k, v, pos = operands(sum(sizes))
+    tensors = *operands(sum(sizes)), ker
     cell = torch.tensor(CELL).double() + 0.3 * torch.randn(5, 3, 3).double()
     pbc = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]).bool()
-    for method in ("auto", "ewald", "nufft"):
-        together = ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, method=method, batch_size=5)
-        for graph, size in enumerate(sizes):
-            if size:
-                here, own = batch == graph, {"cell": cell[graph], "pbc": pbc[graph], "method": method}
-                alone = ewald_attention(*(x[here] for x in (q, k, v, pos)), ker, **own)
-                assert error(together[here], alone) <= 1e-12
-    flat = ewald_attention(q, k, v, pos, ker, batch, cell=cell.flatten(0, 1), pbc=pbc.flatten(), batch_size=5)
-    assert error(flat, ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, batch_size=5)) <= 1e-12
+    return sizes, batch, tensors, {"cell": cell, "pbc": pbc}
+
+
+@pytest.mark.parametrize("method", ["auto", "ewald", "nufft"])
+def test_each_graph_of_a_batch_is_what_it_is_alone(method):
+    sizes, batch, (*tensors, ker), cells = mixed_batch()
+    together = ewald_attention(*tensors, ker, batch, **cells, method=method, batch_size=5)
+    for graph, size in enumerate(sizes):
+        if size:
+            here, own = batch == graph, {name: x[graph] for name, x in cells.items()}
+            alone = ewald_attention(*(x[here] for x in tensors), ker, **own, method=method)
+            assert error(together[here], alone) <= 1e-12
+
+
+def test_cells_in_one_matrix_and_bounded_vectors_change_nothing():
+    _, batch, tensors, cells = mixed_batch()
+    wanted = ewald_attention(*tensors, batch, **cells, batch_size=5)
+    flat = {"cell": cells["cell"].flatten(0, 1), "pbc": cells["pbc"].flatten()}
+    assert error(ewald_attention(*tensors, batch, **flat, batch_size=5), wanted) <= 1e-12
     sizes = {"batch_size": 5, "max_num_nodes": 11}
-    bounded = ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, max_hkl=(6, 6, 17), **sizes)
-    assert error(bounded, flat) <= 1e-6
+    bounded = ewald_attention(*tensors, batch, **cells, max_hkl=(6, 6, 17), **sizes)
+    assert error(bounded, wanted) <= 1e-6
 
 
 @pytest.mark.parametrize(("nodes", "side"), [(191, None), pytest.param(193, 17.0, marks=pytest.mark.slow)])

@@ -46,6 +46,19 @@ def test_exported_models_trace_and_agree(name, randomise):
     torch.testing.assert_close(traced(x), model(model.in_type(x)).tensor, rtol=0, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("name", ["block", "global"])
+def test_an_exported_program_is_for_all_sizes(name, randomise):
+    """Of batches and images: Dim.DYNAMIC refuses a program that fixes one of them."""
+    model, plain = exported(name, randomise)
+    dynamic = torch.export.Dim.DYNAMIC
+    x = torch.randn(2, model.in_type.size, 6, 8)
+    program = torch.export.export(plain, (x,), dynamic_shapes=({0: dynamic, 2: dynamic, 3: dynamic},)).module()
+    for shape in ((5, 9, 8), (1, 6, 11)):
+        x = torch.randn(shape[0], model.in_type.size, *shape[1:])
+        torch.testing.assert_close(program(x), model(model.in_type(x)).tensor, rtol=0, atol=1e-5)
+
+
 def test_without_it_our_operator_is_left(randomise):
     """Negative control."""
     model = MODELS["block"]()
@@ -61,9 +74,11 @@ def test_plain_export_to_onnx(name, randomise, tmp_path):
     """Standard operators only, for batches and images of all sizes, in ONNX's own reference implementation."""
     onnx, reference = pytest.importorskip("onnx"), pytest.importorskip("onnx.reference")
     model, plain = exported(name, randomise)
-    auto = torch.export.Dim.AUTO
+    dynamic = torch.export.Dim.DYNAMIC
     x = torch.randn(2, model.in_type.size, 6, 8)
-    torch.onnx.export(plain, (x,), dynamo=True, dynamic_shapes=({0: auto, 2: auto, 3: auto},)).save(tmp_path / "m.onnx")
+    torch.onnx.export(plain, (x,), dynamo=True, dynamic_shapes=({0: dynamic, 2: dynamic, 3: dynamic},)).save(
+        tmp_path / "m.onnx"
+    )
     saved = onnx.load(tmp_path / "m.onnx")
     assert {node.domain for node in saved.graph.node} == {""}
     session = reference.ReferenceEvaluator(saved)

@@ -59,6 +59,8 @@ def chunks(batch: int, heads: int, rows: int, each: int, budget: int) -> Iterato
 
 def runs(count: int, size: int) -> Iterator[tuple[int, int]]:
     """Split ``count`` rows into runs of at most ``size``; yield the start and the length of each run."""
+    if count <= size:  # a range would fix the number of rows in a traced program
+        return iter(((0, count),))
     return ((start, min(size, count - start)) for start in range(0, count, size))
 
 
@@ -84,7 +86,7 @@ class Operands:
         self.column: Any = None
         if dropout:
             shape = self.elements.outputs, self.elements.keys, offset_table.shape[3]
-            pixels = torch.Size(self.spatial).numel()
+            pixels = math.prod(self.spatial)
             row, column = hashed_dropout.hashes(math.prod(query.shape[:2]) * pixels, math.prod(shape), seed)
             self.row = row.view(*query.shape[:2], 1, 1, 1, *self.spatial)
             self.column = column.view(*shape, *[1] * len(self.spatial))
@@ -92,7 +94,7 @@ class Operands:
     @property
     def scores_of_row(self) -> int:
         """The number of scores of one t in one row of one head."""
-        elements, pixels = self.elements, torch.Size(self.spatial[1:]).numel()
+        elements, pixels = self.elements, math.prod(self.spatial[1:])
         return max(1, elements.outputs * elements.keys * self.offset_table.shape[3] * pixels)
 
     def __iter__(self) -> Iterator[Chunk]:

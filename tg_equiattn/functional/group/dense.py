@@ -131,7 +131,7 @@ class DenseOperands:
         scores, logits = one.mT @ keys, None if bias is None else bias[:, :, x.heads]
         if rho is not None:
             found = _by_pixel(one[:, :, :-1]).mT @ self.encodings(x, t, rho)
-            found = found.unflatten(-1, (-1, self.spatial.numel()))
+            found = found.unflatten(-1, (-1, math.prod(self.spatial)))
             found = found.unflatten(1, one.shape[:2])  # (n, b, e, 1 or S, M)
             logits = found if logits is None else found + logits
         if logits is not None:

@@ -8,6 +8,7 @@ atomic additions. On CPUs the operator is faster.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,7 +51,7 @@ def windowed_attention_fusable(
     row = column = None
     if dropout:
         weights = outputs * elements.keys * offsets
-        row, column = hashed_dropout.hashes(query.shape[0] * heads * spatial.numel(), weights, seed)
+        row, column = hashed_dropout.hashes(query.shape[0] * heads * math.prod(spatial), weights, seed)
         row = row.view(-1, heads, 1, 1, *spatial)
         column = on_window(column.view(1, outputs, 1, elements.keys, offsets))
     valid = query.new_ones(1, *spatial) if mask is None else mask.to(query.dtype)
@@ -91,7 +92,7 @@ class _Windows:
         return self._gathered(self.padded(x), back)
 
     def _gathered(self, padded: Tensor, back: bool = False) -> Tensor:
-        return padded.flatten(-self.dim)[..., self.indices[back]]
+        return padded.flatten(-self.dim)[..., self.indices[int(back)]]  # torch 2.11 compiles no bool
 
     def of_queries(self, x: Tensor, back: bool = False) -> Tensor:
         """Add the axes of sums to features of queries: (..., *spatial) -> (..., *spatial, 1, 1, .., 1), or (...,
