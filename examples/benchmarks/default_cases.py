@@ -9,14 +9,13 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import measure  # noqa: F401 - which finds examples/studies
 import torch
-from e3nn import o3
-from e3nn.math import soft_one_hot_linspace
-from e3nn.nn import FullyConnectedNet
+from baselines.message_passing import HIDDEN, MessagePassing
+from graph_attention import Dense
 from torch import Tensor
 from torch_geometric.nn import GPSConv, SAGEConv
 from torch_geometric.nn.attention import PerformerAttention
-from torch_geometric.utils import to_dense_batch
 
 with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
     from escnn import gspaces, nn
@@ -95,16 +94,9 @@ def performer(method: str, size: str) -> Case:
     """64 channels and 8 heads, with relative positions, beside PyG's Performer, which has none."""
     pos, edges, batch = clouds(size)
     ours = RelativePerformerConv(64, 64, 8, pos_dim=3, offset="distance", cutoff=1.0, method=method)
-    theirs = PerformerAttention(64, 8, 8)
-
-    def dense(layer: torch.nn.Module, x: Tensor, pos: Tensor, edges: Tensor, batch: Tensor) -> Tensor:
-        x, mask = to_dense_batch(x, batch)
-        return layer(x, mask)[mask]
-
-    def relative(layer: torch.nn.Module, x: Tensor, pos: Tensor, edges: Tensor, batch: Tensor) -> Tensor:
-        return layer(x, edges, pos=pos, batch=batch)
-
-    first, second = Graphs(ours, relative, edges, batch), Graphs(theirs, dense, edges, batch)
+    theirs = Dense(PerformerAttention(64, 8, 8))
+    first = Graphs(ours, lambda layer, x, pos, edges, batch: layer(x, edges, pos=pos, batch=batch), edges, batch)
+    second = Graphs(theirs, lambda layer, x, pos, edges, batch: layer(x, batch), edges, batch)
     return Case(first, second, (torch.randn(len(batch), 64), pos), first)
 
 
@@ -119,29 +111,8 @@ def gps(size: str) -> Case:
     return Case(first, second, (torch.randn(len(batch), 64), pos), first)
 
 
-IRREPS = o3.Irreps("32x0e + 16x1o")
-
-
-class Convolution(torch.nn.Module):
-    """e3nn's usual message passing: tensor products with spherical harmonics, weighted by functions of the distance."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.harmonics = o3.Irreps.spherical_harmonics(1)
-        self.product = o3.FullyConnectedTensorProduct(IRREPS, self.harmonics, IRREPS, shared_weights=False)
-        self.weights = FullyConnectedNet([8, 16, self.product.weight_numel], torch.nn.functional.silu)
-
-    def forward(self, x: Tensor, pos: Tensor, edges: Tensor) -> Tensor:
-        source, target = edges
-        offset = pos[source] - pos[target]
-        basis = soft_one_hot_linspace(offset.norm(dim=1), 0.0, 1.0, 8, "smooth_finite", cutoff=True)
-        along = o3.spherical_harmonics(self.harmonics, offset, True, "component")
-        messages = self.product(x[source], along, self.weights(basis))
-        return x.new_zeros(len(x), messages.shape[1]).index_add(0, target, messages)
-
-
 def irreps(kind: Any, size: str, **options: Any) -> Case:
-    """A layer of 32 scalars and 16 vectors beside a convolution over near pairs."""
+    """A layer of 16 scalars and 8 vectors beside e3nn's message passing along near pairs."""
     pos, edges, batch = clouds(size)
     along = {"batch_size": GRAPHS[size][0], "max_num_nodes": GRAPHS[size][1]}
     placed = kind is IrrepsEwaldAttention
@@ -149,9 +120,10 @@ def irreps(kind: Any, size: str, **options: Any) -> Case:
     def ours(layer: torch.nn.Module, x: Tensor, pos: Tensor, edges: Tensor, batch: Tensor) -> Tensor:
         return layer(x, batch=batch, **along, **({"pos": pos} if placed else {}))
 
-    first = Graphs(kind(IRREPS, IRREPS, **options), ours, edges, batch)
-    second = Graphs(Convolution(), lambda layer, x, pos, edges, batch: layer(x, pos, edges), edges, batch)
-    return Case(first, second, (IRREPS.randn(len(batch), -1), pos), first)
+    first = Graphs(kind(HIDDEN, HIDDEN, **options), ours, edges, batch)
+    messages = MessagePassing(HIDDEN, 1.0)
+    second = Graphs(messages, lambda layer, x, pos, edges, batch: layer(x, pos, edges), edges, batch)
+    return Case(first, second, (HIDDEN.randn(len(batch), -1), pos), first)
 
 
 # name: what it is beside, and the case for a size; add rows for other libraries here
@@ -175,9 +147,9 @@ CASES: dict[str, tuple[str, Callable[[str], Case]]] = {
         for method in ("pairs", "features")
     },
     "RelativeGPSBlock": ("GPSConv", gps),
-    "IrrepsSE3HyenaOperator": ("convolution", functools.partial(irreps, IrrepsSE3HyenaOperator)),
-    "IrrepsVectorSelfAttention": ("convolution", functools.partial(irreps, IrrepsVectorSelfAttention)),
-    "IrrepsEwaldAttention": ("convolution", functools.partial(irreps, IrrepsEwaldAttention, width=1.0)),
+    "IrrepsSE3HyenaOperator": ("MessagePassing", functools.partial(irreps, IrrepsSE3HyenaOperator)),
+    "IrrepsVectorSelfAttention": ("MessagePassing", functools.partial(irreps, IrrepsVectorSelfAttention)),
+    "IrrepsEwaldAttention": ("MessagePassing", functools.partial(irreps, IrrepsEwaldAttention, width=1.0)),
 }  # fmt: skip
 
 

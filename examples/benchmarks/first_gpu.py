@@ -243,8 +243,11 @@ def timed(name: str, compiled: bool, machine: Machine) -> dict[str, Any]:
 def of_device(trace: Any) -> dict[str, Any]:
     """Time on the device, the number of kernels, and the operations that take most of the time, with their shares."""
     events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    beside = torch.autograd.DeviceType.CUDA, "Activity Buffer Request"  # kernels, and what the profiler does
     own = {
-        e.key: e.self_device_time_total for e in trace.key_averages() if e.device_type != torch.autograd.DeviceType.CUDA
+        e.key: e.self_device_time_total
+        for e in trace.key_averages()
+        if e.device_type not in beside and e.key not in beside
     }
     most = sorted(own, key=own.__getitem__, reverse=True)[:6]
     total = max(sum(own.values()), 1e-9)

@@ -49,7 +49,7 @@ def test_exported_models_trace_and_agree(name, randomise):
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.parametrize("name", ["block", "global"])
 def test_an_exported_program_is_for_all_sizes(name, randomise):
-    """Of batches and images: Dim.DYNAMIC refuses a program that fixes one of them."""
+    """Batches and images may have any size. With Dim.DYNAMIC, export fails if a program fixes a size."""
     model, plain = exported(name, randomise)
     dynamic = torch.export.Dim.DYNAMIC
     x = torch.randn(2, model.in_type.size, 6, 8)

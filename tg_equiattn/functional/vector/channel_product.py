@@ -28,8 +28,12 @@ def channel_product(
     tokens is one of 64 parts, which run at the same time.
     """
     if x.device.type == "cpu" or x.shape[2] < MANY_TOKENS or in_functorch_transform():
-        return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias, weight, x)
+        return _product(weight, x, bias)
     return _SummedInParts.apply(weight, x, bias)
+
+
+def _product(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias, weight, x)
 
 
 class _SummedInParts(torch.autograd.Function):
@@ -38,7 +42,7 @@ class _SummedInParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight, x)
-        return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias, weight, x)
+        return _product(weight, x, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
