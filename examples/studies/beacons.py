@@ -4,8 +4,7 @@ Three nodes of a square are flagged (data/beacons.py). Every other node predicts
 seen from itself; most are farther away than messages reach. Layers have the same messages, torch_geometric's GATv2Conv,
 which sees the offsets of edges, and beside them, at about equal numbers of parameters,
 
-far offsets              RelativeGPSBlock with values="offset", offset="mlp", method="features": 256 random features,
-                         four draws of them in training
+far offsets              RelativeGPSBlock with values="offset", offset="mlp", method="features": 256 random features
 far offsets, pairs       the same with method="pairs"
 Performer, centred       GPSConv, attn_type="performer", positions from the mean of the graph among the inputs
 dense, centred           GPSConv, attn_type="multihead", the same inputs
@@ -44,7 +43,7 @@ import matplotlib.pyplot as plt
 
 TRAINING, VALIDATION, TEST = 48, 49, 50  # seeds of the graphs, which do not depend on the seed of training
 TIMES = 1.0, 2.5, 6.25  # the nodes of training
-FEATURES, DRAWS = 256, 4  # random features, and how many draws of them training sees
+FEATURES = 256  # random features
 REACH = 2.0  # near pairs' offsets are divided by it; in the unit of positions
 NORM: dict[str, Any] = {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}  # graphs of tests are larger
 Model = Literal["far offsets", "far offsets, pairs", "Performer, centred", "dense, centred"]
@@ -100,10 +99,9 @@ def layer_of(settings: BeaconsStudy) -> Callable[[int], nn.Module]:
     if not name.startswith("far offsets"):
         attention = "performer" if name.startswith("Performer") else "multihead"
         return lambda width: AttentionLayer(width, heads, messages(width, heads, 2), attention, **NORM)
-    steps = settings.epochs * max(1, settings.train // settings.batch)
     options = {
-        "num_random_features": FEATURES, "redraw_interval": max(1, steps // DRAWS), "cutoff": REACH, "offset": "mlp",
-        "values": "offset", "method": "pairs" if "pairs" in name else "features",
+        "num_random_features": FEATURES, "cutoff": REACH, "offset": "mlp", "values": "offset",
+        "method": "pairs" if "pairs" in name else "features",
     }  # fmt: skip
     return lambda width: relative_layer(width, heads, 2, norm=NORM, **options)
 

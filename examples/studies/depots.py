@@ -7,7 +7,7 @@ messages, torch_geometric's GATv2Conv, which sees the offsets (lengths) of edges
 numbers of parameters,
 
 far offsets              RelativeGPSBlock with values="offset", offset="mlp" (or "distance"), method="features": 256
-                         random features, four draws of them in training
+                         random features
 far offsets, pairs       the same with method="pairs"
 far offsets, near only   the same without its far part
 content                  the same with values="content": far nodes are seen by content
@@ -63,7 +63,7 @@ TRAINING, VALIDATION, TEST = 45, 46, 47  # seeds of the graphs, which do not dep
 FAR = 100.0  # that test graphs are moved by on both axes
 TIMES = 2, 4  # the nodes of training
 LARGER = tuple(f"{times} times the nodes" for times in TIMES)
-FEATURES, DRAWS = 256, 4  # random features, and how many draws of them training sees
+FEATURES = 256  # random features
 REACH = 3.0  # near pairs' offsets are divided by it; in the unit of positions, about two edges
 Task = Literal["displacement", "distance"]
 Model = Literal[
@@ -146,10 +146,8 @@ def layers_of(settings: DepotsStudy) -> tuple[Callable[[int], nn.Module], int]:
     if kind in ("Performer", "dense"):
         attention = "performer" if kind == "Performer" else "multihead"
         return lambda width: AttentionLayer(width, heads, messages(width, heads, edge_dim), attention), settings.layers
-    steps = settings.epochs * max(1, settings.train // settings.batch)
     options = {
-        "num_random_features": FEATURES, "redraw_interval": max(1, steps // DRAWS),
-        "cutoff": REACH, "offset": "distance" if task == "distance" else "mlp",
+        "num_random_features": FEATURES, "cutoff": REACH, "offset": "distance" if task == "distance" else "mlp",
         "values": "content" if name == "content" else "offset", "method": "pairs" if "pairs" in name else "features",
     }  # fmt: skip
     return lambda width: relative_layer(width, heads, edge_dim, "near only" not in name, **options), settings.layers

@@ -27,12 +27,13 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
 
     .. math::
         \mathbf{x}^{\prime}_i = \mathbf{W}_o \frac{\sum_j w_{ij} \mathbf{v}_j}{\sum_j w_{ij}}, \qquad
-        w_{ij} = e^f \langle \phi(\mathbf{q}_i), \phi(\mathbf{k}_j) \rangle
+        w_{ij} = e^{a_j} \big(e^f \langle \phi(\mathbf{q}_i), \phi(\mathbf{k}_j) \rangle
         + [(j, i) \in \mathcal{E} \text{ or } j = i]
-        \exp(\langle \mathbf{q}_i, \mathbf{k}_j \rangle / \sqrt{d} + b(\mathbf{p}_j - \mathbf{p}_i))
+        \exp(\langle \mathbf{q}_i, \mathbf{k}_j \rangle / \sqrt{d} + b(\mathbf{p}_j - \mathbf{p}_i))\big)
 
     Near pairs (the edges) have exact softmax weights with a bias :math:`b` of their offset, and all pairs are reached
-    through random features :math:`\phi`. These are the weights of :obj:`position="window"`. The other kinds of
+    through random features :math:`\phi`. The bias :math:`a_j` of a key, a linear map of its input, is the same for all
+    queries, and exact. These are the weights of :obj:`position="window"`. The other kinds of
     positions are those of the paper:
 
     - :obj:`"clipped"` (strategy 2): half of the heads have weights :math:`\langle \phi(\mathbf{q}_i),
@@ -69,6 +70,10 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         values (str, optional): :obj:`"content"`, or :obj:`"offset"` to attend to the offsets of all nodes, too: use it
             where outputs depend on where other nodes are. Only for :obj:`position="window"` and :obj:`None`.
             (default: :obj:`"content"`)
+        key_channels (int, optional): Size of the queries and keys of each head. Few channels make random features much
+            more exact, and attention can then be sharp; use about the number of properties by which nodes choose each
+            other. :obj:`None` means at most :obj:`3` with :obj:`method="features"` and :obj:`position="window"` or
+            :obj:`None`, and otherwise as many as values have, :obj:`out_channels // heads`. (default: :obj:`None`)
         edge_dim (int, optional): Number of features of an edge. A linear map of them is added to its score. Only for
             :obj:`position="window"`. (default: :obj:`None`)
         num_random_features (int, optional): Number of random features. More are more exact and slower. Their directions
@@ -119,6 +124,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         cutoff: float | None = None,
         offset: str | None = "table",
         values: str = "content",
+        key_channels: int | None = None,
         edge_dim: int | None = None,
         num_random_features: int | None = None,
         redraw_interval: int | None = None,
@@ -134,7 +140,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         super().__init__(**kwargs)
         self.attention = PerformerAttention(
             in_channels, out_channels, heads, position=position, pos_dim=pos_dim, cutoff=cutoff, offset=offset,
-            values=values, edge_dim=edge_dim, num_random_features=num_random_features, redraw_interval=redraw_interval,
+            values=values, key_channels=key_channels, edge_dim=edge_dim, num_random_features=num_random_features, redraw_interval=redraw_interval,
             method=method, dropout=dropout,
         )  # fmt: skip
         self.out_channels, self.heads = self.attention.out_channels, self.attention.heads

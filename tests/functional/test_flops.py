@@ -37,7 +37,7 @@ def counts(function, *inputs):
 SUMMARY = leaf(G, L, D), leaf(G, L, E)
 READOUT = leaf(G, L, D), leaf(G, M, E), leaf(G, M)
 HALVES = {
-    "summary": (lambda key, value, plain: feature_summary(key, value, PROJECTION, None, 0.5, plain), SUMMARY),
+    "summary": (lambda key, value, plain: feature_summary(key, PROJECTION, 0.5, value, None, plain), SUMMARY),
     "readout": (
         lambda query, content, level, plain: feature_readout(query, PROJECTION, content, level, plain),
         READOUT,

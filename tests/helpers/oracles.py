@@ -191,12 +191,13 @@ def far_offsets(attention, means):
 
 def performer_double_sum(attention, x, edge_index, offsets, batch, features=None, pos=None, vectors=False):
     """A Performer layer from its parameters, one pair at a time; ``vectors``: and means of offsets (N, heads, dim)."""
-    heads, d, k = attention.heads, attention.head_channels, attention.cutoff
+    heads, d, k = attention.heads, attention.key_channels, attention.cutoff
     position, content = attention.position, attention.positions.key_heads
     near_pairs = position == "window"
     query = (x @ attention.query.weight.T).view(-1, heads, d)
     key = (x @ attention.key.weight.T).view(-1, content, d)
-    value = (x @ attention.value.weight.T).view(-1, heads, d)
+    value = (x @ attention.value.weight.T).view(-1, heads, attention.head_channels)
+    of_key = (x @ attention.key_bias.weight.T).exp() if content else x.new_ones(len(x), 0)
     if attention.features is not None:
         projection, m = attention.features.directions(x.device, x.dtype), attention.features.num_random_features
         phi_query, phi_key = (positive_features(t / d**0.25, projection) for t in (query, key))
@@ -224,6 +225,7 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
                 weight = ((query[i] * key[j]).sum(-1) / math.sqrt(d)).exp()
             else:
                 weight = (phi_query[i, :content] * phi_key[j]).sum(-1) / m
+            weight = of_key[j] * weight
             offset = edges.get((i, j))
             if near_pairs:
                 weight = attention.positions.far_bias.exp() * weight
@@ -232,7 +234,7 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
                     bond = bonds.get((i, j))
                     if bond is not None:
                         score = score + attention.positions.edge_bias.weight @ bond
-                    near = (score + offset_bias(attention, offset)).exp()
+                    near = of_key[j] * (score + offset_bias(attention, offset)).exp()
                     weight = weight + near
                     if attention.positions.offset_values is not None:
                         total = total + near[:, None] * offset_value(attention, offset)

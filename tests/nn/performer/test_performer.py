@@ -166,7 +166,8 @@ def test_compiles_whole_with_redraws(on_device, position):
 def test_the_paper_counts_the_same_parameters(position, millions):
     """relative-performer Table 1."""
     model = RelativePerformer(1, 10, position=position)
-    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == millions
+    biases = sum(block.attention.key_bias.weight.numel() for block in model.blocks)  # ours, not the paper's
+    assert round((sum(p.numel() for p in model.parameters()) - biases) / 1e6, 1) == millions
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch"])
@@ -212,27 +213,50 @@ def test_pairs_are_suggested_once_for_small_graphs():
         PerformerAttention(6, 6, 2, **{"offset": "mlp", "cutoff": 1.0, "num_random_features": 15, **other})(x, pos=pos)
 
 
+@torch.no_grad()
+def error_of_features(channels, sharpness, plain):
+    """Of a new layer, relative to how much the outputs of nodes differ. Its queries and keys are multiplied by
+    ``sharpness``; ``plain`` features are FAVOR+'s, with keys as wide as values."""
+    errors, x = [], torch.randn(500, channels)
+    for _ in range(5):
+        options = {"position": None, "num_random_features": 256, "key_channels": channels // 4 if plain else 3}
+        exact, layer = (PerformerAttention(channels, channels, 4, method=m, **options) for m in ("pairs", "features"))
+        for linear in (exact.query, exact.key):
+            linear.weight *= sharpness
+        weights = {name: w for name, w in exact.state_dict().items() if "_extra_state" not in name}
+        layer.load_state_dict(weights, strict=False)
+        if plain:
+            layer.features = RandomFeatures(256, channels // 4)
+            layer.positions.variance.log.fill_(math.log(0.5))
+        wanted = exact(x)
+        errors.append(float((layer(x) - wanted).square().mean() / (wanted - wanted.mean(0)).square().mean()))
+    return sum(errors) ** 0.5
+
+
 @pytest.mark.parametrize("channels", [64, 32])
-def test_features_of_a_new_layer_err_less(channels):
-    """By a quarter at least than independent directions of variance 1, relative to how much outputs differ."""
-    errors, x = {"new": [], "plain": []}, torch.randn(500, channels)
-    with torch.no_grad():
-        for _ in range(5):
-            exact, layer, plain = (
-                PerformerAttention(channels, channels, 4, position=None, method=method)
-                for method in ("pairs", "features", "features")
-            )
-            for other in (layer, plain):
-                weights = {name: w for name, w in exact.state_dict().items() if "_extra_state" not in name}
-                other.load_state_dict(weights, strict=False)
-            plain.features = RandomFeatures(plain.features.num_random_features, channels // 4)
-            plain.positions.variance.log.fill_(math.log(0.5))
-            wanted = exact(x)
-            for name, estimate in (("new", layer(x)), ("plain", plain(x))):
-                errors[name].append(
-                    float((estimate - wanted).square().mean() / (wanted - wanted.mean(0)).square().mean())
-                )
-    assert sum(errors["new"]) ** 0.5 < 0.75 * sum(errors["plain"]) ** 0.5
+@pytest.mark.parametrize(("sharpness", "share"), [(1, 0.8), (2, 0.5)])
+def test_features_of_few_channels_err_less(channels, sharpness, share):
+    assert error_of_features(channels, sharpness, False) < share * error_of_features(channels, sharpness, True)
+
+
+def test_layers_by_features_have_few_key_channels():
+    widths = {"features": 3, "pairs": 16}
+    for method, width in widths.items():
+        assert PerformerAttention(64, 64, 4, method=method).key_channels == width
+    assert PerformerAttention(64, 64, 4, method="features", key_channels=5).query.weight.shape == (20, 64)
+    assert PerformerAttention(8, 8, 4, method="features").key_channels == 2  # as wide as values, at most
+
+
+@pytest.mark.parametrize("method", ["features", "pairs"])
+def test_the_bias_of_keys_is_exact(method, make):
+    """Without queries and keys, attention is a softmax over the biases, for any number of random features."""
+    layer, (x, _) = make("None", method=method), pixels()
+    for parameter in (layer.query.weight, layer.key.weight):
+        torch.nn.init.zeros_(parameter)
+    weights = layer.key_bias(x).softmax(1)  # over the nodes
+    mean = torch.einsum("bnh,bnhc->bhc", weights, layer.value(x).unflatten(-1, (HEADS, -1)))
+    wanted = layer.out(mean.flatten(1))[:, None].expand(-1, len(GRID), -1)
+    torch.testing.assert_close(layer(x), wanted, rtol=0, atol=1e-12)
 
 
 def test_features_are_positive_and_blind_to_translations_at_any_variance(randomise):
@@ -247,6 +271,7 @@ def test_features_are_positive_and_blind_to_translations_at_any_variance(randomi
         nodes = Nodes(
             x[0], layer.positions, None, None, None, None, None, pos[0], None, None, far_offsets=False, whole=False
         )
-        query, key = (f(x[0]).unflatten(-1, (HEADS, -1)).transpose(0, 1) for f in (layer.query, layer.key))
-        weights = Position.forward(layer.positions, query, key, weights, layer.features(CPU, torch.float64), nodes)
+        maps = layer.query, layer.key, layer.key_bias
+        operands = (f(x[0]).unflatten(-1, (HEADS, -1)).transpose(0, 1) for f in maps)
+        weights = Position.forward(layer.positions, *operands, weights, layer.features(CPU, torch.float64), nodes)
         assert weights.min() >= 0

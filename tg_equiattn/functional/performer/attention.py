@@ -113,9 +113,10 @@ def check_operands(
 def linear_attention_impl(
     query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
     projection: Float[Tensor, "features d"], node_batch: NodeBatch, variance: Float[Tensor, " heads"] | None = None,
+    key_bias: Float[Tensor, "heads nodes 1"] | None = None,
 ) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:  # fmt: skip
-    """:func:`linear_attention` without checks. Also returns the log-sum-exp of the estimated scores, without the term
-    :func:`feature_norm`."""
+    """:func:`linear_attention` without checks. ``key_bias`` is added to all scores of a key. Also returns the
+    log-sum-exp of the estimated scores, without the term :func:`feature_norm`."""
     heads, rows = query.shape[0], graph_rows(node_batch)
 
     def merge(content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,10 +126,13 @@ def linear_attention_impl(
     mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
     query, key, value = (rows.pack(x, 1) for x in (query, key, value))
     flat_query, flat_key, flat_value = (x.flatten(0, 1) for x in (query, key, value))
+    flat_bias = None if key_bias is None else rows.pack(key_bias, 1).flatten(0, 1)
     if variance is not None and query.shape[1] != 1:
         variance = variance[:, None].expand(-1, query.shape[1]).flatten()
     merged = merge if rows.merges else None
-    out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merged, variance=variance)
+    out, lse = feature_attention(
+        flat_query, flat_key, flat_value, projection, mask, merged, variance=variance, key_bias=flat_bias
+    )
     out, lse = (x.unflatten(0, query.shape[:2]) for x in (out, lse))
     return rows.unpack(out, 1), rows.unpack(lse, 1)
 
@@ -148,26 +152,38 @@ def feature_attention(
     value: Float[Tensor, "groups nodes e"], projection: Float[Tensor, "features d"],
     mask: Bool[Tensor, "groups nodes"] | None, merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     plain: bool = False, variance: Float[Tensor, " groups"] | None = None,
+    key_bias: Float[Tensor, "groups nodes 1"] | None = None,
 ) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:  # fmt: skip
     """Outputs and log-sum-exps of groups of queries, over the valid keys of each group.
 
     ``merge`` takes the softmax averages (groups, features, e) and log-sum-exps (groups, features) over the keys of each
     group and returns those that the queries of each group read, where these attend to the keys of several groups.
     ``plain`` uses torch's operations only, with all scores in memory. ``variance`` is that of :func:`softmax_features`.
+    ``key_bias`` is added to all scores of a key.
     """
     scale = query.shape[-1] ** -0.5
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
         w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
         query, key = query.to(dtype), key.to(dtype)
-        if variance is None:
-            content, lse = feature_summary(key, value.to(dtype), w, mask, scale / 2, plain)
-        else:
-            each = variance.to(dtype)[:, None, None]
-            root = each.sqrt()
-            content, lse = feature_summary(key * root, value.to(dtype), w, mask, scale / 2 / each, plain)
+        root = None if variance is None else variance.to(dtype).sqrt()[:, None, None]
+        content, lse = feature_summary(*_scaled_keys(key, w, scale / 2, root, key_bias), value.to(dtype), mask, plain)
         content, lse = (content, lse) if merge is None else merge(content, lse)
-        if variance is not None:
+        if variance is not None and root is not None:
             lse, query = lse + log_weights(projection.to(dtype), variance.to(dtype)), query * root
         out, query_lse = feature_readout(query, w, content, lse, plain)
     return out.to(value.dtype), query_lse[..., None]
+
+
+def _scaled_keys(
+    key: Float[Tensor, "groups nodes d"], w: Float[Tensor, "features d"], norm: float,
+    root: Float[Tensor, "groups 1 1"] | None, key_bias: Float[Tensor, "groups nodes 1"] | None,
+) -> tuple[Tensor, Tensor, float]:  # fmt: skip
+    """Keys, directions and the factor of |k|^2 for :func:`feature_summary`, with the standard deviation ``root`` of
+    directions. What else depends on the key alone is one more channel of keys, which directions multiply by one."""
+    if root is None and key_bias is None:
+        return key, w, norm
+    alone = -norm * key.square().sum(-1, keepdim=True)
+    alone = alone if key_bias is None else alone + key_bias.to(key.dtype)
+    key = key if root is None else key * root
+    return torch.cat([key, alone], -1), torch.nn.functional.pad(w, (0, 1), value=1.0), 0.0

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
 
 
 def feature_summary(
-    key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
-    projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None,
-    norm: float | Float[Tensor, "groups 1 1"], plain: bool = False,
+    key: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"], norm: float,
+    value: Float[Tensor, "groups nodes e"], mask: Bool[Tensor, "groups nodes"] | None, plain: bool = False,
 ) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
     """The content and the log-sum-exp of each feature over the valid keys of a group.
 
@@ -50,9 +49,6 @@ def feature_summary(
     """
     if choose_form(key, key[..., 0].numel() * len(projection), plain, few=True) != OPERATOR:
         return plain_summary(key, value, projection, mask, norm)
-    if isinstance(norm, Tensor):  # the operator has gradients of keys and values: the norm is one more channel of keys
-        key = torch.cat([key, -norm * key.square().sum(-1, keepdim=True)], -1)
-        projection, norm = torch.nn.functional.pad(projection, (0, 1), value=1.0), 0.0
     return chunked_summary(key, value, projection, mask, norm)
 
 

@@ -24,7 +24,7 @@ OfChunk = Callable[[Tensors, Tensors, Tensor | None], tuple[Tensors, Tensors]]  
 def plain_summary(
     key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
     projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None,
-    norm: float | Float[Tensor, "groups 1 1"],
+    norm: float,
 ) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
     """:func:`feature_summary` with all scores in memory."""
     scores, lowest = key_scores(key, projection, mask, norm), torch.finfo(key.dtype).min
@@ -47,7 +47,7 @@ def plain_readout(
 
 def key_scores(
     key: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"],
-    mask: Bool[Tensor, "groups nodes"] | None, norm: float | Float[Tensor, "groups 1 1"],
+    mask: Bool[Tensor, "groups nodes"] | None, norm: float,
 ) -> Float[Tensor, "groups nodes features"]:  # fmt: skip
     """Log features of keys, minus infinity where masked."""
     bias = -norm * key.square().sum(-1, keepdim=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 POSITIONS = ("window", "clipped", "sinusoid")
 METHODS = ("features", "pairs")
 VALUES = ("content", "offset")
+KEY_CHANNELS = 3  # few, so that random features are exact
 CUTOFF = 6  # pixels, as in the Relative Performer's paper
 FEATURES = 64  # smallest default number of random features: see docs/graph_settings.md for their error
 PAIRS = 2  # pairs are faster for graphs of up to this many nodes for each random feature: see the same page
@@ -37,11 +38,12 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
 
     .. math::
         \mathrm{out}_i = W_o \frac{\sum_j w_{ij} v_j}{\sum_j w_{ij}}, \qquad
-        w_{ij} = e^f \langle \phi(q_i), \phi(k_j) \rangle
-        + [j \text{ near } i \text{ or } i] \exp(\langle q_i, k_j \rangle / \sqrt{d} + b(x_j - x_i))
+        w_{ij} = e^{a_j} \big(e^f \langle \phi(q_i), \phi(k_j) \rangle
+        + [j \text{ near } i \text{ or } i] \exp(\langle q_i, k_j \rangle / \sqrt{d} + b(x_j - x_i))\big)
 
-    These are the weights of ``position="window"``, with d the width of a head, and b and f learned for each head. The
-    other kinds of positions are those of the Relative Performer's paper. They differ in the weights and in whether
+    These are the weights of ``position="window"``, with d the ``key_channels``, and b and f learned for each head. The
+    bias a_j of a key, a linear map of its input, is the part of the score that is the same for all queries. It is exact
+    also with random features. The other kinds of positions are those of the Relative Performer's paper. They differ in the weights and in whether
     outputs stay equal when all positions are translated:
 
     ============  ======================================================  ==========================================
@@ -85,12 +87,15 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
             Only for ``position="window"``.
         values: ``"content"`` (default), or ``"offset"`` to attend to offsets, too: use it where outputs depend on where
             other nodes are. Only for ``position="window"`` and ``None``.
+        key_channels: Channels d of queries and keys of each head. Few channels make random features much more exact,
+            and attention can then be sharp; use about the number of properties by which nodes choose each other.
+            Default ``None``: at most 3 with ``method="features"`` and ``position="window"`` or ``None``; otherwise as
+            many as values have, ``out_channels // heads``.
         edge_dim: Number of features of a near pair. A linear map of them is added to its score. Default ``None``: near
             pairs have no features. Only for ``position="window"``.
         num_random_features: Number m of random features. More are more exact and slower. Their directions come in
             opposite pairs and have a variance that each head learns (:func:`tg_equiattn.functional.softmax_features`).
-            Default ``None``:
-            :math:`\max(64, \lfloor d \ln d \rfloor)`.
+            Default ``None``: :math:`\max(64, \lfloor d \ln d \rfloor)`.
         redraw_interval: Number of training steps (forward passes in training mode) between draws of the random
             features. Passes that activation checkpointing repeats do not count: call backward before the next draw.
             Under torch.func, a draw that is due raises. Default ``None``: only :meth:`redraw_features` draws.
@@ -130,6 +135,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         cutoff: float | None = None,
         offset: str | None = "table",
         values: str = "content",
+        key_channels: int | None = None,
         edge_dim: int | None = None,
         num_random_features: int | None = None,
         redraw_interval: int | None = None,
@@ -138,7 +144,8 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
     ) -> None:
         super().__init__()
         sizes = {"in_channels": 1 if in_channels == -1 else in_channels, "out_channels": out_channels, "heads": heads}
-        checks.positive(**sizes, pos_dim=pos_dim, **({} if edge_dim is None else {"edge_dim": edge_dim}))
+        optional = {"key_channels": key_channels, "edge_dim": edge_dim}
+        checks.positive(**sizes, pos_dim=pos_dim, **{name: n for name, n in optional.items() if n is not None})
         if out_channels % heads:
             raise ValueError(f"heads must divide out_channels={out_channels}, got {heads}")
         checks.choice("position", str(position), (*POSITIONS, "None"))
@@ -148,13 +155,15 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
             checks.choice("method", method, METHODS)
         checks.probability(dropout=dropout)
         _check_position(position, offset, values, edge_dim, method)
-        d = out_channels // heads
-        self.out_channels, self.heads, self.head_channels, self.dropout = out_channels, heads, d, dropout
+        self.out_channels, self.heads, self.head_channels = out_channels, heads, out_channels // heads
         self.position, self.pos_dim, self.offset, self.method = position, pos_dim, offset, method or "features"
+        few = self.method == "features" and position in ("window", None)
+        self.key_channels = d = key_channels or min(KEY_CHANNELS if few else self.head_channels, self.head_channels)
+        self.dropout = dropout
         self.cutoff = cutoff = _cutoff(position, cutoff, offset)
         self.positions: Position
         if position == "window":
-            value_channels = d if values == "offset" else None
+            value_channels = self.head_channels if values == "offset" else None
             self.positions = WindowPosition(heads, pos_dim, cutoff, offset, value_channels, edge_dim)
         elif position == "clipped":
             self.positions = ClippedPosition(heads, pos_dim, cast(int, cutoff), d)
@@ -163,9 +172,10 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         self.needs_neighbors, self.whole_offsets = self.positions.needs_neighbors, self.positions.whole_offsets
         invariant = position == "window" and offset == "distance"
         self.far_offsets = FarOffsets(heads, pos_dim, out_channels, invariant) if values == "offset" else None
-        keys = self.positions.key_heads * d
-        self.query = _linear(in_channels, out_channels)
-        self.key = _linear(in_channels, keys) if keys else None
+        keys = self.positions.key_heads
+        self.query = _linear(in_channels, heads * d)
+        self.key = _linear(in_channels, keys * d) if keys else None
+        self.key_bias = _linear(in_channels, keys) if keys else None
         self.value = _linear(in_channels, out_channels)
         self.out = nn.Linear(out_channels, out_channels)
         self.features: RandomFeatures | None = None
@@ -203,6 +213,13 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
     def reset_parameters(self) -> None:
         """Give every parameter a new initial value and draw the random features again."""
         reset_children(self)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        keys = state_dict.get(f"{prefix}key.weight")
+        if keys is not None:  # checkpoints of earlier versions have no bias of keys
+            heads = self.positions.key_heads
+            state_dict.setdefault(f"{prefix}key_bias.weight", keys.new_zeros(heads, *keys.shape[1:]))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
         """Draw new random features, if there are any: the next ones of the seed, or those of a CPU ``generator``."""
@@ -262,31 +279,35 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         if self.features is not None:
             projection = self.features(x.device, torch.promote_types(x.dtype, torch.float32))
         if not x.numel() and self.ranks is None:  # the step above counts, as on ranks that have nodes
-            for linear in (self.query, self.key):
+            for linear in (self.query, self.key, self.key_bias):
                 if linear is not None:
                     linear(x)  # a lazy one reads its width
             out = with_zero_gradients(self, self.out(self.value(x)))
             return (out, out.new_zeros(*x.shape[:-1], self.heads, self.pos_dim)) if return_vectors else out
-        query, value = self._project(self.query, nodes.x), self._project(self.value, nodes.x)
-        key = query[:0] if self.key is None else self._project(self.key, nodes.x)
+        query, value = self._project(self.query, nodes.x), self._project(self.value, nodes.x, self.head_channels)
+        key, key_bias = query[:0], query[:0, :, :1]
+        if self.key is not None and self.key_bias is not None:
+            key, key_bias = self._project(self.key, nodes.x), self._project(self.key_bias, nodes.x, 1)
         dropout = self.dropout if self.training else 0.0
         if self.far_offsets is None:
-            content = self.positions(query, key, value, projection, nodes, dropout)
+            content = self.positions(query, key, key_bias, value, projection, nodes, dropout)
             return nodes.restore(self.out(content.transpose(0, 1).flatten(1)))
         wide = value.to(torch.promote_types(value.dtype, torch.float32))
         centred = nodes.node_batch.centred(cast(Tensor, nodes.pos), detach=True).to(wide.dtype)
         parts = [wide, centred.expand(self.heads, -1, -1)]
         parts += [torch.ones_like(wide[..., :1])] if dropout else []  # its mean is the sum of the kept weights
-        means = self.positions(query, key, torch.cat(parts, -1), projection, nodes, dropout)
+        means = self.positions(query, key, key_bias, torch.cat(parts, -1), projection, nodes, dropout)
         content, far, *kept = means.split([part.shape[-1] for part in parts], -1)
         vectors = (far - (centred * kept[0] if kept else centred)).transpose(0, 1)
         out = self.out(content.to(value.dtype).transpose(0, 1).flatten(1))
         out = nodes.restore(out + self.far_offsets(vectors / self.positions.unit).to(out.dtype))
         return (out, nodes.restore(vectors.to(self.out.weight.dtype))) if return_vectors else out
 
-    def _project(self, linear: nn.Linear, x: Float[Tensor, "nodes channels"]) -> Float[Tensor, "heads nodes d"]:
-        """A projection of nodes with heads in front."""
-        return linear(x).unflatten(-1, (-1, self.head_channels)).transpose(0, 1)
+    def _project(
+        self, linear: nn.Linear, x: Float[Tensor, "nodes channels"], channels: int | None = None
+    ) -> Float[Tensor, "heads nodes d"]:
+        """A projection of nodes with heads in front, ``key_channels`` each by default."""
+        return linear(x).unflatten(-1, (-1, channels or self.key_channels)).transpose(0, 1)
 
     def _suggest_pairs(self, node_batch: NodeBatch) -> None:
         """Warn, at the first call, where all pairs of these graphs are less work than random features."""

@@ -44,8 +44,12 @@ OFFSETS: dict[str | None, Callable[[int, int, Any], Any]] = {
 class FeatureVariance(nn.Module):
     """The variance of the directions of random features, a learned number for each head, greater than 1/2.
 
-    The estimate is unbiased at every value (see :func:`softmax_features`). The first value has the smallest error for
-    queries and keys of a new layer whose input has unit variance: |q|^2 + |k|^2 is 2 sqrt(dim) / 3 there.
+    The estimate is unbiased at every value (see :func:`softmax_features`). A small variance has a small error for short
+    queries and keys, and a large one for long ones, whose attention is sharp.
+
+    With up to 4 channels it starts at 12: training then finds sharp attention, which it does not find from small values
+    (see docs/graph_settings.md). With more channels, features cannot follow sharp attention at any value. It then
+    starts where the error of a new layer is smallest whose input has unit variance: |q|^2 + |k|^2 is 2 sqrt(dim) / 3.
 
     Source: Likhosherstov et al., Chefs' random tables (2022), FAVOR++, whose A is (1 - s) / 4 of the variance s.
     """
@@ -59,7 +63,8 @@ class FeatureVariance(nn.Module):
     def reset_parameters(self) -> None:
         size = 2 * self.dim**0.5 / 3
         rho = (math.sqrt((2 * size + self.dim) ** 2 + 8 * self.dim * size) - 2 * size - self.dim) / (4 * size)
-        nn.init.constant_(self.log, math.log((1 + 1 / rho) / 2 - 0.5))
+        start = 12.0 if self.dim <= 4 else (1 + 1 / rho) / 2
+        nn.init.constant_(self.log, math.log(start - 0.5))
 
     def forward(self) -> Float[Tensor, " heads"]:
         return 0.5 + self.log.exp()
@@ -97,14 +102,14 @@ class Position(nn.Module):
 
     def forward(
         self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
-        value: Float[Tensor, "heads nodes e"], projection: Float[Tensor, "features d"] | None, nodes: Nodes,
-        dropout: float = 0.0,
+        key_bias: Float[Tensor, "key_heads nodes 1"], value: Float[Tensor, "heads nodes e"],
+        projection: Float[Tensor, "features d"] | None, nodes: Nodes, dropout: float = 0.0,
     ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         if projection is None:
-            return pair_attention_impl(query, key, value, nodes.node_batch, dropout)
+            return pair_attention_impl(query, key, value, nodes.node_batch, dropout, key_bias=key_bias)
         variance = None if self.variance is None else self.variance()
         value = drop_keys(value, dropout)
-        return linear_attention_impl(query, key, value, projection, nodes.node_batch, variance)[0]
+        return linear_attention_impl(query, key, value, projection, nodes.node_batch, variance, key_bias)[0]
 
 
 class SinusoidPosition(Position):
@@ -120,12 +125,12 @@ class SinusoidPosition(Position):
 
     def forward(
         self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
-        value: Float[Tensor, "heads nodes e"], projection: Float[Tensor, "features d"] | None, nodes: Nodes,
-        dropout: float = 0.0,
+        key_bias: Float[Tensor, "key_heads nodes 1"], value: Float[Tensor, "heads nodes e"],
+        projection: Float[Tensor, "features d"] | None, nodes: Nodes, dropout: float = 0.0,
     ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         position_query, position_key = self.sinusoid(nodes.pos)
         query, key = torch.cat([query, position_query], -1), torch.cat([key, position_key], -1)
-        return super().forward(query, key, value, projection, nodes, dropout)
+        return super().forward(query, key, key_bias, value, projection, nodes, dropout)
 
 
 class ClippedPosition(Position):
@@ -134,11 +139,11 @@ class ClippedPosition(Position):
     needs_neighbors = whole_offsets = True
     why = "position='clipped' needs offsets, from pos, edges or a grid"
 
-    def __init__(self, heads: int, pos_dim: int, cutoff: int, head_channels: int) -> None:
+    def __init__(self, heads: int, pos_dim: int, cutoff: int, key_channels: int) -> None:
         super().__init__(heads, pos_dim, cutoff)
         position_heads = max(1, heads // 2)
         self.key_heads = heads - position_heads
-        self.distance_table = nn.Parameter(torch.empty(position_heads, cutoff + 1, head_channels))
+        self.distance_table = nn.Parameter(torch.empty(position_heads, cutoff + 1, key_channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -147,7 +152,8 @@ class ClippedPosition(Position):
 
     def forward(
         self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
-        value: Float[Tensor, "heads nodes e"], projection: Any, nodes: Nodes, dropout: float = 0.0,
+        key_bias: Float[Tensor, "key_heads nodes 1"], value: Float[Tensor, "heads nodes e"], projection: Any,
+        nodes: Nodes, dropout: float = 0.0,
     ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         content, near = self.key_heads, nodes.near
         by_distance = clipped_attention_impl(
@@ -156,7 +162,7 @@ class ClippedPosition(Position):
         )  # fmt: skip
         if not content:
             return by_distance
-        by_content = super().forward(query[:content], key, value[:content], projection, nodes, dropout)
+        by_content = super().forward(query[:content], key, key_bias, value[:content], projection, nodes, dropout)
         return torch.cat([by_content, by_distance])
 
 
@@ -189,8 +195,8 @@ class WindowPosition(Position):
 
     def forward(
         self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
-        value: Float[Tensor, "heads nodes e"], projection: Float[Tensor, "features d"] | None, nodes: Nodes,
-        dropout: float = 0.0,
+        key_bias: Float[Tensor, "key_heads nodes 1"], value: Float[Tensor, "heads nodes e"],
+        projection: Float[Tensor, "features d"] | None, nodes: Nodes, dropout: float = 0.0,
     ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         pairs, values = nodes.near, None
         offsets = pairs.offsets
@@ -216,7 +222,9 @@ class WindowPosition(Position):
                     self_bias = self_bias + self.edge_bias(pairs.self_features.to(dtype)).T
         near = Near(pairs, bias, self_bias, self.far_bias, values)
         variance = None if self.variance is None else self.variance()
-        return window_attention_impl(query, key, value, projection, near, nodes.node_batch, dropout, variance)
+        return window_attention_impl(
+            query, key, value, projection, near, nodes.node_batch, dropout, variance, key_bias
+        )
 
     def _warn_of_cutoff(self, bias: Float[Tensor, " pairs"], mask: Bool[Tensor, " pairs"] | None) -> None:
         """Warn, once, where values are read and most near pairs are longer than the cutoff: their weight is zero."""

@@ -40,7 +40,7 @@ class RelativePerformer(StoresSettings):
         norm: Normalisation before the last linear map: ``"layer"`` (default), of every pixel before the mean, or
             ``"batch"``, after it.
         attn_kwargs: Further arguments of :class:`PerformerAttention`. If not given, ``redraw_interval`` is 100 and
-            ``method`` is ``"features"``.
+            ``method`` is ``"features"``. Queries and keys are as wide as values, as in the paper.
 
     Shapes:
         ``(B, in_channels, H, W)`` -> ``(B, num_classes)``; any H and W, not fixed at construction.
@@ -77,13 +77,14 @@ class RelativePerformer(StoresSettings):
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        checks.positive(num_layers=num_layers)
+        checks.positive(num_layers=num_layers, heads=heads)
         checks.choice("position", str(position), (*POSITIONS, "absolute", "None"))
         self.in_channels, self.num_classes, self.position = in_channels, num_classes, position
         self.pos_dim, self.cutoff, self.periodic = pos_dim, cutoff, periodic
         options = {
             "position": None if position == "absolute" else position, "pos_dim": pos_dim, "cutoff": cutoff,
-            "redraw_interval": REDRAW, "method": "features", **(attn_kwargs or {}),
+            "redraw_interval": REDRAW, "method": "features", "key_channels": max(1, channels // heads),
+            **(attn_kwargs or {}),
         }  # fmt: skip
         self.embedding = PixelEmbedding(in_channels, channels, embedding)
         self.absolute = AbsoluteEncoding(channels, pos_dim) if position == "absolute" else None
