@@ -107,7 +107,7 @@ def layer_of(settings: BeaconsStudy) -> Callable[[int], nn.Module]:
 
 
 def build(settings: BeaconsStudy) -> NodePredictor:
-    """The model, as wide as it takes to have as many parameters as ours."""
+    """The model, as wide as it takes to have as many parameters as ours by pairs."""
     (name,) = settings.models
     positions = "centred" if "centred" in name else "none"
 
@@ -117,7 +117,7 @@ def build(settings: BeaconsStudy) -> NodePredictor:
 
     if name.startswith("far offsets"):
         return of(settings.channels)
-    wanted = parameters(build(dataclasses.replace(settings, models=("far offsets",))))
+    wanted = parameters(build(dataclasses.replace(settings, models=("far offsets, pairs",))))
     widths = range(settings.channels // 2, 2 * settings.channels, settings.heads)
     with torch.random.fork_rng():  # so that weights do not depend on what was tried
         width = min(widths, key=lambda width: abs(parameters(of(width)) - wanted))

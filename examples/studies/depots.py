@@ -154,7 +154,7 @@ def layers_of(settings: DepotsStudy) -> tuple[Callable[[int], nn.Module], int]:
 
 
 def build(settings: DepotsStudy) -> NodePredictor:
-    """The model, as wide as it takes to have as many parameters as ours."""
+    """The model, as wide as it takes to have as many parameters as ours by pairs."""
     (task,), (name,) = settings.tasks, settings.models
     layer, count = layers_of(settings)
 
@@ -166,7 +166,7 @@ def build(settings: DepotsStudy) -> NodePredictor:
 
     if name.startswith("far offsets"):
         return of(settings.channels)
-    wanted = parameters(build(dataclasses.replace(settings, models=("far offsets",))))
+    wanted = parameters(build(dataclasses.replace(settings, models=("far offsets, pairs",))))
     widths = range(settings.channels // 2, 2 * settings.channels, settings.heads)
     with torch.random.fork_rng():  # so that weights do not depend on what was tried
         width = min(widths, key=lambda width: abs(parameters(of(width)) - wanted))
