@@ -1,18 +1,20 @@
 """Error of attention by random features in a new layer, for several kinds of features of equal number.
 
-Queries, keys and values of 4 heads are linear maps of 64 channels of unit variance, as in a new layer, of 500 nodes.
+Queries, keys and values of 4 heads are linear maps of 64 channels of unit variance, as in a new layer, of 500 nodes;
+and the same with queries and keys twice as long, whose attention is sharper.
 The error is the root mean square difference of outputs from exact attention, as a share of how much outputs of nodes
 differ, in the mean of some layers and draws. Kinds of features:
 
 FAVOR+                  orthogonal blocks of directions (Choromanski et al. 2021)
 simplex                 directions of each block are the corners of a regular simplex (Reid et al. 2023)
 variance                importance sampling with one number for the variance (FAVOR++, Likhosherstov et al. 2022), at
-                        the value that PerformerAttention starts from
+                        the value with the smallest error in a new layer
 dense exponential       the same with a matrix, the best one for these queries and keys (Likhosherstov et al. 2023)
 opposite pairs          the second half of the directions are the negatives of the first
-pairs, variance         both: what PerformerAttention does
+pairs, variance         both
 pairs, dense            both, with a matrix
-8 channels, 4 channels  pairs and variance, with fewer channels of queries and keys, another function
+8 channels              pairs and variance, with fewer channels of queries and keys, which is another function
+3 channels              the same with a variance of 12: what PerformerAttention starts from
 
     python examples/benchmarks/feature_errors.py                       # a minute
 """
@@ -32,7 +34,7 @@ from tg_equiattn.nn.performer.positions import FeatureVariance
 NODES, CHANNELS, HEADS = 500, 64, 4
 KINDS = (
     "FAVOR+", "simplex", "variance", "dense exponential", "opposite pairs", "pairs, variance", "pairs, dense",
-    "8 channels", "4 channels",
+    "8 channels", "3 channels",
 )  # fmt: skip
 
 
@@ -66,7 +68,7 @@ def estimate(query: Tensor, key: Tensor, value: Tensor, w: Tensor, kind: str) ->
     return (log_query + log_key.logsumexp(0)).softmax(-1) @ (log_key.softmax(0).T @ value)
 
 
-def error(kind: str, features: int, layers: int) -> float:
+def error(kind: str, features: int, layers: int, length: float) -> float:
     """The mean over layers of so many draws."""
     found, dim = [], int(kind.split()[0]) if "channels" in kind else CHANNELS // HEADS
     for seed in range(layers):
@@ -75,7 +77,7 @@ def error(kind: str, features: int, layers: int) -> float:
         query, key, value = (
             x @ torch.empty(HEADS, CHANNELS, width).uniform_(-bound, bound) for width in (dim, dim, CHANNELS // HEADS)
         )
-        query, key = query * dim**-0.25, key * dim**-0.25
+        query, key = (x * length * dim**-0.25 for x in (query, key))
         exact = (query @ key.mT).softmax(-1) @ value
         w = directions(kind, features, dim)
         out = torch.stack([estimate(*head, w, kind) for head in zip(query, key, value, strict=True)])
@@ -91,11 +93,11 @@ def main() -> None:
     add_arguments(parser, "out/benchmarks/feature_errors.md")
     options = parser.parse_args()
     torch.set_default_dtype(torch.float64)
-    rows = table(["features", *(f"{m}, %" for m in options.features)])
+    columns = [(m, length) for length in (1, 2) for m in options.features]
+    rows = table(["features", *(f"{m}, %" if length == 1 else f"{m}, sharper, %" for m, length in columns)])
     for kind in KINDS:
-        rows.append(
-            f"| {kind} | {' | '.join(f'{100 * error(kind, m, options.layers):.0f}' for m in options.features)} |"
-        )
+        errors = (f"{100 * error(kind, m, options.layers, length):.0f}" for m, length in columns)
+        rows.append(f"| {kind} | {' | '.join(errors)} |")
     report(machine(options.device), rows, options.output)
 
 

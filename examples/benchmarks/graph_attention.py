@@ -173,7 +173,7 @@ def error(name: str, features: int, nodes: int = 1000, draws: int = 16) -> float
     """Of a new layer's outputs, by so many features."""
     pos, x, found = torch.rand(nodes, 3) * nodes ** (1 / 3), torch.randn(nodes, CHANNELS), []
     edges = neighbor_list(pos, cutoff())[0]
-    options = {"pos_dim": 3, "cutoff": cutoff(), "num_random_features": features, **OURS[name]}
+    options = {"pos_dim": 3, "cutoff": cutoff(), "num_random_features": features, "key_channels": 3, **OURS[name]}
     for _ in range(draws):
         layers = [RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options, method=m) for m in ("pairs", "features")]
         weights = {name: x for name, x in layers[0].state_dict().items() if "_extra_state" not in name}
