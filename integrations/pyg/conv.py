@@ -140,8 +140,8 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         super().__init__(**kwargs)
         self.attention = PerformerAttention(
             in_channels, out_channels, heads, position=position, pos_dim=pos_dim, cutoff=cutoff, offset=offset,
-            values=values, key_channels=key_channels, edge_dim=edge_dim, num_random_features=num_random_features, redraw_interval=redraw_interval,
-            method=method, dropout=dropout,
+            values=values, key_channels=key_channels, edge_dim=edge_dim, num_random_features=num_random_features,
+            redraw_interval=redraw_interval, method=method, dropout=dropout,
         )  # fmt: skip
         self.out_channels, self.heads = self.attention.out_channels, self.attention.heads
         if not self.attention.positions.weighs_pairs:

@@ -42,9 +42,10 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         + [j \text{ near } i \text{ or } i] \exp(\langle q_i, k_j \rangle / \sqrt{d} + b(x_j - x_i))\big)
 
     These are the weights of ``position="window"``, with d the ``key_channels``, and b and f learned for each head. The
-    bias a_j of a key, a linear map of its input, is the part of the score that is the same for all queries. It is exact
-    also with random features. The other kinds of positions are those of the Relative Performer's paper. They differ in the weights and in whether
-    outputs stay equal when all positions are translated:
+    bias a_j of a key, a linear map of its input, is the part of its scores that is the same for all queries; it is
+    exact with random features, too. The other kinds of positions are those of the Relative Performer's paper. They
+    differ in the weights, here without the factor of the bias, and in whether outputs stay equal when all positions
+    are translated:
 
     ============  ======================================================  ==========================================
     position      weight                                                  translation equivariance

@@ -222,9 +222,7 @@ class WindowPosition(Position):
                     self_bias = self_bias + self.edge_bias(pairs.self_features.to(dtype)).T
         near = Near(pairs, bias, self_bias, self.far_bias, values)
         variance = None if self.variance is None else self.variance()
-        return window_attention_impl(
-            query, key, value, projection, near, nodes.node_batch, dropout, variance, key_bias
-        )
+        return window_attention_impl(query, key, value, projection, near, nodes.node_batch, dropout, variance, key_bias)
 
     def _warn_of_cutoff(self, bias: Float[Tensor, " pairs"], mask: Bool[Tensor, " pairs"] | None) -> None:
         """Warn, once, where values are read and most near pairs are longer than the cutoff: their weight is zero."""
