@@ -42,10 +42,10 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         + [j \text{ near } i \text{ or } i] \exp(\langle q_i, k_j \rangle / \sqrt{d} + b(x_j - x_i))\big)
 
     These are the weights of ``position="window"``, with d the ``key_channels``, and b and f learned for each head. The
-    bias a_j of a key, a linear map of its input that starts at zero, is the part of its scores that is the same for all queries; it is
-    exact with random features, too. The other kinds of positions are those of the Relative Performer's paper. They
-    differ in the weights, here without the factor of the bias, and in whether outputs stay equal when all positions
-    are translated:
+    bias a_j of a key is a linear map of its input that starts at zero. It is the part of the scores that is the same
+    for all queries, and is exact with random features, too. The other kinds of positions are those of the Relative
+    Performer's paper. They differ in the weights, here without the factor of the bias, and in whether outputs stay
+    equal when all positions are translated:
 
     ============  ======================================================  ==========================================
     position      weight                                                  translation equivariance
@@ -371,8 +371,8 @@ def _linear(in_channels: int, out_channels: int) -> nn.Linear:
 
 
 class KeyBias(nn.Linear):
-    """A linear map to one number for each head. It starts at zero: in larger graphs, models whose biases started at
-    random were up to twenty times less accurate."""
+    """A linear map to one number for each head. It starts at zero: models whose biases start at random are less accurate
+    in graphs larger than those of training."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
