@@ -371,8 +371,8 @@ def _linear(in_channels: int, out_channels: int) -> nn.Linear:
 
 
 class KeyBias(nn.Linear):
-    """A linear map to one number for each head. It starts at zero: models whose biases start at random are less accurate
-    in graphs larger than those of training."""
+    """A linear map to one number for each head. It starts at zero: models whose biases start at random are less
+    accurate in graphs larger than those of training."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
