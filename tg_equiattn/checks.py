@@ -14,7 +14,6 @@ from torch import Tensor
 from .modes import has_autocast, is_batched, is_concrete
 
 _Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
-_UNSORTED = "batch must be sorted, got a graph index that decreases"
 
 
 def python_numbers(made: _Constructor) -> _Constructor:
@@ -215,9 +214,13 @@ def pixel_mask(
         tensor(name, value, torch.bool, shapes, device, ", true where there are pixels")
 
 
-def assert_on_device(condition: Tensor, message: str) -> None:
-    """Let the device raise unless a condition holds, where it must not be waited for. ``torch.vmap`` cannot do that."""
-    if not is_batched(condition):
+def must_hold(condition: Tensor, message: str, given: Callable[[], str] = str) -> None:
+    """Raise ValueError unless a condition holds, with what was ``given`` after the message. Where reading the condition
+    costs something, the device raises, without waiting for it; under ``torch.vmap`` nothing does."""
+    if is_concrete(condition):
+        if not bool(condition):
+            raise ValueError(message + given())
+    elif not is_batched(condition):
         torch._assert_async(condition, message)
 
 
@@ -230,21 +233,21 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
             raise ValueError(f"batch must be given where batch_size is {batch_size}, got None")
         return 1
     tensor("batch", batch, torch.int64, [(x.shape[0],)], x.device)
-    if not is_concrete(batch):
-        assert_on_device((batch[1:] >= batch[:-1]).all(), _UNSORTED)
-        if batch_size is not None:
-            return batch_size
-        if is_batched(batch):
-            raise ValueError("batch_size must be given where torch.vmap goes over batch, got None")
-        return int(batch[-1]) + 1 if x.shape[0] else 0
-    if not x.shape[0]:
-        return batch_size or 0
-    if bool((batch[1:] < batch[:-1]).any()):
-        raise ValueError(_UNSORTED)
+    must_hold((batch[1:] >= batch[:-1]).all(), "batch must be sorted, got a graph index that decreases")
+    if batch_size is None and is_batched(batch):
+        raise ValueError("batch_size must be given where torch.vmap goes over batch, got None")
+    if x.shape[0]:
+        _check_ends(batch, batch_size)
+    if batch_size is not None:
+        return batch_size
+    return int(batch[-1]) + 1 if x.shape[0] else 0
+
+
+@of_values
+def _check_ends(batch: Tensor, batch_size: int | None) -> None:
     first, last = int(batch[0]), int(batch[-1])
     if first < 0 or (batch_size is not None and last >= batch_size):
         raise ValueError(f"batch must be in [0, {batch_size}), got {first} to {last}")
-    return last + 1 if batch_size is None else batch_size
 
 
 def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -> Tensor:

@@ -228,8 +228,8 @@ def _assert_bounds(needed: Float[Tensor, "graphs kernels 3"], bounds: Sequence[t
         own, enough = needed[:, largest, axis].amax(), [math.ceil(most * _STEP**n) for n in range(_STEPS, -1, -1)]
         for more, less in itertools.pairwise(enough):
             text = f"max_hkl along lattice vector {'abc'[axis]} must be at least {more} for these cells, got {most}"
-            checks.assert_on_device((own < less + 1) | (own >= more + 1), text)
-    checks.assert_on_device(
+            checks.must_hold((own < less + 1) | (own >= more + 1), text)
+    checks.must_hold(
         (needed.amax(0) < _table(bounds, torch.int64, needed.device) + 1).all(),
         f"max_hkl must be far larger than {bounds[largest]} for these cells",
     )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ... import checks
 from ...edges import check_edges
 from ...functional.chunks import map_chunks
-from ...modes import full_precision, is_concrete
+from ...modes import full_precision
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
 from ...orders import ORDERS
@@ -118,12 +118,13 @@ class TokenNetwork(StoresSettings):
 
 def _check_no_later_source(time: Int[Tensor, "2 edges"]) -> None:
     """Raise ValueError unless sources come no later than targets."""
-    note = "edge_index must join no later token to an earlier one with causal=True"
-    if not is_concrete(time):
-        checks.assert_on_device((time[0] <= time[1]).all(), note)
-    elif bool((time[0] > time[1]).any()):
-        source, target = time[:, time[0] > time[1]][:, 0].tolist()
-        raise ValueError(f"{note}, got an edge from {source} to {target} along the sequence: leave such edges out")
+    earlier = time[0] <= time[1]
+
+    def given() -> str:
+        source, target = time[:, ~earlier][:, 0].tolist()
+        return f", got an edge from {source} to {target} along the sequence: leave such edges out"
+
+    checks.must_hold(earlier.all(), "edge_index must join no later token to an earlier one with causal=True", given)
 
 
 class TokenOperator(TokenNetwork, ABC):
