@@ -78,6 +78,11 @@ def probability(**arguments: float) -> None:
     _each(arguments, lambda x: _real(x) and 0 <= x < 1, "in [0, 1)")
 
 
+def whole(**arguments: int) -> None:
+    """Raise ValueError unless every argument is an integer of at least 0."""
+    _each(arguments, lambda x: _whole(x) and x >= 0, "an integer from 0 on")
+
+
 def choice(name: str, value: object, allowed: Collection[str]) -> None:
     """Raise ValueError unless value is one of the allowed names."""
     if not isinstance(value, str) or value not in allowed:
@@ -91,7 +96,7 @@ def features(x: Tensor, channels: int, dim: int, elements: int | None, reference
     if not tensor or x.ndim != 1 + len(axes) + dim or tuple(x.shape[1 : 1 + len(axes)]) != axes:
         layout = f"({', '.join(['B', *map(str, axes), 'H, W' if dim == 2 else 'D, H, W'])})"
         wanted = f"have shape {layout}" if tensor else f"be a torch.Tensor of shape {layout}"
-        raise ValueError(f"{name} must {wanted}, got {tuple(x.shape) if tensor else type(x).__name__}")
+        raise ValueError(f"{name} must {wanted}, got {shape_of(x)}")
     if min(x.shape[1 + len(axes) :]) < 1:
         raise ValueError(f"{name} must have at least one pixel on every spatial axis, got {tuple(x.shape)}")
     same_kind(x, reference, name)
@@ -139,6 +144,19 @@ def full_parameters(reference: Tensor) -> None:
     if reference.dtype not in (torch.float32, torch.float64):
         wanted = "float32 or float64 (torch.autocast does mixed precision)"
         raise ValueError(f"parameters must be {wanted}, got {reference.dtype}")
+
+
+def of_points(x: Tensor, reference: Tensor, name: str = "input") -> None:
+    """Raise ValueError unless features x of points and the parameters, of which ``reference`` is one, fit each other
+    and can be computed with."""
+    full_parameters(reference)
+    same_kind(x, reference, name)
+    half_precision(**{name: x})
+
+
+def shape_of(x: object) -> str:
+    """The shape of a value, or its type if it is no tensor, for an error."""
+    return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
 
 
 def described(x: object) -> str:
@@ -255,8 +273,7 @@ def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -
     if pos is None:
         raise ValueError(f"pos must be given, of shape {shape}: {why}; got None")
     if not isinstance(pos, Tensor) or tuple(pos.shape) != shape:
-        came = tuple(pos.shape) if isinstance(pos, Tensor) else type(pos).__name__
-        raise ValueError(f"pos must have shape {shape}, got {came}")
+        raise ValueError(f"pos must have shape {shape}, got {shape_of(pos)}")
     if pos.device != x.device:
         raise ValueError(f"pos must be on {x.device} as the input is, got {pos.device}")
     if pos.is_complex() or pos.dtype == torch.bool:

@@ -180,7 +180,7 @@ class OffsetDistance(_OffsetBias):
         """sinc(n |x| / r) for n = 1 ... 16: analytic in the squared distance, zero beyond r."""
         with full_precision(offsets.device):
             phase = math.pi**2 * self._square(offsets).clamp(max=1)  # squared
-            first, half = sinc(phase), sinc(phase / 4)
+            first, half = sinc(torch.stack([phase, phase / 4]))
             twice_cosine = 2 - phase * half.square()
             waves = [torch.zeros_like(first), first]  # sin(n x) / x, by their recursion
             while len(waves) <= RADIAL:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from ... import checks
 from ...functional.vector.clifford import GRADE_SIZES, grades_of_products
 
 if TYPE_CHECKING:
@@ -98,9 +99,7 @@ def grades_of_channels(
 
 def _scalars_and_vectors(names: tuple[str, str], scalars: int | None, vectors: int | None, default: Grades) -> Grades:
     chosen = default.scalars if scalars is None else scalars, default.vectors if vectors is None else vectors
-    for name, value in zip(names, chosen, strict=True):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name} must be an integer from 0 on, got {value!r}")
+    checks.whole(**dict(zip(names, chosen, strict=True)))
     if not any(chosen):
         raise ValueError(f"{names[0]} and {names[1]} must not both be 0: give at least one channel")
     return Grades(*chosen)
