@@ -1,7 +1,6 @@
 """Images and volumes as graphs of pixels."""
 
 import copy
-import functools
 
 import torch
 from torch_geometric.data import Data
@@ -10,7 +9,7 @@ from torch_geometric.transforms import BaseTransform
 
 from tg_equiattn.checks import python_numbers, shape_of
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.modes import ordinary_tensors
+from tg_equiattn.modes import cached
 
 
 @functional_transform("pixel_graph")
@@ -80,8 +79,7 @@ def _own(shared: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch._lazy_clone(shared).to(device)
 
 
-@functools.lru_cache(maxsize=32)
-@ordinary_tensors()
+@cached(maxsize=32)
 def _graph(grid: PixelGrid, dtype: torch.dtype):
     edge_index, offsets = grid.edges()
     return edge_index, offsets.to(dtype), grid.pos(dtype=dtype)

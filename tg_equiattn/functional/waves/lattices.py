@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import is_batched, is_readable, ordinary_tensors
+from ...modes import cached, is_batched, is_readable
 from .cells import Cells
 from .kernel import Range
 
@@ -158,8 +157,7 @@ def _found(
     return found[..., :3].to(vectors.device), found[..., 3].to(vectors.device)
 
 
-@functools.lru_cache(maxsize=1024)
-@ordinary_tensors()
+@cached(maxsize=1024)
 def _indices_of(entries: tuple[float, ...], end: float) -> Int[Tensor, "vectors 4"]:
     """Miller indices of one cell and how many vectors each stands for, zero first."""
     cell = torch.tensor(entries, dtype=torch.float64, device="cpu").view(3, 3)
