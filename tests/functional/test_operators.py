@@ -13,6 +13,8 @@ from tg_equiattn.functional.performer.feature_attention import chunked_readout, 
 from tg_equiattn.grids import PixelGrid, Window
 
 OURS = torch.ops.tg_equiattn
+vector_attention, fft_convolution = OURS.vector_attention.default, OURS.fft_convolution.default
+convolution, correlation = OURS.lag_convolution.default, OURS.lag_correlation.default
 NEAR = PixelGrid((3, 4), 2).neighbors().csr
 
 
@@ -26,23 +28,11 @@ def group_attention_operands(relation):
     return *tensors, index, mask, torch.tensor(0), 3, (), False, 0.0
 
 
-def vector_attention_operands(lengths):
-    return d(2, 5, 3), d(2, 5, 3), d(2, 5, 3), lengths, torch.ones(2).double()
-
-
-def lag_convolution_operands(lengths):
-    return d(3, 5, 2, 3), d(9, 2), lengths, -4
-
-
-def lag_correlation_operands(lengths):
-    return d(3, 5, 2, 3), d(3, 5, 2, 3), lengths, -4, 9
-
-
 def fft_convolution_operands(shape, lengths, causal):
     return d(*shape), d(*shape), lengths, lengths, "circular", causal, "ortho"
 
 
-RAGGED = torch.tensor([5, 2, 0])
+RAGGED, PADDED, ONES = torch.tensor([5, 2, 0]), torch.tensor([3, 5]), torch.ones(2).double()
 OPERATORS = {
     "frame attention": (windowed_attention, lambda: group_attention_operands("frame")),
     "relative attention": (windowed_attention, lambda: group_attention_operands("relative")),
@@ -52,16 +42,16 @@ OPERATORS = {
     "readout": (chunked_readout, lambda: (d(2, 5, 3), d(2, 11, 7), d(2, 11), d(11, 3).detach())),
     "edge dot": (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR)),
     "edge sum": (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR)),
-    "vector attention": (OURS.vector_attention.default, lambda: vector_attention_operands(None)),
-    "ragged vector attention": (OURS.vector_attention.default, lambda: vector_attention_operands(torch.tensor([3, 5]))),
-    "lag convolution": (OURS.lag_convolution.default, lambda: lag_convolution_operands(None)),
-    "ragged lag convolution": (OURS.lag_convolution.default, lambda: lag_convolution_operands(RAGGED)),
-    "lag correlation": (OURS.lag_correlation.default, lambda: lag_correlation_operands(None)),
-    "ragged lag correlation": (OURS.lag_correlation.default, lambda: lag_correlation_operands(RAGGED)),
-    "scalars": (OURS.fft_convolution.default, lambda: fft_convolution_operands((3, 5, 2), None, False)),
-    "causal ragged scalars": (OURS.fft_convolution.default, lambda: fft_convolution_operands((3, 5, 2), RAGGED, True)),
-    "causal vectors": (OURS.fft_convolution.default, lambda: fft_convolution_operands((3, 5, 2, 3), None, True)),
-    "ragged vectors": (OURS.fft_convolution.default, lambda: fft_convolution_operands((3, 5, 2, 3), RAGGED, False)),
+    "vector attention": (vector_attention, lambda: (d(2, 5, 3), d(2, 5, 3), d(2, 5, 3), None, ONES)),
+    "ragged vector attention": (vector_attention, lambda: (d(2, 5, 3), d(2, 5, 3), d(2, 5, 3), PADDED, ONES)),
+    "lag convolution": (convolution, lambda: (d(3, 5, 2, 3), d(9, 2), None, -4)),
+    "ragged lag convolution": (convolution, lambda: (d(3, 5, 2, 3), d(9, 2), RAGGED, -4)),
+    "lag correlation": (correlation, lambda: (d(3, 5, 2, 3), d(3, 5, 2, 3), None, -4, 9)),
+    "ragged lag correlation": (correlation, lambda: (d(3, 5, 2, 3), d(3, 5, 2, 3), RAGGED, -4, 9)),
+    "scalars": (fft_convolution, lambda: fft_convolution_operands((3, 5, 2), None, False)),
+    "causal ragged scalars": (fft_convolution, lambda: fft_convolution_operands((3, 5, 2), RAGGED, True)),
+    "causal vectors": (fft_convolution, lambda: fft_convolution_operands((3, 5, 2, 3), None, True)),
+    "ragged vectors": (fft_convolution, lambda: fft_convolution_operands((3, 5, 2, 3), RAGGED, False)),
 }
 
 

@@ -1,4 +1,5 @@
 import functools
+import itertools
 
 import pytest
 import torch
@@ -34,30 +35,16 @@ def compare_with_oracle(layer, name, x, masks=None, context=None):
 LOCAL = [name for name in LAYERS if not name.startswith("global")]
 SQUARE = {"window_shape": "square"}
 CIRCULAR = {"padding_mode": "circular"}
-
-
-def windows_and_encodings():
-    for name in (*LOCAL, "gsa"):
-        for size in (3, None):
-            for encoding in ("axial", "joint", "full"):
-                if name in ("lifting", "ge_vit"):
-                    quick = (size == 3) == (encoding == "axial")
-                else:
-                    quick = name != "gsa" and size == 3 and encoding == "axial"
-                case = name, cyclic(3), (3, 3), {"kernel_size": size, "encoding": encoding}
-                yield case if quick else slow(*case)
-
-
-def volumes():
-    for name in ("lifting", "ge_vit"):
-        yield slow(name, ABOUT_X, (3, 3, 4), {"kernel_size": 3, "heads": 1})
-        yield name, ABOUT_X, (2, 2, 2), {"kernel_size": None, "heads": 1}
-        yield name, ABOUT_X, (2, 2, 1), {"kernel_size": 5, "heads": 1}
-
-
+TWO = ("lifting", "ge_vit")
+ALL_PIXELS = itertools.product(TWO, ("joint", "full"))
+EVERY = itertools.product((*LOCAL, "gsa"), (3, None), ("axial", "joint", "full"))
 DEFINITIONS = [
-    *windows_and_encodings(),
-    *volumes(),
+    *((name, cyclic(3), (3, 3), {"kernel_size": 3}) for name in LOCAL),
+    *((name, cyclic(3), (3, 3), {"kernel_size": None, "encoding": encoding}) for name, encoding in ALL_PIXELS),
+    *(slow(name, cyclic(3), (3, 3), {"kernel_size": size, "encoding": encoding}) for name, size, encoding in EVERY),
+    *((name, ABOUT_X, (2, 2, 2), {"kernel_size": None, "heads": 1}) for name in TWO),
+    *((name, ABOUT_X, (2, 2, 1), {"kernel_size": 5, "heads": 1}) for name in TWO),
+    *(slow(name, ABOUT_X, (3, 3, 4), {"kernel_size": 3, "heads": 1}) for name in TWO),
     # windows larger than the image
     ("lifting", cyclic(3), (3, 3), {"kernel_size": 7}),
     ("ge_vit", cyclic(3), (3, 3), {"kernel_size": 7, "encoding": "full"}),
