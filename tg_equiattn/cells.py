@@ -134,8 +134,8 @@ def read_lattice(
     repeat. ``cell`` is one for all graphs, one for each, or (dim graphs, dim) as PyG batches them."""
     shapes = ((dim, dim), (1, dim, dim), (graphs, dim, dim), (dim * graphs, dim))
     if not isinstance(cell, Tensor) or not checks.is_one_of(cell.shape, shapes):
-        came = str(tuple(cell.shape)) if isinstance(cell, Tensor) else type(cell).__name__
-        raise ValueError(f"cell must be ({dim}, {dim}) or one a graph, ({graphs}, {dim}, {dim}), got {came}")
+        wanted = f"({dim}, {dim}) or one a graph, ({graphs}, {dim}, {dim})"
+        raise ValueError(f"cell must be {wanted}, got {checks.shape_of(cell)}")
     if cell.device != like.device or not cell.is_floating_point():
         raise ValueError(f"cell must be floating point on {like.device} as x is, got {cell.dtype} on {cell.device}")
     vectors = cell.double().reshape(-1, dim, dim).expand(graphs, dim, dim)

@@ -14,7 +14,6 @@ from torch import Tensor
 from .modes import has_autocast, is_batched, is_concrete
 
 _Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
-_UNSORTED = "batch must be sorted, got a graph index that decreases"
 
 
 def python_numbers(made: _Constructor) -> _Constructor:
@@ -79,6 +78,11 @@ def probability(**arguments: float) -> None:
     _each(arguments, lambda x: _real(x) and 0 <= x < 1, "in [0, 1)")
 
 
+def whole(**arguments: int) -> None:
+    """Raise ValueError unless every argument is an integer of at least 0."""
+    _each(arguments, lambda x: _whole(x) and x >= 0, "an integer from 0 on")
+
+
 def choice(name: str, value: object, allowed: Collection[str]) -> None:
     """Raise ValueError unless value is one of the allowed names."""
     if not isinstance(value, str) or value not in allowed:
@@ -92,7 +96,7 @@ def features(x: Tensor, channels: int, dim: int, elements: int | None, reference
     if not tensor or x.ndim != 1 + len(axes) + dim or tuple(x.shape[1 : 1 + len(axes)]) != axes:
         layout = f"({', '.join(['B', *map(str, axes), 'H, W' if dim == 2 else 'D, H, W'])})"
         wanted = f"have shape {layout}" if tensor else f"be a torch.Tensor of shape {layout}"
-        raise ValueError(f"{name} must {wanted}, got {tuple(x.shape) if tensor else type(x).__name__}")
+        raise ValueError(f"{name} must {wanted}, got {shape_of(x)}")
     if min(x.shape[1 + len(axes) :]) < 1:
         raise ValueError(f"{name} must have at least one pixel on every spatial axis, got {tuple(x.shape)}")
     same_kind(x, reference, name)
@@ -140,6 +144,19 @@ def full_parameters(reference: Tensor) -> None:
     if reference.dtype not in (torch.float32, torch.float64):
         wanted = "float32 or float64 (torch.autocast does mixed precision)"
         raise ValueError(f"parameters must be {wanted}, got {reference.dtype}")
+
+
+def of_points(x: Tensor, reference: Tensor, name: str = "input") -> None:
+    """Raise ValueError unless features x of points and the parameters, of which ``reference`` is one, fit each other
+    and can be computed with."""
+    full_parameters(reference)
+    same_kind(x, reference, name)
+    half_precision(**{name: x})
+
+
+def shape_of(x: object) -> str:
+    """The shape of a value, or its type if it is no tensor, for an error."""
+    return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
 
 
 def described(x: object) -> str:
@@ -215,9 +232,13 @@ def pixel_mask(
         tensor(name, value, torch.bool, shapes, device, ", true where there are pixels")
 
 
-def assert_on_device(condition: Tensor, message: str) -> None:
-    """Let the device raise unless a condition holds, where it must not be waited for. ``torch.vmap`` cannot do that."""
-    if not is_batched(condition):
+def must_hold(condition: Tensor, message: str, given: Callable[[], str] = str) -> None:
+    """Raise ValueError unless a condition holds, with what was ``given`` after the message. Where reading the condition
+    costs something, the device raises, without waiting for it; under ``torch.vmap`` nothing does."""
+    if is_concrete(condition):
+        if not bool(condition):
+            raise ValueError(message + given())
+    elif not is_batched(condition):
         torch._assert_async(condition, message)
 
 
@@ -230,21 +251,21 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
             raise ValueError(f"batch must be given where batch_size is {batch_size}, got None")
         return 1
     tensor("batch", batch, torch.int64, [(x.shape[0],)], x.device)
-    if not is_concrete(batch):
-        assert_on_device((batch[1:] >= batch[:-1]).all(), _UNSORTED)
-        if batch_size is not None:
-            return batch_size
-        if is_batched(batch):
-            raise ValueError("batch_size must be given where torch.vmap goes over batch, got None")
-        return int(batch[-1]) + 1 if x.shape[0] else 0
-    if not x.shape[0]:
-        return batch_size or 0
-    if bool((batch[1:] < batch[:-1]).any()):
-        raise ValueError(_UNSORTED)
+    must_hold((batch[1:] >= batch[:-1]).all(), "batch must be sorted, got a graph index that decreases")
+    if batch_size is None and is_batched(batch):
+        raise ValueError("batch_size must be given where torch.vmap goes over batch, got None")
+    if x.shape[0]:
+        _check_ends(batch, batch_size)
+    if batch_size is not None:
+        return batch_size
+    return int(batch[-1]) + 1 if x.shape[0] else 0
+
+
+@of_values
+def _check_ends(batch: Tensor, batch_size: int | None) -> None:
     first, last = int(batch[0]), int(batch[-1])
     if first < 0 or (batch_size is not None and last >= batch_size):
         raise ValueError(f"batch must be in [0, {batch_size}), got {first} to {last}")
-    return last + 1 if batch_size is None else batch_size
 
 
 def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -> Tensor:
@@ -252,8 +273,7 @@ def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -
     if pos is None:
         raise ValueError(f"pos must be given, of shape {shape}: {why}; got None")
     if not isinstance(pos, Tensor) or tuple(pos.shape) != shape:
-        came = tuple(pos.shape) if isinstance(pos, Tensor) else type(pos).__name__
-        raise ValueError(f"pos must have shape {shape}, got {came}")
+        raise ValueError(f"pos must have shape {shape}, got {shape_of(pos)}")
     if pos.device != x.device:
         raise ValueError(f"pos must be on {x.device} as the input is, got {pos.device}")
     if pos.is_complex() or pos.dtype == torch.bool:

@@ -97,6 +97,11 @@ def in_functorch_transform() -> bool:
     return _functorch() or forward_ad._current_level >= 0
 
 
+def goes_through(x: Tensor) -> bool:
+    """True if a transform of ``torch.func`` goes through x, or may do so in a function that torch.compile traces."""
+    return in_functorch_transform() if torch.compiler.is_compiling() else is_functorch_wrapped_tensor(x)
+
+
 def runs_eagerly() -> bool:
     """True if torch runs operation by operation: no compiler traces and no transform of ``torch.func`` is active.
 

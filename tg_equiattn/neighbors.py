@@ -29,7 +29,7 @@ class SortedPairs:
         self.mask, self.features, self.weights, self.self_features = mask, features, weights, self_features
         self.between_positions = between_positions
         self._cache: dict[Hashable, Any] = {}
-        self._csr = [_csr(self)] if torch.compiler.is_compiling() else []
+        self._unrestricted: SortedPairs | None = None  # with the same CSR matrix
 
     @property
     def dim(self) -> int:
@@ -38,12 +38,7 @@ class SortedPairs:
     @property
     def csr(self) -> CSR:
         """The :class:`CSR` matrix of targets (rows) and sources (columns), made when it is first asked for."""
-        if self._csr:
-            return self._csr[0]
-        csr = self.cached(_csr)
-        if not torch.compiler.is_compiling():
-            self._csr.append(csr)
-        return csr
+        return self.cached(_csr) if self._unrestricted is None else self._unrestricted.csr
 
     @property
     def row(self) -> Tensor:
@@ -73,7 +68,7 @@ class SortedPairs:
         mask = mask if self.mask is None else mask & self.mask
         features = self.features, self.weights, self.self_features
         less = SortedPairs(self.target, self.source, self.nodes, self.offsets, mask, *features, self.between_positions)
-        less._csr = self._csr  # in common
+        less._unrestricted = self if self._unrestricted is None else self._unrestricted
         return less
 
     def cached(self, make: Callable[..., _T], *arguments: int) -> _T:

@@ -79,7 +79,7 @@ class NodeBatch:
         sizes = torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
         if ranks is None and (sized or not whole) and not is_concrete(sizes):
             if max_num_nodes is not None:
-                checks.assert_on_device((sizes <= max_num_nodes).all(), "max_num_nodes must be at least any graph")
+                checks.must_hold((sizes <= max_num_nodes).all(), "max_num_nodes must be at least any graph")
             return cls(nodes, sizes, batch, max_num_nodes)
         known = as_numbers(sizes)
         longest = max([0 if ranks is None else 1, *known])  # kernels run on ranks without nodes, too

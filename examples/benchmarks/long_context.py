@@ -45,7 +45,6 @@ from tqdm import tqdm
 
 from tg_equiattn.functional import vector_long_conv
 from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention
-from tg_equiattn.nn.vector.grades import Grades
 from tg_equiattn.nn.vector.placement import TokenBatch
 from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
@@ -110,8 +109,7 @@ def _all_pairs(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
 def build(name: str) -> nn.Module:
     """One layer."""
     if name == "pairs":
-        grades = Grades(SCALARS, VECTORS)
-        return ScalarVectorModule(AllPairs(grades, grades))
+        return ScalarVectorModule(AllPairs, SCALARS, VECTORS)
     kind = SE3HyenaOperator if name.startswith("hyena") else VectorSelfAttention
     options = {"hyena-short": {"short_conv": 3}, "hyena-implicit": {"filter": "implicit"}}.get(name, {})
     return kind(SCALARS, VECTORS, **options)

@@ -71,11 +71,9 @@ class Features(NamedTuple):
 def check_features(name: str, x: Tensor, features: Features, reference: Tensor) -> None:
     """Raise ValueError unless x is (nodes, dim) in the dtype and on the device of ``reference``."""
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] != features.dim:
-        came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{name} must have shape (nodes, {features.dim}), of irreps {features.text}, got {came}")
-    checks.full_parameters(reference)
-    checks.same_kind(x, reference, name)
-    checks.half_precision(**{name: x})
+        wanted = f"(nodes, {features.dim}), of irreps {features.text}"
+        raise ValueError(f"{name} must have shape {wanted}, got {checks.shape_of(x)}")
+    checks.of_points(x, reference, name)
 
 
 def describe(module: torch.nn.Module) -> str:

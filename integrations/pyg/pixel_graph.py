@@ -1,16 +1,15 @@
 """Images and volumes as graphs of pixels."""
 
 import copy
-import functools
 
 import torch
 from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from tg_equiattn.checks import python_numbers
+from tg_equiattn.checks import python_numbers, shape_of
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.modes import ordinary_tensors
+from tg_equiattn.modes import cached
 
 
 @functional_transform("pixel_graph")
@@ -55,10 +54,9 @@ class PixelGraph(BaseTransform):
     def forward(self, data: Data) -> Data:
         image = data.get("image") if hasattr(data, "get") else getattr(data, "image", None)
         if not isinstance(image, torch.Tensor) or image.ndim not in (3, 4) or 0 in image.shape:
-            what = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
             raise ValueError(
-                f"data.image must be a tensor of shape (C, H, W) or (C, D, H, W) with pixels, got {what}; of a batch "
-                "of images make one Data each"
+                f"data.image must be a tensor of shape (C, H, W) or (C, D, H, W) with pixels, got {shape_of(image)}; "
+                "of a batch of images make one Data each"
             )
         data = copy.copy(data)
         grid = self.grid(*image.shape[1:])
@@ -81,8 +79,7 @@ def _own(shared: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch._lazy_clone(shared).to(device)
 
 
-@functools.lru_cache(maxsize=32)
-@ordinary_tensors()
+@cached(maxsize=32)
 def _graph(grid: PixelGrid, dtype: torch.dtype):
     edge_index, offsets = grid.edges()
     return edge_index, offsets.to(dtype), grid.pos(dtype=dtype)

@@ -152,7 +152,7 @@ REFUSED = [
     ("cell must be floating point on cpu as x is, got torch.int64", ewald(cell=CUBE.long())),
     ("cell must be finite", ewald(cell=CUBE * math.nan)),
     ("cell must have a volume", ewald(cell=torch.ones(3, 3) + 1e-9 * CUBE)),
-    ("pbc must let graph 0 repeat along three directions, two or none, got one: the potential of a wire",
+    ("pbc must let graphs repeat along three directions, two or none, got one for graph 0: the potential of a wire",
      ewald(cell=CUBE, pbc=torch.tensor([True, False, False]))),
     ("pbc must be bool", ewald(cell=CUBE, pbc=torch.ones(3))),
     (r"width must be larger, .* reciprocal vectors shorter than", ewald(cell=1e4 * CUBE, method="ewald")),

@@ -13,7 +13,7 @@ from ..modes import full_precision
 from .harmonics import sinc
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 LONGEST = 1e4  # scale of the sinusoids, in units of positions: Vaswani et al., Attention is all you need (2017), 3.5
 LENGTH_SCALES = 4  # learned frequencies an axis: relative-performer appendix A.2
@@ -139,18 +139,22 @@ class OffsetTable(_OffsetBias):
         nn.init.normal_(self.table, std=STD)
 
     def forward(self, offsets: Float[Tensor, "pairs dim"] | Int[Tensor, "pairs dim"]) -> Float[Tensor, "heads pairs"]:
-        radius, free = self.cutoff - 1, checks.is_concrete(offsets)
+        radius = self.cutoff - 1
         whole = offsets.round() if offsets.is_floating_point() else offsets
         inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
-        if free and not bool(inside.all()):
-            wanted = f"below cutoff={self.cutoff} on every axis, got {offsets.min()} to {offsets.max()}"
-            raise ValueError(f"offsets (edge_offset, or differences of pos) must be {wanted}")
-        whole = torch.where(inside[:, None], whole, torch.zeros_like(whole)).long()
-        index = whole.new_zeros(whole.shape[0])
+        _check_inside(inside, offsets, self.cutoff)
+        whole, index = whole.long(), inside.new_zeros(len(inside), dtype=torch.int64)
         for axis in range(self.pos_dim):
-            index = index * (2 * radius + 1) + (whole[:, axis] + radius).clamp(0, 2 * radius)
-        bias = nn.functional.embedding(index, self.table.T).T
-        return bias if free else bias.masked_fill(~inside, -math.inf)
+            index = index * (2 * radius + 1) + whole[:, axis] + radius
+        table = nn.functional.pad(self.table, (0, 1), value=-math.inf)  # the last column is for offsets beyond
+        return nn.functional.embedding(torch.where(inside, index, self.table.shape[1]), table.T).T
+
+
+@checks.of_values
+def _check_inside(inside: Bool[Tensor, " pairs"], offsets: Tensor, cutoff: int) -> None:
+    if not bool(inside.all()):
+        wanted = f"below cutoff={cutoff} on every axis, got {offsets.min()} to {offsets.max()}"
+        raise ValueError(f"offsets (edge_offset, or differences of pos) must be {wanted}")
 
 
 class OffsetDistance(_OffsetBias):
@@ -176,7 +180,7 @@ class OffsetDistance(_OffsetBias):
         """sinc(n |x| / r) for n = 1 ... 16: analytic in the squared distance, zero beyond r."""
         with full_precision(offsets.device):
             phase = math.pi**2 * self._square(offsets).clamp(max=1)  # squared
-            first, half = sinc(phase), sinc(phase / 4)
+            first, half = sinc(torch.stack([phase, phase / 4]))
             twice_cosine = 2 - phase * half.square()
             waves = [torch.zeros_like(first), first]  # sin(n x) / x, by their recursion
             while len(waves) <= RADIAL:

@@ -31,10 +31,11 @@ def choose_form(x: Tensor, numbers: int, plain: bool = False, few: bool = False)
     """
     if use_plain(plain):
         return DEFINITION
-    eager = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
-    if few and x.device.type == "cpu" and eager and 0 < numbers <= FEW_NUMBERS:
+    on_cpu, compiling = x.device.type == "cpu", torch.compiler.is_compiling()
+    observed = compiling or torch._C._len_torch_dispatch_stack()
+    if few and on_cpu and not observed and 0 < numbers <= FEW_NUMBERS:
         return DEFINITION
-    if x.device.type == "cpu" or not torch.compiler.is_compiling() or is_exporting():
+    if on_cpu or not compiling or is_exporting():
         return OPERATOR  # exported programs are for all sizes, so that no size can decide
     return FUSABLE if numbers <= tile_numbers(x.device, 0, 4) else OPERATOR
 

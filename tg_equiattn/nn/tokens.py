@@ -33,17 +33,15 @@ def read_tokens(
         raise ValueError("vectors must be given if scalars are None, got None")
     flat = isinstance(first, Tensor) and first.ndim == 1 + axes
     shape = tuple(first.shape[: 1 if flat else 2]) if isinstance(first, Tensor) else ()
-    checks.full_parameters(reference)
     out = []
     for name, x, own in (("scalars", scalars, (channels[0],)), ("vectors", vectors, (channels[1], 3))):
         if x is None and not own[0]:
             x = first.new_zeros(*shape, *own)
         if not isinstance(x, Tensor) or x.ndim != len(shape) + len(own) or tuple(x.shape) != (*shape, *own):
             layout = f"(B, N, {', '.join(map(str, own))}), or (T, {', '.join(map(str, own))}) with batch"
-            came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name} must be {layout}, with the same B, N or T in scalars and vectors, got {came}")
-        checks.same_kind(x, reference, name)
-        checks.half_precision(**{name: x})
+            same = "with the same B, N or T in scalars and vectors"
+            raise ValueError(f"{name} must be {layout}, {same}, got {checks.shape_of(x)}")
+        checks.of_points(x, reference, name)
         out.append(x.flatten(0, len(shape) - 1))
     if flat:
         if lengths is not None:

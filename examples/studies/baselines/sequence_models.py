@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tg_equiattn import checks
 from tg_equiattn.functional.hyena.fft_convolution import fft_convolution
 from tg_equiattn.functional.softmax_attention import softmax_attention
-from tg_equiattn.nn.vector.grades import Grades, grades_of_channels
+from tg_equiattn.nn.vector.grades import Grades
 from tg_equiattn.nn.vector.operator import TokenNetwork
 from tg_equiattn.nn.vector.placement import TokenBatch
 from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
@@ -135,10 +135,12 @@ class Hyena(ScalarVectorModule):
         short_conv: int | None = None,
         **options: Any,
     ) -> None:
-        grades = grades_of_channels(scalar_channels, vector_channels, (out_scalars, out_vectors), (None, None))
-        super().__init__(
-            SequenceNetwork(self.operator, *grades[:2], channels, num_layers, pool, short_conv=short_conv, **options)
-        )
+        settings = {"short_conv": short_conv, **options}
+
+        def make(inside: Grades, outside: Grades, _: Grades) -> SequenceNetwork:
+            return SequenceNetwork(self.operator, inside, outside, channels, num_layers, pool, **settings)
+
+        super().__init__(make, scalar_channels, vector_channels, out_scalars, out_vectors)
 
 
 class Transformer(Hyena):

@@ -337,7 +337,7 @@ def test_what_is_refused(far, make):
     with pytest.raises(ValueError, match=r"model must have features in the layout mul_ir, .* got ir_mul"):
         add_long_range(other, batch=batch)
     wire = batch.to_dict() | {"pbc": torch.tensor([[True, False, False]])}
-    with pytest.raises(ValueError, match="pbc must let graph 0 repeat along three directions, two or none"):
+    with pytest.raises(ValueError, match="pbc must let graphs repeat along three directions, two or none"):
         model(wire)
     untouched = make()
     with pytest.raises(ValueError, match="width must be a positive number"):

@@ -157,5 +157,5 @@ def test_what_is_refused():
         LongRange(1.0, type_names=["H"], r_max=3.0, irreps_in={})
     wire = salt()
     wire.pbc = [True, False, False]
-    with pytest.raises(ValueError, match="pbc must let graph 0 repeat along three directions, two or none"):
+    with pytest.raises(ValueError, match="pbc must let graphs repeat along three directions, two or none"):
         energy(make_nequip(), wire)

@@ -39,9 +39,8 @@ def edge_dot(
     form = choose_form(query, query.shape[0] * relation.row.shape[0], few=True)
     if form == OPERATOR:
         return csr_edge_dot(query.contiguous(), key.contiguous(), *relation.csr)
-    if form == FUSABLE or relation.row.shape[0] <= _PAIRS:  # compilers read rows where they multiply them
-        return _whole_edge_dot(query, key, relation.row, relation.col)
-    return gathered_edge_dot(query, key, relation.row, relation.col)
+    # compilers read rows where they multiply them
+    return gathered_edge_dot(query, key, relation.row, relation.col, None if form == FUSABLE else _PAIRS)
 
 
 def edge_sum(
@@ -55,19 +54,13 @@ def edge_sum(
 
 def gathered_edge_dot(
     query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], row: Int[Tensor, " pairs"],
-    col: Int[Tensor, " pairs"], chunk: int = _PAIRS,
+    col: Int[Tensor, " pairs"], chunk: int | None = _PAIRS,
 ) -> Float[Tensor, "heads pairs"]:  # fmt: skip
-    """:func:`edge_dot`, ``chunk`` pairs at a time."""
+    """:func:`edge_dot`, ``chunk`` pairs at a time, or all of them."""
+    if chunk is None or row.shape[0] <= chunk:
+        return (query.index_select(1, row) * key.index_select(1, col)).sum(-1)
     pairs = zip(row.split(chunk), col.split(chunk), strict=True)
-    return torch.cat([torch.linalg.vecdot(query[:, i], key[:, j]) for i, j in pairs], -1)
-
-
-def _whole_edge_dot(
-    query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], row: Int[Tensor, " pairs"],
-    col: Int[Tensor, " pairs"],
-) -> Float[Tensor, "heads pairs"]:  # fmt: skip
-    """:func:`edge_dot`, all pairs at a time."""
-    return (query.index_select(1, row) * key.index_select(1, col)).sum(-1)
+    return torch.cat([gathered_edge_dot(query, key, *some, None) for some in pairs], -1)
 
 
 def gathered_edge_sum(
@@ -99,7 +92,7 @@ def csr_edge_dot(
     """:func:`edge_dot` by sampled products of torch, of a relation's tensors."""
     refuse_forward_mode()
     if _gathers(query, row):
-        return _whole_edge_dot(query, key, row, col)
+        return gathered_edge_dot(query, key, row, col, None)
     more_than_a_matrix = len(col) > query.shape[1] * key.shape[1]  # of pairs given often, which torch does not sample
     if more_than_a_matrix or (query.device.type == "cpu" and not torch.backends.mkl.is_available()):
         return gathered_edge_dot(query, key, row, col)

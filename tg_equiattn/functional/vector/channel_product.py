@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...modes import in_functorch_transform
+from ..backend import use_plain
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -27,7 +27,7 @@ def channel_product(
     give such an output of a batched product to one processor, and most of the others wait. So there the sum over many
     tokens is one of 64 parts, which run at the same time.
     """
-    if x.device.type == "cpu" or x.shape[2] < MANY_TOKENS or in_functorch_transform():
+    if x.device.type == "cpu" or x.shape[2] < MANY_TOKENS or use_plain():
         return _product(weight, x, bias)
     return _SummedInParts.apply(weight, x, bias)
 

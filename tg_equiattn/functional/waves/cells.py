@@ -62,17 +62,12 @@ def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) 
             raise ValueError("cell must be given with pbc, got None")
         return None
     vectors, periodic = read_lattice(cell, pbc, count, like)
-    wires = periodic.sum(1) == 1
-    _refuse_wires(wires, "cell" if pbc is None else "pbc")
-    checks.assert_on_device(~wires.any(), "graphs must repeat along three directions, two or none, not one")
+    wires, name = periodic.sum(1) == 1, "cell" if pbc is None else "pbc"
+    note = f"{name} must let graphs repeat along three directions, two or none"
+    checks.must_hold(
+        ~wires.any(), note, lambda: (
+            f", got one for graph {int(wires.nonzero()[0])}: the potential of a wire grows with the logarithm of the "
+            "distance; give the cell two more lattice vectors, with vacuum"
+        ),
+    )  # fmt: skip
     return Cells(torch.where(periodic[..., None], vectors, Cells.none(count, like.device).vectors), periodic)
-
-
-@checks.of_values
-def _refuse_wires(wires: Tensor, name: str) -> None:
-    if bool(wires.any()):
-        raise ValueError(
-            f"{name} must let graph {int(wires.nonzero()[0])} repeat along three directions, two or none, got one: the "
-            "potential of a wire grows with the logarithm of the distance; give the cell two more lattice vectors, "
-            "with vacuum"
-        )

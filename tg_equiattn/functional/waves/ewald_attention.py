@@ -95,8 +95,7 @@ def ewald_attention(
     if not 1e-14 <= error < 1:
         raise ValueError(f"error must be in [1e-14, 1), got {error}")
     if not isinstance(value, Tensor) or value.ndim != 3 or value.shape[:2] != query.shape[:2]:
-        came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"value must be ({query.shape[0]}, {heads}, V), got {came}")
+        raise ValueError(f"value must be ({query.shape[0]}, {heads}, V), got {checks.shape_of(value)}")
     checks.same_kind(value, query, "value")
     checks.half_precision(value=value)
     pos = checks.positions(pos, (query.shape[0], 3), query, "attention depends on them")

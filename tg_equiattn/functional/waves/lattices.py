@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import is_batched, is_readable, ordinary_tensors
+from ...modes import cached, is_batched, is_readable
 from .cells import Cells
 from .kernel import Range
 
@@ -158,8 +157,7 @@ def _found(
     return found[..., :3].to(vectors.device), found[..., 3].to(vectors.device)
 
 
-@functools.lru_cache(maxsize=1024)
-@ordinary_tensors()
+@cached(maxsize=1024)
 def _indices_of(entries: tuple[float, ...], end: float) -> Int[Tensor, "vectors 4"]:
     """Miller indices of one cell and how many vectors each stands for, zero first."""
     cell = torch.tensor(entries, dtype=torch.float64, device="cpu").view(3, 3)
@@ -228,8 +226,8 @@ def _assert_bounds(needed: Float[Tensor, "graphs kernels 3"], bounds: Sequence[t
         own, enough = needed[:, largest, axis].amax(), [math.ceil(most * _STEP**n) for n in range(_STEPS, -1, -1)]
         for more, less in itertools.pairwise(enough):
             text = f"max_hkl along lattice vector {'abc'[axis]} must be at least {more} for these cells, got {most}"
-            checks.assert_on_device((own < less + 1) | (own >= more + 1), text)
-    checks.assert_on_device(
+            checks.must_hold((own < less + 1) | (own >= more + 1), text)
+    checks.must_hold(
         (needed.amax(0) < _table(bounds, torch.int64, needed.device) + 1).all(),
         f"max_hkl must be far larger than {bounds[largest]} for these cells",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from ...functional.hyena.fft_convolution import fft_convolution, number_or_cross
 from ...functional.vector.clifford import cross_product
 from ...node_batch import PaddedBatch
 from ..vector.clifford import MultivectorMLP
-from ..vector.grades import Grades, grades_of_channels
+from ..vector.grades import Grades
 from ..vector.operator import TokenModel, TokenOperator
 from ..vector.placement import TokenBatch
 from ..vector.scalars_and_vectors import ScalarVectorModule
@@ -184,14 +185,11 @@ class SE3HyenaOperator(ScalarVectorModule):
         edge_channels: int = 0,
         num_blocks: int = 1,
     ) -> None:
-        grades = grades_of_channels(
-            scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
-        )
-        operator = HyenaOperator(
-            *grades, filter=filter, causal=causal, short_conv=short_conv, order=order, local_context=local_context,
+        super().__init__(
+            HyenaOperator, scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors,
+            filter=filter, causal=causal, short_conv=short_conv, order=order, local_context=local_context,
             edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip
-        super().__init__(operator)
 
 
 @checks.python_numbers
@@ -246,11 +244,8 @@ class SE3Hyena(ScalarVectorModule):
         order: str = "input",
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        grades = grades_of_channels(
-            scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
-        )
-        model = TokenModel(
-            HyenaOperator, *grades, num_layers=num_layers, num_blocks=num_blocks, pool=pool, order=order,
-            attn_kwargs=attn_kwargs,
+        make = functools.partial(TokenModel, HyenaOperator)
+        super().__init__(
+            make, scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors,
+            num_layers=num_layers, num_blocks=num_blocks, pool=pool, order=order, attn_kwargs=attn_kwargs,
         )  # fmt: skip
-        super().__init__(model)

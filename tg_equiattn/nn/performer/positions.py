@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ... import checks
 from ...edges import offsets_between
 from ...encodings.positions import (
     ConstantBias,
@@ -24,7 +25,7 @@ from ...functional.performer.attention import drop_keys, linear_attention_impl
 from ...functional.performer.clipped import clipped_attention_impl
 from ...functional.performer.pairs import Near, pair_attention_impl
 from ...functional.performer.window import window_attention_impl
-from ...modes import full_precision, is_concrete
+from ...modes import full_precision
 from ...neighbors import NeighborList, neighbor_list
 from ..modules import reset_children
 
@@ -224,10 +225,9 @@ class WindowPosition(Position):
         variance = None if self.variance is None else self.variance()
         return window_attention_impl(query, key, value, projection, near, nodes.node_batch, dropout, variance, key_bias)
 
+    @checks.of_values
     def _warn_of_cutoff(self, bias: Float[Tensor, " pairs"], mask: Bool[Tensor, " pairs"] | None) -> None:
-        """Warn, once, where values are read and most near pairs are longer than the cutoff: their weight is zero."""
-        if not is_concrete(bias):
-            return
+        """Warn, once, if most near pairs are longer than the cutoff: their weight is zero."""
         bias = bias if mask is None else bias[mask]
         beyond = int((bias == -torch.inf).sum())
         if 2 * beyond > len(bias):

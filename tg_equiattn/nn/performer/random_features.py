@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ... import checks
 from ...functional.performer.random_features import orthogonal_projection
-from ...modes import in_functorch_transform, is_ordinary, ordinary_tensors
+from ...modes import goes_through, is_ordinary, ordinary_tensors
 from ...tables import Tables
 from ..modules import whole_numbers
 
@@ -156,9 +155,7 @@ class RandomFeatures(nn.Module):
         return torch.cat([rows, -rows])[: self.num_random_features] if self.paired else rows
 
     def _drawn_rows(self, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "rows dim"]:
-        if in_functorch_transform() and (
-            torch.compiler.is_compiling() or is_functorch_wrapped_tensor(self.seed_digits)
-        ):
+        if goes_through(self.seed_digits):
             found = _directions_of(self.seed_digits, self._number(), self._rows, self.dim)
             return found.to(device, dtype)
         self._prepare(device, dtype)
@@ -232,7 +229,7 @@ class RandomFeatures(nn.Module):
     def _count_step(self, interval: int) -> None:
         with ordinary_tensors():
             if int(self._clock[0]) >= interval:
-                if is_functorch_wrapped_tensor(self.seed_digits):
+                if goes_through(self.seed_digits):
                     raise RuntimeError(
                         "random features cannot be redrawn while a transform of torch.func goes through seed_digits: "
                         "call eval(), or leave redraw_interval at None and call redraw_features() outside"

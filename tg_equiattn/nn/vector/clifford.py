@@ -229,9 +229,7 @@ class CliffordMLP(nn.Module):
         if x.ndim < 2 or tuple(x.shape[-2:]) != (self.in_channels, COMPONENTS):
             raise ValueError(f"input must be (..., {self.in_channels}, 8), got {tuple(x.shape)}")
         reference = self.mlp.reference_parameter
-        checks.full_parameters(reference)
-        checks.same_kind(x, reference)
-        checks.half_precision(input=x)
+        checks.of_points(x, reference)
         with full_precision(x.device):
             tokens = x.to(reference.dtype).reshape(-1, *x.shape[-2:])
             out = map_chunks(self._of_block, self.mlp.tokens_per_block(x.device), (tokens,))

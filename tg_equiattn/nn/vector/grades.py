@@ -81,26 +81,3 @@ def with_position(parts: Parts, pos: Float[Tensor, "tokens 3"]) -> Parts:
 
 
 POSITION = Grades(vectors=1)
-
-
-def grades_of_channels(
-    scalar_channels: int,
-    vector_channels: int,
-    out: tuple[int | None, int | None],
-    hidden: tuple[int | None, int | None],
-) -> tuple[Grades, Grades, Grades]:
-    """Grades of input, output and hidden layers from numbers of scalars and vectors; None means those of the input.
-    Raise ValueError for negative numbers, or if both are 0."""
-    inside = _scalars_and_vectors(("scalar_channels", "vector_channels"), scalar_channels, vector_channels, Grades())
-    outside = _scalars_and_vectors(("out_scalars", "out_vectors"), *out, inside)
-    return inside, outside, _scalars_and_vectors(("hidden_scalars", "hidden_vectors"), *hidden, inside)
-
-
-def _scalars_and_vectors(names: tuple[str, str], scalars: int | None, vectors: int | None, default: Grades) -> Grades:
-    chosen = default.scalars if scalars is None else scalars, default.vectors if vectors is None else vectors
-    for name, value in zip(names, chosen, strict=True):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name} must be an integer from 0 on, got {value!r}")
-    if not any(chosen):
-        raise ValueError(f"{names[0]} and {names[1]} must not both be 0: give at least one channel")
-    return Grades(*chosen)

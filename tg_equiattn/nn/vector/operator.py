@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ... import checks
 from ...edges import check_edges
 from ...functional.chunks import map_chunks
-from ...modes import full_precision, is_concrete
+from ...modes import full_precision
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
 from ...orders import ORDERS
@@ -58,11 +58,9 @@ class TokenNetwork(StoresSettings):
         edge_attr: Tensor | None,
     ) -> Tensor:
         """Check and place the user's arguments, then call ``forward``. Features x must have been checked."""
-        reference = self.reference_parameter
-        checks.full_parameters(reference)
         with full_precision(x.device):
             x, tokens = place_tokens(
-                x.to(reference.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
+                x.to(self.reference_parameter.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
                 invariants=[slice(0, self.in_grades.scalars)],
                 needs_positions=pos is None and self.reachable(self.in_grades) != self.out_grades,
             )  # fmt: skip
@@ -118,12 +116,13 @@ class TokenNetwork(StoresSettings):
 
 def _check_no_later_source(time: Int[Tensor, "2 edges"]) -> None:
     """Raise ValueError unless sources come no later than targets."""
-    note = "edge_index must join no later token to an earlier one with causal=True"
-    if not is_concrete(time):
-        checks.assert_on_device((time[0] <= time[1]).all(), note)
-    elif bool((time[0] > time[1]).any()):
-        source, target = time[:, time[0] > time[1]][:, 0].tolist()
-        raise ValueError(f"{note}, got an edge from {source} to {target} along the sequence: leave such edges out")
+    earlier = time[0] <= time[1]
+
+    def given() -> str:
+        source, target = time[:, ~earlier][:, 0].tolist()
+        return f", got an edge from {source} to {target} along the sequence: leave such edges out"
+
+    checks.must_hold(earlier.all(), "edge_index must join no later token to an earlier one with causal=True", given)
 
 
 class TokenOperator(TokenNetwork, ABC):
@@ -150,8 +149,7 @@ class TokenOperator(TokenNetwork, ABC):
     ) -> None:
         super().__init__(in_grades, out_grades, order=order)
         checks.positive(num_blocks=num_blocks)
-        if isinstance(edge_channels, bool) or not isinstance(edge_channels, int) or edge_channels < 0:
-            raise ValueError(f"edge_channels must be an integer from 0 on, got {edge_channels!r}")
+        checks.whole(edge_channels=edge_channels)
         if edge_channels and not local_context:
             raise ValueError(f"edge_channels={edge_channels} needs local_context=True: set it, or edge_channels=0")
         self.hidden_grades = hidden = in_grades if hidden_grades is None else hidden_grades

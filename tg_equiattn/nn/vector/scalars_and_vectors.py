@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from ... import checks
 from ..modules import NotScriptable
 from ..tokens import read_tokens
+from .grades import Grades
 from .operator import TokenNetwork
 from .sequences import ChainArguments
+
+
+def _grades(default: Grades, **channels: int | None) -> Grades:
+    """Grades from numbers of scalars and vectors, ``None`` for those of the default."""
+    chosen = {name: n if given is None else given for n, (name, given) in zip(default, channels.items(), strict=False)}
+    checks.whole(**chosen)
+    if not any(chosen.values()):
+        raise ValueError(f"{' and '.join(chosen)} must not both be 0: give at least one channel")
+    return Grades(*chosen.values())
 
 
 def _flat(shape: tuple[int, ...], **arguments: Tensor | None) -> list[Tensor | None]:
@@ -20,12 +34,20 @@ def _flat(shape: tuple[int, ...], **arguments: Tensor | None) -> list[Tensor | N
 
 
 class ScalarVectorModule(NotScriptable, torch.nn.Module):
-    """Reads scalars and vectors of users as tokens by grade, calls the network ``module``, and splits its output."""
+    """Reads scalars and vectors of users as tokens by grade, calls a network that ``make`` builds from grades, and
+    splits its output."""
 
-    def __init__(self, module: TokenNetwork) -> None:
+    def __init__(
+        self, make: Callable[..., TokenNetwork], scalar_channels: int, vector_channels: int,
+        out_scalars: int | None = None, out_vectors: int | None = None, hidden_scalars: int | None = None,
+        hidden_vectors: int | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.module = module
-        module.check_reachable("out_vectors")
+        inside = _grades(Grades(), scalar_channels=scalar_channels, vector_channels=vector_channels)
+        outside = _grades(inside, out_scalars=out_scalars, out_vectors=out_vectors)
+        hidden = _grades(inside, hidden_scalars=hidden_scalars, hidden_vectors=hidden_vectors)
+        self.module = make(inside, outside, hidden, **settings)
+        self.module.check_reachable("out_vectors")
 
     def forward(
         self,

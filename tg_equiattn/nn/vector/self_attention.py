@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,6 @@ from ... import checks
 from ...functional.softmax_attention import softmax_attention
 from ...functional.vector.attention import vector_attention_impl
 from ...node_batch import PaddedBatch
-from .grades import grades_of_channels
 from .operator import TokenModel, TokenOperator
 from .placement import TokenBatch
 from .scalars_and_vectors import ScalarVectorModule
@@ -88,14 +88,11 @@ class VectorSelfAttention(ScalarVectorModule):
         edge_channels: int = 0,
         num_blocks: int = 1,
     ) -> None:
-        grades = grades_of_channels(
-            scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
-        )
-        operator = VectorAttentionOperator(
-            *grades, short_conv=short_conv, local_context=local_context, edge_channels=edge_channels,
+        super().__init__(
+            VectorAttentionOperator, scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars,
+            hidden_vectors, short_conv=short_conv, local_context=local_context, edge_channels=edge_channels,
             num_blocks=num_blocks,
         )  # fmt: skip
-        super().__init__(operator)
 
 
 @checks.python_numbers
@@ -148,11 +145,8 @@ class VectorTransformer(ScalarVectorModule):
         pool: str | None = None,
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        grades = grades_of_channels(
-            scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
-        )
-        model = TokenModel(
-            VectorAttentionOperator, *grades, num_layers=num_layers, num_blocks=num_blocks, pool=pool,
-            attn_kwargs=attn_kwargs,
+        make = functools.partial(TokenModel, VectorAttentionOperator)
+        super().__init__(
+            make, scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors,
+            num_layers=num_layers, num_blocks=num_blocks, pool=pool, attn_kwargs=attn_kwargs,
         )  # fmt: skip
-        super().__init__(model)

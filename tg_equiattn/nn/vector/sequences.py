@@ -144,15 +144,12 @@ def _changes(x: Int[Tensor, " tokens"]) -> Bool[Tensor, " tokens"]:
 def _number_of_chains(first: Bool[Tensor, " tokens"], num_chains: int | None) -> int:
     """The number of chains, or a bound of it; ``first`` is true for the first token of each."""
     count, note = first.sum(), "num_chains must be at least the number of chains"
-    if num_chains is not None and not is_concrete(count):
-        checks.assert_on_device(count <= num_chains, note)
+    if num_chains is not None:
+        checks.must_hold(count <= num_chains, note, lambda: f", {int(count)}, got {num_chains}")
         return num_chains
     if not is_readable(count):
         raise ValueError("num_chains must be given with chain that is traced or that torch.vmap goes over, got None")
-    found = as_numbers(count[None])[0]
-    if num_chains is not None and found > num_chains:
-        raise ValueError(f"{note}, {found}, got {num_chains}")
-    return max(1, found)
+    return max(1, as_numbers(count[None])[0])
 
 
 def _flat_rows(spans: Int[Tensor, " sequences"], longest: int | None) -> NodeBatch:
@@ -172,7 +169,7 @@ def _dense_rows(spans: Int[Tensor, " sequences"], longest: int | None) -> NodeBa
             "max_num_nodes must be given with index that is traced or that torch.vmap goes over, got None: pass a "
             "bound of the spans of index"
         )
-    checks.assert_on_device((spans <= longest).all(), "max_num_nodes must be at least any span of index")
+    checks.must_hold((spans <= longest).all(), "max_num_nodes must be at least any span of index")
     return NodeBatch.dense(spans.shape[0], longest, spans, spans.device)
 
 
@@ -186,11 +183,12 @@ def _slots_of_tokens(slot: Int[Tensor, " tokens"], slots: int, valid: Bool[Tenso
 
 def _check_increasing(step: Int[Tensor, " tokens"], index: Int[Tensor, " tokens"]) -> None:
     """Raise ValueError unless steps are positive."""
-    if not is_concrete(step):
-        checks.assert_on_device((step > 0).all(), "index must increase strictly within every chain")
-    elif bool((step <= 0).any()):
+
+    def given() -> str:
         at = int((step <= 0).nonzero()[0])
-        raise ValueError(
-            f"index must increase strictly within every chain, got {int(index[at])} after {int(index[at - 1])}: sort "
-            "the tokens of each chain by index, and pass chain if a graph has several chains"
+        return (
+            f", got {int(index[at])} after {int(index[at - 1])}: sort the tokens of each chain by index, and pass "
+            "chain if a graph has several chains"
         )
+
+    checks.must_hold((step > 0).all(), "index must increase strictly within every chain", given)
