@@ -143,7 +143,7 @@ class OffsetTable(_OffsetBias):
         whole = offsets.round() if offsets.is_floating_point() else offsets
         inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
         _check_inside(inside, offsets, self.cutoff)
-        whole, index = whole.long(), inside.new_zeros(len(inside), dtype=torch.int64)
+        whole, index = whole.long(), torch.zeros_like(inside, dtype=torch.int64)
         for axis in range(self.pos_dim):
             index = index * (2 * radius + 1) + whole[:, axis] + radius
         table = nn.functional.pad(self.table, (0, 1), value=-math.inf)  # the last column is for offsets beyond
