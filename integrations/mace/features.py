@@ -19,7 +19,7 @@ from .labels import NetForces, fitted_kernels, fitted_size
 # An energy starts from elements that are nearly alike, and from features of the size of their differences.
 _CONTENT = 0.1
 # A product of five matrices, whose weights all move by the learning rate, then changes about as its gain does.
-_SLOWNESS = 300.0
+_SLOWNESS = 100.0
 _FAST = ("neutral.constants", "neutral.charges")  # charges of elements and of graphs, which stay as they are
 
 

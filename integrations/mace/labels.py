@@ -12,7 +12,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-_RIDGE = 0.003  # penalty of energies of atoms, relative to the mean square of net forces
+_RIDGE = 0.05  # penalty of energies of atoms, relative to the mean square of net forces
 
 
 def lacking_energies(model: MACE, data: dict[str, Tensor], energy: Tensor) -> tuple[Tensor | None, bool]:
@@ -73,6 +73,8 @@ def fitted_kernels(forces: Sequence[Tensor], energies: Sequence[Tensor], net: Ne
     fragments. The penalty is on energies of atoms, (T, 1), so kernels that act between fragments are preferred to
     those that act within them."""
     columns = torch.stack([net.of_atoms(each).flatten() for each in forces], 1).to("cpu", torch.float64)
+    if not columns.any() or not net.labels.any():
+        return columns.new_ones(columns.shape[1])
     each = torch.cat(list(energies), 1).to("cpu", torch.float64)
     sizes = each.square().mean(0).sqrt()
     sizes = sizes.clamp(min=1e-6 * float(sizes.max()))

@@ -61,9 +61,11 @@ def add_long_range(
         after: Product blocks, counted from 0, that attention follows, or "energies". After the last block it changes
             scalars alone.
         batch: Sample of the training data, as MACE's loaders give it, on which the scales are measured. It should be
-            typical of the data. With "energies" the scale is the factor by which energies of the new layer fit best
-            what the model lacks of its labels, beside an energy of each element, but at least so that they differ as
-            much among graphs. Without labels it is the size of the outputs of the last readout.
+            typical of the data. With "energies" kernels are scaled by a fit to the forces of its labels, summed over
+            each fragment that edges connect: messages leave these sums at zero. If no graph has two fragments, or
+            without forces, the scale is the factor by which energies of the new layer fit best what the model lacks of
+            its labels, beside an energy of each element, but at least so that they differ as much among graphs. Without
+            labels it is the size of the outputs of the last readout.
         width: Width of the narrowest kernel, in the unit of positions. The default, ``None``, means half of the model's
             ``r_max``: messages already model shorter distances.
         gain: Initial value of the learned gain. The default, ``None``, means 0, which leaves a model as it is. With

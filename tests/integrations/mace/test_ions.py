@@ -147,6 +147,14 @@ def test_long_range_starts_from_net_forces_on_fragments(charge, make):
         assert (net_forces(model, frames, charge) - wanted).abs().max() < allowed * wanted.max()
 
 
+def test_fragments_without_forces_between_them_leave_finite_weights(make):
+    """Labels whose forces cancel in every fragment, and kernels without sources."""
+    for strength, options in ((0.0, {}), (10.0, {"num_gaussians": 0})):
+        batch = batch_of(*repelling(np.linspace(5, 9, 3), strength))
+        model = add_long_range(make(), "energies", batch=batch, **options)
+        assert all(x.isfinite().all() for x in model.parameters())
+
+
 def test_long_range_energies_keep_their_scale_while_messages_grow(make):
     """Features of an untrained model grow a hundredfold in the first steps of training."""
     frames = repelling(np.linspace(5, 9, 9))
