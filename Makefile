@@ -19,7 +19,7 @@ READY_ALL := $(VENV)/.ready-all
 OLDEST ?= torch==2.8.0
 SETUP := PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .ci/setup
 PYTEST := -m pytest --numprocesses auto --dist worksteal
-TESTS := OMP_NUM_THREADS=1 $(RUN) $(PYTEST)
+TESTS := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(RUN) $(PYTEST)
 
 .PHONY: demo test test-all test-hosts test-oldest lint test-cuda first-gpu smoke docs bench studies report setup setup-all clean
 

@@ -1,7 +1,7 @@
 """The contract of every public operator and module: what torch's transforms may do with it.
 
-One row a case of :data:`cases.CASES`, all in float64. Each case is seen as a function of three numbers, which move
-all of its floating point inputs and parameters at once, to three numbers, which are projections of its outputs.
+One row a case of :data:`cases.CASES`, all in float64. Each case is seen as a function of two numbers, which move all of
+its floating point inputs and parameters at once, to two numbers, which are projections of its outputs.
 """
 
 import copy
@@ -48,17 +48,17 @@ class Problem:
     @functools.cached_property
     def directions(self):
         draw = functools.partial(torch.randn, dtype=torch.float64)
-        return [{n: draw(3, *x.shape) for n, x in part.items()} for part in (self.inputs, self.parameters)]
+        return [{n: draw(2, *x.shape) for n, x in part.items()} for part in (self.inputs, self.parameters)]
 
     def curve(self, c):
-        """R^3 -> R^3."""
+        """R^2 -> R^2."""
         moved = [
             {n: x + torch.tensordot(c, directions[n], 1) * 0.1 for n, x in part.items()}
             for part, directions in zip((self.inputs, self.parameters), self.directions, strict=True)
         ]
         flat = torch.cat([x.flatten() for x in self.outputs(*moved)])
         place = torch.arange(flat.numel(), dtype=torch.float64)
-        return torch.stack([(flat * torch.cos(place * k)).mean() for k in (1, 2, 3)])
+        return torch.stack([(flat * torch.cos(place * k)).mean() for k in (1, 2)])
 
     def jacobian(self, c):
         """That of the curve by reverse mode, one output at a time."""
@@ -71,7 +71,7 @@ def close(got, wanted, tolerance=1e-9):
     torch.testing.assert_close(got, wanted, rtol=0, atol=tolerance * scale)
 
 
-START = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
+START = torch.tensor([0.3, -0.2], dtype=torch.float64)
 
 
 @pytest.fixture(params=[name for name in ONE_A_NAME if name != "RandomFeatures"], scope="module")
@@ -85,12 +85,10 @@ def test_first_derivatives(case):
     assert wanted.abs().max() > 0
     close(torch.func.jacrev(case.curve)(START), wanted)
     close(torch.func.jacfwd(case.curve)(START), wanted)
-    tangent = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-    close(torch.func.jvp(case.curve, (START,), (tangent,))[1], wanted @ tangent)
+    tangent = torch.tensor([1.0, -2.0], dtype=torch.float64)
     with forward_ad.dual_level():
         out = case.curve(forward_ad.make_dual(START, tangent))
         close(forward_ad.unpack_dual(out).tangent, wanted @ tangent)
-    close(torch.func.grad(lambda c: case.curve(c)[1])(START), wanted[1])
 
 
 def test_second_derivatives(case):
@@ -99,7 +97,7 @@ def test_second_derivatives(case):
     if not first.requires_grad:
         pytest.skip("linear in all that moves")
     got = torch.stack([torch.autograd.grad(g, c, retain_graph=True)[0] for g in first])
-    step = 1e-5 * torch.randn(3, dtype=torch.float64)
+    step = 1e-5 * torch.randn(2, dtype=torch.float64)
     ahead, behind = (case.jacobian(START + e).sum(0) for e in (step, -step))
     close(got @ step / 1e-5, (ahead - behind) / 2e-5, 1e-5)
     close(torch.func.hessian(lambda c: case.curve(c).sum())(START), got)
@@ -269,11 +267,11 @@ def test_copies(name):
                 assert all(bool(x.isfinite().all()) for x in tree_leaves(module(**inputs)))
 
 
+# the strict way traces as torch.compile does, of which test_compiled_for_batches_of_all_sizes asks the same
+STRICT = ["GroupAttention", "PerformerAttention ragged window", "SE3Hyena"]
 EXPORTED = [
-    quick([] if strict else ["RelativePerformerConv"], name, strict, id=f"{name}{', strict' if strict else ''}")
-    for strict in (False, True)
-    for name in VARYING
-    if name in FIRST or not strict
+    *(quick(["RelativePerformerConv"], name, False) for name in VARYING),
+    *(pytest.param(name, True, marks=pytest.mark.slow) for name in STRICT),
 ]
 
 

@@ -13,6 +13,8 @@ from tg_equiattn.functional.performer.feature_attention import chunked_readout, 
 from tg_equiattn.grids import PixelGrid, Window
 
 OURS = torch.ops.tg_equiattn
+vector_attention, fft_convolution = OURS.vector_attention.default, OURS.fft_convolution.default
+convolution, correlation = OURS.lag_convolution.default, OURS.lag_correlation.default
 NEAR = PixelGrid((3, 4), 2).neighbors().csr
 
 
@@ -20,35 +22,43 @@ def d(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def of_groups(relation):
+def group_attention_operands(relation):
     tensors, index = table_operands(relation, Window(2, 3), (3, 4), 2)
     mask = torch.tensor([[[True, False, True, True]] * 3]).expand(2, -1, -1).contiguous()
     return *tensors, index, mask, torch.tensor(0), 3, (), False, 0.0
 
 
-def ragged(*sizes):
-    return None, torch.tensor(sizes)
+def fft_convolution_operands(shape, lengths, causal):
+    return d(*shape), d(*shape), lengths, lengths, "circular", causal, "ortho"
 
 
-OPERATORS = [
-    *((windowed_attention, lambda r=r: of_groups(r)) for r in ("frame", "relative", "ge_vit", "full ge_vit")),
-    (chunked_summary, lambda: (d(2, 5, 3), d(2, 5, 7), d(11, 3).detach(), None, 0.5)),
-    (chunked_readout, lambda: (d(2, 5, 3), d(2, 11, 7), d(2, 11), d(11, 3).detach())),
-    (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR)),
-    (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR)),
-    *((OURS.vector_attention.default, lambda n=n: (*(d(2, 5, 3) for _ in range(3)), n, torch.ones(2).double()))
-      for n in ragged(3, 5)),
-    *((OURS.lag_convolution.default, lambda n=n: (d(3, 5, 2, 3), d(9, 2), n, -4)) for n in ragged(5, 2, 0)),
-    *((OURS.lag_correlation.default, lambda n=n: (d(3, 5, 2, 3), d(3, 5, 2, 3), n, -4, 9)) for n in ragged(5, 2, 0)),
-    *((OURS.fft_convolution.default, lambda s=s, n=n, c=c: (d(*s), d(*s), n, n, "circular", c, "ortho"))
-      for s, n, c in (((3, 5, 2), None, False), ((3, 5, 2), torch.tensor((5, 2, 0)), True), ((3, 5, 2, 3), None, True),
-                      ((3, 5, 2, 3), torch.tensor((5, 2, 0)), False))),
-]  # fmt: skip
+RAGGED, PADDED, ONES = torch.tensor([5, 2, 0]), torch.tensor([3, 5]), torch.ones(2).double()
+OPERATORS = {
+    "frame attention": (windowed_attention, lambda: group_attention_operands("frame")),
+    "relative attention": (windowed_attention, lambda: group_attention_operands("relative")),
+    "ge_vit attention": (windowed_attention, lambda: group_attention_operands("ge_vit")),
+    "full ge_vit attention": (windowed_attention, lambda: group_attention_operands("full ge_vit")),
+    "summary": (chunked_summary, lambda: (d(2, 5, 3), d(2, 5, 7), d(11, 3).detach(), None, 0.5)),
+    "readout": (chunked_readout, lambda: (d(2, 5, 3), d(2, 11, 7), d(2, 11), d(11, 3).detach())),
+    "edge dot": (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR)),
+    "edge sum": (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR)),
+    "vector attention": (vector_attention, lambda: (d(2, 5, 3), d(2, 5, 3), d(2, 5, 3), None, ONES)),
+    "ragged vector attention": (vector_attention, lambda: (d(2, 5, 3), d(2, 5, 3), d(2, 5, 3), PADDED, ONES)),
+    "lag convolution": (convolution, lambda: (d(3, 5, 2, 3), d(9, 2), None, -4)),
+    "ragged lag convolution": (convolution, lambda: (d(3, 5, 2, 3), d(9, 2), RAGGED, -4)),
+    "lag correlation": (correlation, lambda: (d(3, 5, 2, 3), d(3, 5, 2, 3), None, -4, 9)),
+    "ragged lag correlation": (correlation, lambda: (d(3, 5, 2, 3), d(3, 5, 2, 3), RAGGED, -4, 9)),
+    "scalars": (fft_convolution, lambda: fft_convolution_operands((3, 5, 2), None, False)),
+    "causal ragged scalars": (fft_convolution, lambda: fft_convolution_operands((3, 5, 2), RAGGED, True)),
+    "causal vectors": (fft_convolution, lambda: fft_convolution_operands((3, 5, 2, 3), None, True)),
+    "ragged vectors": (fft_convolution, lambda: fft_convolution_operands((3, 5, 2, 3), RAGGED, False)),
+}
 
 
-@pytest.mark.parametrize(("operator", "given"), OPERATORS, ids=range(len(OPERATORS)))
-def test_operators_pass_the_check_of_torch(operator, given):
-    opcheck(operator, given())
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_pass_the_check_of_torch(name):
+    operator, operands = OPERATORS[name]
+    opcheck(operator, operands())
 
 
 @pytest.mark.parametrize(

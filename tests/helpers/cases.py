@@ -457,7 +457,7 @@ CASES = {
     "PixelGraphClassifier sinusoid": on_graphs("PixelGraphClassifier", position="sinusoid"),
     "RelativeGPSBlock": on_graphs("RelativeGPSBlock", offset="distance"),
     "PixelGraphClassifier": on_graphs("PixelGraphClassifier"),
-    "LongTensorProduct": on_irreps("LongTensorProduct", "2x0e+1x1o+1x2e", "1x0e+1x1o", "2x1o+1x2e"),
+    "LongTensorProduct": on_irreps("LongTensorProduct", "2x0e+1x1o", "1x1o", "2x1o+1x2e"),
     "IrrepsSE3HyenaOperator": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT),
     "LongTensorProduct causal": on_irreps("LongTensorProduct", *["2x0e+1x1o"] * 3, causal=True),
     "IrrepsSE3HyenaOperator local": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT, order="radial", **LOCAL),
@@ -469,7 +469,7 @@ CASES = {
     "e3nn IrrepsEwaldAttention": on_irreps(
         "IrrepsEwaldAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", width=1.0, lmax=2
     ),
-    "TensorProductHyenaOperator": on_irreps("TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o"),
+    "TensorProductHyenaOperator": on_irreps("TensorProductHyenaOperator", "3x0e+2x1o", "1x0e+2x1o"),
     "IrrepsSE3HyenaOperator implicit": on_irreps(
         "IrrepsSE3HyenaOperator", irreps_out=OUT, filter="implicit", short_conv=3
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -46,6 +47,7 @@ def attention_by_definition(
     with ``circular`` the image goes on at the other side; ``far(query, key, u)`` (B, heads, keys, S) weighs all keys,
     (B, heads, C, S, keys), to which windows add exp(score)."""
     batch, heads, _, elements, *spatial = query.shape
+    argument = functools.cache(argument)
     rho, bias = _remembered(rho), None if bias is None else _remembered(bias)
     place = positions(spatial)
     q, k, v = (x.flatten(4) for x in (query, key, value))
@@ -59,18 +61,19 @@ def attention_by_definition(
         pairs = [(j, (x_j + a - x_i) / (strides[h] if strides else 1)) for j, x_j in enumerate(place) for a in around]
         pairs = [(j, offset) for j, offset in pairs if there[j] and inside(offset)]
         keys, offsets = [j for j, _ in pairs], [matrix.T @ offset for _, offset in pairs]
+        encoding = _at_offsets(rho, offsets)
+        added = None if bias is None else _at_offsets(bias, offsets)
         total = 0
         for t in range(elements):
             seen = [s for s in range(elements) if argument(h, t, s) is not None]
             if not seen:
                 continue
             arguments = [argument(h, t, s) for s in seen]
-            encoding = torch.stack([torch.stack([rho(x, u) for u in arguments]) for x in offsets])  # (keys, S, C)
-            with_position = k[:, :, :, seen][..., keys].permute(0, 1, 4, 3, 2) + encoding  # (B, heads, keys, S, C)
+            positions_of_keys = torch.stack([encoding(u) for u in arguments], 1)  # (keys, S, C)
+            with_position = k[:, :, :, seen][..., keys].permute(0, 1, 4, 3, 2) + positions_of_keys
             score = scale * torch.einsum("bnc,bnksc->bnks", q[:, :, :, t, i], with_position)
-            if bias is not None:
-                added = torch.stack([torch.stack([bias(x, u) for u in arguments]) for x in offsets])
-                score = score + added.movedim(-1, 0)
+            if added is not None:
+                score = score + torch.stack([added(u) for u in arguments], 1).movedim(-1, 0)
             everywhere = score.new_zeros(batch, heads, len(place), len(seen))
             if far is not None:
                 everywhere = far(q[:, :, :, t, i], k[:, :, :, seen], arguments) * there[:, None]
@@ -113,6 +116,11 @@ def _remembered(function):
         return known[key]
 
     return call
+
+
+def _at_offsets(function, offsets):
+    """The function of u that stacks ``function(offset, u)`` of all offsets, each computed once."""
+    return functools.cache(lambda u: torch.stack([function(offset, u) for offset in offsets]))
 
 
 def attention_materialised(

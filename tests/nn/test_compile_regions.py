@@ -19,22 +19,22 @@ def compiled_modules(model):
     return [module for module in model.modules() if module._compiled_call_impl is not None]
 
 
-def agrees_with_eager(model, x):
+def agrees_with_eager(model, x, backend):
     torch._dynamo.reset()
-    compiled = compile_regions(copy.deepcopy(model), backend="aot_eager", fullgraph=True)
+    compiled = compile_regions(copy.deepcopy(model), backend=backend, fullgraph=True)
     agree(run(compiled, x), run(model, x), 1e-9)
 
 
 def test_outputs_and_gradients_are_those_of_the_eager_layer():
     model = nn.Sequential(CliffordMLP(2, 3, num_blocks=1)).double()
-    agrees_with_eager(model, {"input": torch.randn(5, 2, 8, dtype=torch.float64)})
+    agrees_with_eager(model, {"input": torch.randn(5, 2, 8, dtype=torch.float64)}, "eager")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_gradients_are_those_of_the_eager_model(name):
     model = Fixed(name).double().eval()
-    agrees_with_eager(model, {"x": model.sample("cpu").double()})
+    agrees_with_eager(model, {"x": model.sample("cpu").double()}, "aot_eager")
 
 
 @pytest.mark.parametrize("name", MODELS)

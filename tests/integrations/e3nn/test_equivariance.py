@@ -19,9 +19,9 @@ IRREPS = {
 OTHERS = ["causal", "radial", "model", "pooled", "implicit", "attention", "local", "model local", "attention local"]
 OTHERS += ["hyena, alone", "attention, alone"]  # without positions
 OF_PRODUCTS = {
-    "tensor": [("2x0e+1x1o+1x2e+1x3o", "1x2e+2x0e+1x3o+1x1o", None)],
+    "tensor": [("2x0e+1x1o+1x2e", "1x2e+2x0e+1x1o", None)],
     "tensor radial": [
-        ("1x1o+3x0e+1x2e+1x1o+1x3o", "1x3o+2x2e", "2x0e+1x1o+1x2e+1x3o+1x1e"),
+        ("1x1o+3x0e+1x1o+1x3o", "1x3o+2x2e", "2x0e+1x1o+1x2e+1x3o"),
         ("2x0o+1x1e+2x0e", "2x0e+1x1e+1x0o", None),
     ],
 }

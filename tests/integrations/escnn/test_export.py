@@ -19,7 +19,7 @@ MODELS = {
     "layer": lambda: R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3),
     "random features": lambda: R2GlobalAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3),
     "block": lambda: R2AttentionBlock(R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3), crop=1),
-    "global": lambda: R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=None),
+    "global block": lambda: R2AttentionBlock(R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=None), crop=1),
     "mixed": lambda: nn.SequentialModule(
         R2LiftingAttention(IMAGE, HIDDEN, heads=2, kernel_size=3),
         nn.InnerBatchNorm(HIDDEN),
@@ -47,7 +47,7 @@ def test_exported_models_trace_and_agree(name, randomise):
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-@pytest.mark.parametrize("name", ["block", "global"])
+@pytest.mark.parametrize("name", [pytest.param("block", marks=pytest.mark.slow), "global block"])
 def test_an_exported_program_is_for_all_sizes(name, randomise):
     """Batches and images may have any size. With Dim.DYNAMIC, export fails if a program fixes a size."""
     model, plain = exported(name, randomise)

@@ -111,8 +111,10 @@ def test_isometries(isometries, randomise, device):
             assert equivariance_error(layer.to(dtype), group, x, elements=elements) <= allowed
 
 
-@pytest.mark.parametrize(("window", "scales", "isometries"), [(1, 3, cyclic(4)), (3, 6, trivial(2))])
-@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize(
+    ("norm", "window", "scales", "isometries"),
+    [("batch", 1, 3, cyclic(4)), ("layer", 1, 3, cyclic(4)), ("layer", 3, 6, trivial(2))],
+)
 def test_model(norm, window, scales, isometries, randomise):
     """Features of a whole model go up one scale; with windows of three scales those no end has reached."""
     group, options = dyadic(scales, isometries), {"channels": (4, 4), "heads": 2, "kernel_size": 3, "norm": norm}

@@ -28,7 +28,7 @@ def run(layer, x):
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_the_definition(name, make, device):
     """Double sums over the tokens that are there, with lags in differences of the index, for each chain by itself."""
-    layer, x = make(name), chained(name, [11])
+    layer, x = make(name), chained(name, [7])
     inputs = [x[key].requires_grad_() for key in ("scalars", "vectors", "pos") if key in x] + list(layer.parameters())
     del x["batch"]
     wanted = token_network(layer.module, **x)

@@ -139,7 +139,7 @@ def test_positions_of_any_dimension(name, dim, make):
 
 
 @pytest.mark.parametrize(
-    "position", ["window", *(pytest.param(p, marks=pytest.mark.slow) for p in ("clipped", "sinusoid"))]
+    "position", [None, *(pytest.param(p, marks=pytest.mark.slow) for p in ("window", "clipped", "sinusoid"))]
 )
 def test_compiles_whole_with_redraws(on_device, position):
     """The model in one graph, in training, with draws at the same steps."""
