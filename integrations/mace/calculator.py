@@ -8,7 +8,7 @@ from ase import Atoms
 from ase.calculators.calculator import all_changes
 from mace.calculators import MACECalculator
 
-from .long_range import _CALCULATED
+from .features import CALCULATED
 
 
 class LongRangeCalculator(MACECalculator):
@@ -35,11 +35,11 @@ class LongRangeCalculator(MACECalculator):
 
     def calculate(self, atoms: Atoms | None = None, properties: Any = None, system_changes: Any = all_changes) -> None:
         outputs: list[dict[str, Any]] = []
-        token = _CALCULATED.set(outputs)
+        token = CALCULATED.set(outputs)
         try:
             super().calculate(atoms, properties, system_changes)
         finally:
-            _CALCULATED.reset(token)
+            CALCULATED.reset(token)
         energies = [float(out["energy"][0]) for out in outputs if out["energy"] is not None]
         if energies:
             self.results["long_range_energy"] = self.energy_units_to_eV * sum(energies) / len(energies)

@@ -1,12 +1,18 @@
-"""The size of long-range energies, from labels of a batch."""
+"""The size of long-range energies, from labels of a batch: net forces on fragments, or energies."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from mace.modules.models import MACE
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
+
+_RIDGE = 0.05  # penalty of energies of atoms, relative to the mean square of net forces
 
 
 def lacking_energies(model: MACE, data: dict[str, Tensor], energy: Tensor) -> tuple[Tensor | None, bool]:
@@ -34,3 +40,45 @@ def fitted_size(labels: Tensor, found: Tensor, data: dict[str, Tensor]) -> float
     factor = torch.linalg.lstsq(columns, labels[:, None].to(columns), driver="gelsd").solution[0, 0].item()
     size, spread = float(found.square().mean().sqrt()), float((labels / counts).std())
     return math.copysign(max(abs(factor) * size, spread), factor)
+
+
+class NetForces(NamedTuple):
+    """Forces of labels, summed over each fragment that edges connect, (fragments, 3), in the unit of readouts; and the
+    fragment of each atom, (T,)."""
+
+    labels: Tensor
+    fragment: Tensor
+
+    def of_atoms(self, forces: Tensor) -> Tensor:
+        return torch.zeros_like(self.labels).index_add(0, self.fragment, forces.to(self.labels))
+
+
+def net_forces(model: MACE, data: dict[str, Tensor]) -> NetForces | None:
+    """The net forces on fragments, which message passing cannot explain: its forces on each fragment sum to zero.
+    ``None`` if no graph has two fragments, or without labels of forces."""
+    forces, nodes = data.get("forces"), data["positions"].shape[0]
+    if forces is None or not bool(forces.any()):
+        return None
+    first, second = data["edge_index"].cpu().numpy()
+    count, fragment = connected_components(coo_array((first >= 0, (first, second)), (nodes, nodes)))
+    if count == data["ptr"].numel() - 1:
+        return None
+    net = NetForces(forces.new_zeros(count, 3), torch.as_tensor(fragment, device=forces.device, dtype=torch.int64))
+    scale = model.scale_shift.scale.abs().mean() if hasattr(model, "scale_shift") else 1.0
+    return net._replace(labels=net.of_atoms(forces) / scale)
+
+
+def fitted_kernels(forces: Sequence[Tensor], energies: Sequence[Tensor], net: NetForces) -> Tensor:
+    """Factor of each kernel, (kernels,), from a ridge fit of forces on atoms that the kernels give to net forces on
+    fragments. The penalty is on energies of atoms, (T, 1), so kernels that act between fragments are preferred to
+    those that act within them."""
+    columns = torch.stack([net.of_atoms(each).flatten() for each in forces], 1).to("cpu", torch.float64)
+    if not columns.any() or not net.labels.any():
+        return columns.new_ones(columns.shape[1])
+    each = torch.cat(list(energies), 1).to("cpu", torch.float64)
+    sizes = each.square().mean(0).sqrt()
+    sizes = sizes.clamp(min=1e-6 * float(sizes.max()))
+    columns = columns / sizes
+    square, labels = columns.mT @ columns, net.labels.flatten().to(columns)
+    penalty = _RIDGE * square.diagonal().mean() * torch.eye(len(sizes), dtype=torch.float64)
+    return torch.linalg.solve(square + penalty, columns.mT @ labels) / sizes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
@@ -15,11 +14,10 @@ from mace.modules.wrapper_ops import get_layout
 from torch import Tensor
 
 from tg_equiattn.checks import of_values, python_numbers
-from tg_equiattn.nn.waves.neutral_sources import Atoms
 
 from ..e3nn.atoms_attention import AtomsEwaldAttention
-from ..e3nn.ewald_attention import IrrepsEwaldAttention
-from .labels import fitted_size, lacking_energies
+from .features import CALCULATED, CALL, Call, LongRangeFeatures
+from .labels import lacking_energies, net_forces
 
 
 @python_numbers
@@ -63,9 +61,11 @@ def add_long_range(
         after: Product blocks, counted from 0, that attention follows, or "energies". After the last block it changes
             scalars alone.
         batch: Sample of the training data, as MACE's loaders give it, on which the scales are measured. It should be
-            typical of the data. With "energies" the scale is the factor by which energies of the new layer fit best
-            what the model lacks of its labels, beside an energy of each element, but at least so that they differ as
-            much among graphs. Without labels it is the size of the outputs of the last readout.
+            typical of the data. With "energies" kernels are scaled by a fit to the forces of its labels, summed over
+            each fragment that edges connect: messages leave these sums at zero. If no graph has two fragments, or
+            without forces, the scale is the factor by which energies of the new layer fit best what the model lacks of
+            its labels, beside an energy of each element, but at least so that they differ as much among graphs. Without
+            labels it is the size of the outputs of the last readout.
         width: Width of the narrowest kernel, in the unit of positions. The default, ``None``, means half of the model's
             ``r_max``: messages already model shorter distances.
         gain: Initial value of the learned gain. The default, ``None``, means 0, which leaves a model as it is. With
@@ -124,6 +124,7 @@ def add_long_range(
     layers, width = [], float(model.r_max) / 2 if width is None else width
     seen, energy = _seen(model, data, targets)  # before the model is touched
     labels, untrained = lacking_energies(model, data, energy) if energies else (None, False)
+    net = net_forces(model, data) if energies else None
     gain = float(untrained) if gain is None else gain
     for n, (x, near) in zip(blocks, seen, strict=True):
         irreps = o3.Irreps(model.interactions[n].hidden_irreps)
@@ -132,39 +133,11 @@ def add_long_range(
             cutoff=float(model.r_max), avg_num_neighbors=float(model.interactions[n].avg_num_neighbors), **attn_kwargs,
         )  # fmt: skip
         attention = attention.to(like.device, like.dtype)
-        layers.append(LongRangeFeatures(attention, gain, x, near, data, labels))
+        layers.append(LongRangeFeatures(attention, gain, x, near, data, energies, labels, net))
     for target, layer in zip(targets, layers, strict=True):
         target.__class__, target.long_range = _WITH[type(target)], layer
     model.__class__ = _LONG_RANGE[type(model)]
     return model
-
-
-class LongRangeFeatures(torch.nn.Module):
-    """``gain`` times attention, with scales that are measured once, on the atoms of ``data``."""
-
-    scale_in: Tensor
-    scale_out: Tensor
-
-    def __init__(
-        self, attention: AtomsEwaldAttention, gain: float, x: Tensor, near: Tensor, data: dict[str, Any],
-        labels: Tensor | None,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.attention = attention
-        self.gain = torch.nn.Parameter(x.new_tensor(gain))
-        self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
-        with torch.no_grad():
-            found = attention(x / self.scale_in, **_atoms(data, None, attention))
-        sizes = _sizes(found, attention.irreps_out)
-        scale = (
-            _sizes(near, attention.irreps_out) / sizes if labels is None else fitted_size(labels, found, data) / sizes
-        )
-        self.register_buffer("scale_out", scale)
-
-    def forward(self, x: Tensor) -> Tensor:
-        call = _CALL.get()
-        atoms = _atoms(call.data, call.displacement, self.attention)
-        return self.gain * self.scale_out * self.attention(x / self.scale_in, **atoms)
 
 
 class LongRangeProduct(EquivariantProductBasisBlock):
@@ -181,7 +154,7 @@ class _WithEnergies(torch.nn.Module):
     long_range: LongRangeFeatures
 
     def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
-        _CALL.get().energies = energies = self.long_range(x)
+        CALL.get().energies = energies = self.long_range(x)
         return super().forward(x, heads) + energies
 
 
@@ -239,19 +212,19 @@ class _LongRangeModel(MACE):
         data, strained = dict(data), compute_virials or compute_stress or compute_displacement
         if strained and data.get("displacement") is None:
             data["displacement"] = data["positions"].new_zeros(data["ptr"].numel() - 1, 3, 3).requires_grad_()
-        if compute_stress and _CALCULATED.get() is None:
+        if compute_stress and CALCULATED.get() is None:
             _warn_of_slabs(data["pbc"].view(-1, 3))
-        call = _Call(data, data["displacement"] if strained else None)
-        token = _CALL.set(call)
+        call = Call(data, data["displacement"] if strained else None)
+        token = CALL.set(call)
         try:
             out = super().forward(
                 data, training, compute_force, compute_virials, compute_stress, compute_displacement, **more
             )
         finally:
-            _CALL.reset(token)
+            CALL.reset(token)
         if call.energies is not None:
             out["long_range_energy"] = self._graph_energies(call.energies, data)
-        if (outputs := _CALCULATED.get()) is not None:
+        if (outputs := CALCULATED.get()) is not None:
             volume = torch.linalg.det(data["cell"].view(-1, 3, 3)[0]).abs()
             outputs.append({"energy": out.get("long_range_energy"), "volume": volume})
         if strained and out["displacement"] is not data["displacement"]:
@@ -280,18 +253,6 @@ for own, kind in ((LongRangeMACE, MACE), (LongRangeScaleShiftMACE, ScaleShiftMAC
 _LONG_RANGE = {MACE: LongRangeMACE, ScaleShiftMACE: LongRangeScaleShiftMACE}
 
 
-class _Call:
-    """Data of one call of a model for its blocks, and the energies of atoms that long range adds, (T, 1)."""
-
-    def __init__(self, data: dict[str, Any], displacement: Tensor | None) -> None:
-        self.data, self.displacement = data, displacement
-        self.energies: Tensor | None = None
-
-
-_CALL: contextvars.ContextVar[_Call] = contextvars.ContextVar("call")
-_CALCULATED: contextvars.ContextVar[list[dict[str, Any]] | None] = contextvars.ContextVar("calculated", default=None)
-
-
 @of_values
 def _warn_of_slabs(pbc: Tensor) -> None:
     if bool((pbc.any(1) & ~pbc.all(1)).any()):
@@ -300,27 +261,6 @@ def _warn_of_slabs(pbc: Tensor) -> None:
             "volume of the cell of the atoms",
             stacklevel=2,
         )
-
-
-def _atoms(data: dict[str, Any], displacement: Tensor | None, attention: IrrepsEwaldAttention) -> dict[str, Any]:
-    """Arguments of attention. MACE strains positions in its dictionary, but not cells, so they are strained here."""
-    if data.get("pbc") is None:
-        raise ValueError("data must have pbc, which AtomicData.from_config takes of configurations, got none")
-    cell = data["cell"].view(-1, 3, 3)
-    if displacement is not None:
-        cell = cell + cell @ (displacement + displacement.mT) / 2
-    own = {}
-    if isinstance(attention, AtomsEwaldAttention):  # models that earlier releases saved have attention without atoms
-        first, second = data["edge_index"]
-        vectors = data["positions"][second] - data["positions"][first] + data["shifts"]
-        own["atoms"] = Atoms(data["node_attrs"], data["edge_index"], vectors.square().sum(1), data.get("total_charge"))
-    return own | {
-        "pos": data["positions"],
-        "batch": data["batch"],
-        "cell": cell,
-        "pbc": data["pbc"].view(-1, 3).expand(len(cell), 3),  # TorchSim has one for all
-        "batch_size": data["ptr"].numel() - 1,
-    }
 
 
 def _seen(
@@ -340,10 +280,3 @@ def _seen(
         for hook in hooks:
             hook.remove()
     return [found[target] for target in targets], energy
-
-
-def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:
-    """The root mean square of each irrep, for each of its columns: (irreps.dim,), 1 if all features are 0."""
-    sizes = [x[:, columns].square().mean().sqrt().expand(columns.stop - columns.start) for columns in irreps.slices()]
-    size = torch.cat(sizes)
-    return torch.where(size > 0, size, 1.0)

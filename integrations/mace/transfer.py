@@ -9,7 +9,8 @@ from mace.modules.models import MACE
 from mace.tools.scripts_utils import remove_pt_head
 from torch import nn
 
-from .long_range import _LONG_RANGE, _WITH, LongRangeFeatures
+from .features import LongRangeFeatures
+from .long_range import _LONG_RANGE, _WITH
 
 
 def select_head(model: MACE, head: str | None = None) -> MACE:

@@ -111,6 +111,74 @@ def test_scale_follows_the_energies_of_the_batch(make):
     assert small(batch.to_dict())["long_range_energy"].abs().max() < 0.1 * out["long_range_energy"].abs().max()
 
 
+def repelling(distances, strength=10.0):
+    """Pairs of water molecules with labels of forces, of which only the net forces on molecules are of interest."""
+    frames = []
+    for distance in distances:
+        first, second = molecule("H2O"), molecule("H2O")
+        second.rotate(50, "y")
+        second.positions += [distance, 0, 0]
+        frames.append(first + second)
+        force = np.zeros((6, 3))
+        force[0, 0], force[3, 0] = -strength / distance**2, strength / distance**2
+        force[[1, 2, 4, 5], 1] = [5, -5, 7, -7]  # within molecules
+        frames[-1].arrays["forces"] = force
+        frames[-1].info["energy"] = strength / distance
+    return frames
+
+
+def net_forces(model, frames, charge):
+    data = batch_of(*frames).to_dict()
+    out = model(data | {"total_charge": torch.full((len(frames),), charge)})
+    return out["forces"].detach().view(len(frames), 2, 3, 3).sum(2)[:, 1, 0]
+
+
+@pytest.mark.parametrize("charge", [0.0, 2.0])
+def test_long_range_starts_from_net_forces_on_fragments(charge, make):
+    """Messages give every fragment a net force of zero, so what labels have is long range's, also on new models."""
+    near, far = repelling(np.linspace(5, 9, 9)), repelling([10.0, 12.0])
+    batch = batch_of(*near)
+    batch.total_charge = torch.full((9,), charge)
+    assert net_forces(make(), near, charge).abs().max() < 1e-10
+    model = add_long_range(make(), "energies", batch=batch)
+    assert model.readouts[-1].long_range.gain == 1
+    for frames, allowed in ((near, 0.1), (far, 0.4)):
+        wanted = torch.tensor(np.array([atoms.arrays["forces"][3, 0] for atoms in frames]))
+        assert (net_forces(model, frames, charge) - wanted).abs().max() < allowed * wanted.max()
+
+
+def test_fragments_without_forces_between_them_leave_finite_weights(make):
+    """Labels whose forces cancel in every fragment, and kernels without sources."""
+    for strength, options in ((0.0, {}), (10.0, {"num_gaussians": 0})):
+        batch = batch_of(*repelling(np.linspace(5, 9, 3), strength))
+        model = add_long_range(make(), "energies", batch=batch, **options)
+        assert all(x.isfinite().all() for x in model.parameters())
+
+
+def test_long_range_energies_keep_their_scale_while_messages_grow(make):
+    """Features of an untrained model grow a hundredfold in the first steps of training."""
+    frames = repelling(np.linspace(5, 9, 9))
+    model = add_long_range(make(), "energies", batch=batch_of(*frames))
+    before = net_forces(model, frames, 0.0)
+    with torch.no_grad():
+        for weight in model.products[-1].parameters():
+            weight.mul_(10)
+    assert error(net_forces(model, frames, 0.0), before) < 0.5
+
+
+def test_energies_of_earlier_releases_load_without_bounds(charged):
+    """A state_dict that has no ``slowness`` has weights as they are used, and features without bounds."""
+    model, weights, data = charged(), charged().state_dict(), batch_of(*mixed()).to_dict()
+    name = next(name for name in weights if name.endswith("slowness"))
+    del weights[name]
+    model.load_state_dict(weights)
+    layer = model.readouts[-1].long_range
+    assert layer.slowness == 0
+    pickled = copy.deepcopy(model)
+    del pickled.readouts[-1].long_range._buffers["slowness"]
+    assert torch.equal(copy.deepcopy(pickled)(data)["energy"], model(data)["energy"])
+
+
 def test_energy_of_long_range_is_apart(charged):
     model, batch = charged(kind="ScaleShiftMACE", heads=("first", "second")), batch_of(*mixed())
     out, plain = model(batch.to_dict()), without_long_range(model)(batch.to_dict())

@@ -1,0 +1,151 @@
+"""Attention with measured scales, and the data of the call of a model that it runs in."""
+
+from __future__ import annotations
+
+import contextvars
+from typing import Any
+
+import torch
+from e3nn import o3
+from torch import Tensor
+from torch.func import functional_call
+
+from tg_equiattn.nn.waves.neutral_sources import Atoms
+
+from ..e3nn.atoms_attention import AtomsEwaldAttention
+from ..e3nn.ewald_attention import IrrepsEwaldAttention
+from .labels import NetForces, fitted_kernels, fitted_size
+
+# An energy starts from elements that are nearly alike, and from features of the size of their differences.
+_CONTENT = 0.1
+# A product of five matrices, whose weights all move by the learning rate, then changes about as its gain does.
+_SLOWNESS = 100.0
+_FAST = ("neutral.constants", "neutral.charges")  # charges of elements and of graphs, which stay as they are
+
+
+class Call:
+    """Data of one call of a model for its blocks, and the energies of atoms that long range adds, (T, 1)."""
+
+    def __init__(self, data: dict[str, Any], displacement: Tensor | None) -> None:
+        self.data, self.displacement = data, displacement
+        self.energies: Tensor | None = None
+
+
+CALL: contextvars.ContextVar[Call] = contextvars.ContextVar("call")
+CALCULATED: contextvars.ContextVar[list[dict[str, Any]] | None] = contextvars.ContextVar("calculated", default=None)
+
+
+class LongRangeFeatures(torch.nn.Module):
+    """``gain`` times attention, with scales that are measured once, on the atoms of ``data``.
+
+    With ``energies`` the output is an energy of each atom that keeps its scale while messages change. Values of all
+    elements start with one sign, so net forces are not small differences. Features of an atom are bounded, as those of
+    new models grow tenfold in a few steps. Weights are stored multiplied by ``slowness``: a step of Adam does not
+    depend on the size of a weight, so weights change that much less, relative to their size.
+
+    Args:
+        attention: The layer.
+        gain: Initial value of the learned gain.
+        x: Features that attention sees.
+        near: Output of the target, to whose size that of attention is set.
+        data: The batch.
+        energies: True if the output is an energy.
+        labels: Energies of graphs to which that size is fitted instead, if there are any.
+        net: Net forces on fragments to which all kernels are fitted instead, if there are any.
+    """
+
+    scale_in: Tensor
+    scale_out: Tensor
+    slowness: Tensor
+
+    def __init__(
+        self, attention: AtomsEwaldAttention, gain: float, x: Tensor, near: Tensor, data: dict[str, Any],
+        energies: bool = False, labels: Tensor | None = None, net: NetForces | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.attention = attention
+        self.gain = torch.nn.Parameter(x.new_tensor(gain))
+        self.register_buffer("slowness", x.new_tensor(_SLOWNESS if energies else 0.0))
+        self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
+        with torch.no_grad():
+            if energies and attention.neutral is not None:
+                attention.neutral.embedding.mul_(_CONTENT).add_(1)
+                for weight in [*attention.value, *attention.product.weights, attention.neutral.charges]:
+                    weight.abs_()
+            for name, weight in attention.named_parameters() if energies else ():
+                if name not in _FAST:
+                    weight.mul_(_SLOWNESS)
+        if net is not None:
+            scale = self._fit_kernels(x, data, net)
+        else:
+            with torch.no_grad():
+                found = self._attend(x, atoms_of(data, None, attention))
+            size = _sizes(near, attention.irreps_out) if labels is None else fitted_size(labels, found, data)
+            scale = size / _sizes(found, attention.irreps_out)
+        self.register_buffer("scale_out", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        call = CALL.get()
+        return self.gain * self.scale_out * self._attend(x, atoms_of(call.data, call.displacement, self.attention))
+
+    def _attend(self, x: Tensor, atoms: dict[str, Any]) -> Tensor:
+        x = x / self.scale_in
+        if not self.slowness:
+            return self.attention(x, **atoms)
+        x = x / (1 + x.square().mean(1, keepdim=True)).sqrt() * _CONTENT
+        weights = {n: w if n in _FAST else w / self.slowness for n, w in self.attention.named_parameters()}
+        return functional_call(self.attention, weights, (x,), atoms)
+
+    def _fit_kernels(self, x: Tensor, data: dict[str, Any], net: NetForces) -> Tensor:
+        """Scale the kernels by factors that fit net forces best, and return their common factor."""
+        pos, gains = data["positions"].detach().requires_grad_(), self.attention.gains
+        initial, forces, energies = gains.detach().clone(), [], []
+        for kernel in range(gains.shape[1]):
+            with torch.no_grad():
+                gains.zero_()[:, kernel] = initial[:, kernel]
+            found = self._attend(x, atoms_of(data | {"positions": pos}, None, self.attention))
+            forces.append(-torch.autograd.grad(found.sum(), pos)[0])
+            energies.append(found.detach())
+        factors = fitted_kernels(forces, energies, net).to(initial)
+        common = factors.square().mean().sqrt()
+        with torch.no_grad():
+            gains.copy_(initial * (factors / common)[:, None])
+        return common.expand(1)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "slowness" not in self._buffers:  # models that earlier releases saved
+            self.register_buffer("slowness", torch.zeros_like(self.gain.detach()))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
+        if prefix + "gain" in state_dict and prefix + "slowness" not in state_dict:
+            state_dict = state_dict | {prefix + "slowness": torch.zeros_like(self.slowness)}
+        super()._load_from_state_dict(state_dict, prefix, *more)
+
+
+def atoms_of(data: dict[str, Any], displacement: Tensor | None, attention: IrrepsEwaldAttention) -> dict[str, Any]:
+    """Arguments of attention. MACE strains positions in its dictionary, but not cells, so they are strained here."""
+    if data.get("pbc") is None:
+        raise ValueError("data must have pbc, which AtomicData.from_config takes of configurations, got none")
+    cell = data["cell"].view(-1, 3, 3)
+    if displacement is not None:
+        cell = cell + cell @ (displacement + displacement.mT) / 2
+    own = {}
+    if isinstance(attention, AtomsEwaldAttention):  # models that earlier releases saved have attention without atoms
+        first, second = data["edge_index"]
+        vectors = data["positions"][second] - data["positions"][first] + data["shifts"]
+        own["atoms"] = Atoms(data["node_attrs"], data["edge_index"], vectors.square().sum(1), data.get("total_charge"))
+    return own | {
+        "pos": data["positions"],
+        "batch": data["batch"],
+        "cell": cell,
+        "pbc": data["pbc"].view(-1, 3).expand(len(cell), 3),  # TorchSim has one for all
+        "batch_size": data["ptr"].numel() - 1,
+    }
+
+
+def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:
+    """The root mean square of each irrep, for each of its columns: (irreps.dim,), 1 if all features are 0."""
+    sizes = [x[:, columns].square().mean().sqrt().expand(columns.stop - columns.start) for columns in irreps.slices()]
+    size = torch.cat(sizes)
+    return torch.where(size > 0, size, 1.0)
