@@ -205,7 +205,8 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
     query = (x @ attention.query.weight.T).view(-1, heads, d)
     key = (x @ attention.key.weight.T).view(-1, content, d)
     value = (x @ attention.value.weight.T).view(-1, heads, attention.head_channels)
-    of_key = (x @ attention.key_bias.weight.T).exp() if content else x.new_ones(len(x), 0)
+    biased = attention.key_bias is not None
+    of_key = (x @ attention.key_bias.weight.T).exp() if biased else x.new_ones(len(x), content)
     if attention.features is not None:
         projection, m = attention.features.directions(x.device, x.dtype), attention.features.num_random_features
         phi_query, phi_key = (positive_features(t / d**0.25, projection) for t in (query, key))

@@ -45,8 +45,7 @@ def test_sinusoid_by_definition(make):
     """Over all pairs, the scores are those of Lemma 1: equivariant to translations, exactly."""
     layer, (x, pos) = make("sinusoid", method="pairs"), pixels()
     query, key, value = (f(x).unflatten(-1, (HEADS, -1)) for f in (layer.query, layer.key, layer.value))
-    scores = sinusoid_scores(layer, query, key, pos) + layer.key_bias(x).T[:, None]
-    weights = scores.softmax(-1)
+    weights = sinusoid_scores(layer, query, key, pos).softmax(-1)
     expected = layer.out(torch.einsum("hij,jhd->ihd", weights, value).flatten(1))
     torch.testing.assert_close(layer(x, pos=pos), expected, rtol=0, atol=1e-12)
     assert error(layer(x, pos=pos + MOVE), expected) < 1e-12

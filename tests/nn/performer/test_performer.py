@@ -247,10 +247,9 @@ def test_layers_by_features_have_few_key_channels():
     assert PerformerAttention(8, 8, 4, method="features").key_channels == 2  # as wide as values, at most
 
 
-@pytest.mark.parametrize("method", ["features", "pairs"])
-def test_the_bias_of_keys_is_exact(method, make):
+def test_the_bias_of_keys_is_exact(make):
     """Without queries and keys, attention is a softmax over the biases, for any number of random features."""
-    layer, (x, _) = make("None", method=method), pixels()
+    layer, (x, _) = make("None"), pixels()
     for parameter in (layer.query.weight, layer.key.weight):
         torch.nn.init.zeros_(parameter)
     weights = layer.key_bias(x).softmax(1)  # over the nodes
@@ -271,7 +270,6 @@ def test_features_are_positive_and_blind_to_translations_at_any_variance(randomi
         nodes = Nodes(
             x[0], layer.positions, None, None, None, None, None, pos[0], None, None, far_offsets=False, whole=False
         )
-        maps = layer.query, layer.key, layer.key_bias
-        operands = (f(x[0]).unflatten(-1, (HEADS, -1)).transpose(0, 1) for f in maps)
-        weights = Position.forward(layer.positions, *operands, weights, layer.features(CPU, torch.float64), nodes)
+        operands = (f(x[0]).unflatten(-1, (HEADS, -1)).transpose(0, 1) for f in (layer.query, layer.key))
+        weights = Position.forward(layer.positions, *operands, None, weights, layer.features(CPU, torch.float64), nodes)
         assert weights.min() >= 0

@@ -66,10 +66,9 @@ def _incidence(pairs: SortedPairs, heads: int) -> tuple[CSR, Int[Tensor, " entri
 
 def pair_attention_impl(
     query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
-    node_batch: NodeBatch, dropout: float = 0.0, near: Near | None = None,
-    key_bias: Float[Tensor, "heads nodes 1"] | None = None, chunk: int = _CHUNK,
+    node_batch: NodeBatch, dropout: float = 0.0, near: Near | None = None, chunk: int = _CHUNK,
 ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
-    r"""Softmax attention without checks, with dropout of weights. ``key_bias`` is added to all scores of a key.
+    r"""Softmax attention without checks, with dropout of weights.
 
     With near pairs of bias b, and f that of all pairs, a weight is :math:`e^f e^{\langle q_i, k_j \rangle / \sqrt d}
     + e^{\langle q_i, k_j \rangle / \sqrt d + b}`. This is a softmax whose scores of near pairs have
@@ -87,13 +86,10 @@ def pair_attention_impl(
         )
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
-        query, key = scaled_query_and_key(query.to(dtype), key.to(dtype), key_bias)
         q, k, v = (rows.pack(x.to(dtype), 1) for x in (query, key, value))
-        if near is None and not dropout:
+        if near is None and not dropout and query.shape[-1] == value.shape[-1]:
             mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
-            width = max(q.shape[-1], v.shape[-1])  # torch's fast kernels take one width
-            q, k, wide = (torch.nn.functional.pad(x.flatten(0, 1), (0, width - x.shape[-1])) for x in (q, k, v))
-            out = softmax_attention(q * width**0.5, k, wide, mask)[..., : v.shape[-1]]
+            out = softmax_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask)
             return rows.unpack(out.unflatten(0, (heads, rows.count)), 1).to(value.dtype)
         entries = None if near is None else _Entries.of(near, rows, dtype)
         repeats = near is not None and near.pairs.repeats is not False  # unread pairs may repeat
@@ -108,17 +104,6 @@ def pair_attention_impl(
             of_pairs, own = shares.split([near.bias.shape[1], near.pairs.nodes], 1)
             out = out + near.added_values(of_pairs, own[..., None])
         return out.to(value.dtype)
-
-
-def scaled_query_and_key(
-    query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"],
-    key_bias: Float[Tensor, "heads nodes 1"] | None,
-) -> tuple[Float[Tensor, "heads nodes #d"], Float[Tensor, "heads nodes #d"]]:  # fmt: skip
-    """Queries and keys whose products are scores, the bias of keys among them."""
-    query = query * query.shape[-1] ** -0.5
-    if key_bias is None:
-        return query, key
-    return torch.nn.functional.pad(query, (0, 1), value=1.0), torch.cat([key, key_bias.to(key.dtype)], -1)
 
 
 class _Entries(NamedTuple):
@@ -154,7 +139,7 @@ def _attend(
     repeats: bool, with_shares: bool,
 ) -> tuple[Float[Tensor, "heads rows queries e"], Float[Tensor, "heads entries"] | None]:  # fmt: skip
     """Outputs of some rows and queries over valid keys; and the share of each entry's weight that is its near term."""
-    scores, shares = torch.matmul(q, k.mT), None
+    scores, shares = torch.matmul(q * q.shape[-1] ** -0.5, k.mT), None
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min / 2)
     if index is None or logs is None:

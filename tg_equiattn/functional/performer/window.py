@@ -12,7 +12,7 @@ from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
 from .attention import check_operands, drop_keys, feature_norm, linear_attention_impl
 from .edge_products import edge_dot, edge_sum
-from .pairs import Near, pair_attention_impl, scaled_query_and_key
+from .pairs import Near, pair_attention_impl
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -88,18 +88,22 @@ def window_attention_impl(
     projection: Float[Tensor, "features d"] | None, near: Near, node_batch: NodeBatch, dropout: float = 0.0,
     variance: Float[Tensor, " heads"] | None = None, key_bias: Float[Tensor, "heads nodes 1"] | None = None,
 ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
-    """:func:`window_attention` without checks. ``key_bias`` is added to all scores of a key. Dropout is of single
-    weights of near pairs, and of whole keys among all pairs."""
+    """:func:`window_attention` without checks. ``key_bias`` is added to all scores of a key, with random features only.
+    Dropout is of single weights of near pairs, and of whole keys among all pairs."""
     if projection is None:
-        return pair_attention_impl(query, key, value, node_batch, dropout, near, key_bias)
+        return pair_attention_impl(query, key, value, node_batch, dropout, near)
     dtype, pairs = torch.promote_types(query.dtype, torch.float32), near.pairs
     with full_precision(query.device):
         q, k, v = (x.to(dtype) for x in (query, key, value))
         far, far_lse = linear_attention_impl(q, k, drop_keys(v, dropout), projection, node_batch, variance, key_bias)
         far_lse = far_lse + feature_norm(q, projection) + near.far_bias[:, None, None]
-        q, k = scaled_query_and_key(q, k, key_bias)
+        q = q * q.shape[-1] ** -0.5
         self_score = ((q * k).sum(-1) + near.self_bias).unsqueeze(-1)
         scores = edge_dot(q, k, pairs) + near.bias.to(dtype)
+        if key_bias is not None:
+            key_bias = key_bias.to(dtype)
+            self_score = self_score + key_bias
+            scores = scores + key_bias.squeeze(-1).index_select(1, pairs.source)
         if pairs.mask is not None:
             scores = scores.masked_fill(~pairs.mask, -torch.inf)
         if pairs.weights is not None:

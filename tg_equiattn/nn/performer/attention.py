@@ -43,9 +43,9 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
 
     These are the weights of ``position="window"``, with d the ``key_channels``, and b and f learned for each head. The
     bias a_j of a key is a linear map of its input that starts at zero. It is the part of the scores that is the same
-    for all queries, and is exact with random features, too. The other kinds of positions are those of the Relative
-    Performer's paper. They differ in the weights, here without the factor of the bias, and in whether outputs stay
-    equal when all positions are translated:
+    for all queries, which random features need not estimate then. There is none with ``method="pairs"``. The other
+    kinds of positions are those of the Relative Performer's paper. They differ in the weights, here without the factor
+    of the bias, and in whether outputs stay equal when all positions are translated:
 
     ============  ======================================================  ==========================================
     position      weight                                                  translation equivariance
@@ -176,7 +176,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         keys = self.positions.key_heads
         self.query = _linear(in_channels, heads * d)
         self.key = _linear(in_channels, keys * d) if keys else None
-        self.key_bias = _key_bias(in_channels, keys) if keys else None
+        self.key_bias = _key_bias(in_channels, keys) if keys and self.method == "features" else None
         self.value = _linear(in_channels, out_channels)
         self.out = nn.Linear(out_channels, out_channels)
         self.features: RandomFeatures | None = None
@@ -217,9 +217,9 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         keys = state_dict.get(f"{prefix}key.weight")
-        if keys is not None:  # checkpoints of earlier versions have no bias of keys
-            heads = self.positions.key_heads
-            state_dict.setdefault(f"{prefix}key_bias.weight", keys.new_zeros(heads, *keys.shape[1:]))
+        if keys is not None and self.key_bias is not None:  # checkpoints of earlier versions have no bias of keys
+            zeros = keys.new_zeros(self.positions.key_heads, *keys.shape[1:])
+            state_dict.setdefault(f"{prefix}key_bias.weight", zeros)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
@@ -286,9 +286,8 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
             out = with_zero_gradients(self, self.out(self.value(x)))
             return (out, out.new_zeros(*x.shape[:-1], self.heads, self.pos_dim)) if return_vectors else out
         query, value = self._project(self.query, nodes.x), self._project(self.value, nodes.x, self.head_channels)
-        key, key_bias = query[:0], query[:0, :, :1]
-        if self.key is not None and self.key_bias is not None:
-            key, key_bias = self._project(self.key, nodes.x), self._project(self.key_bias, nodes.x, 1)
+        key = query[:0] if self.key is None else self._project(self.key, nodes.x)
+        key_bias = None if self.key_bias is None else self._project(self.key_bias, nodes.x, 1)
         dropout = self.dropout if self.training else 0.0
         if self.far_offsets is None:
             content = self.positions(query, key, key_bias, value, projection, nodes, dropout)

@@ -103,11 +103,11 @@ class Position(nn.Module):
 
     def forward(
         self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
-        key_bias: Float[Tensor, "key_heads nodes 1"], value: Float[Tensor, "heads nodes e"],
+        key_bias: Float[Tensor, "key_heads nodes 1"] | None, value: Float[Tensor, "heads nodes e"],
         projection: Float[Tensor, "features d"] | None, nodes: Nodes, dropout: float = 0.0,
     ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         if projection is None:
-            return pair_attention_impl(query, key, value, nodes.node_batch, dropout, key_bias=key_bias)
+            return pair_attention_impl(query, key, value, nodes.node_batch, dropout)
         variance = None if self.variance is None else self.variance()
         value = drop_keys(value, dropout)
         return linear_attention_impl(query, key, value, projection, nodes.node_batch, variance, key_bias)[0]
@@ -126,7 +126,7 @@ class SinusoidPosition(Position):
 
     def forward(
         self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
-        key_bias: Float[Tensor, "key_heads nodes 1"], value: Float[Tensor, "heads nodes e"],
+        key_bias: Float[Tensor, "key_heads nodes 1"] | None, value: Float[Tensor, "heads nodes e"],
         projection: Float[Tensor, "features d"] | None, nodes: Nodes, dropout: float = 0.0,
     ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         position_query, position_key = self.sinusoid(nodes.pos)
@@ -153,7 +153,7 @@ class ClippedPosition(Position):
 
     def forward(
         self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
-        key_bias: Float[Tensor, "key_heads nodes 1"], value: Float[Tensor, "heads nodes e"], projection: Any,
+        key_bias: Float[Tensor, "key_heads nodes 1"] | None, value: Float[Tensor, "heads nodes e"], projection: Any,
         nodes: Nodes, dropout: float = 0.0,
     ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         content, near = self.key_heads, nodes.near
@@ -196,7 +196,7 @@ class WindowPosition(Position):
 
     def forward(
         self, query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "key_heads nodes d"],
-        key_bias: Float[Tensor, "key_heads nodes 1"], value: Float[Tensor, "heads nodes e"],
+        key_bias: Float[Tensor, "key_heads nodes 1"] | None, value: Float[Tensor, "heads nodes e"],
         projection: Float[Tensor, "features d"] | None, nodes: Nodes, dropout: float = 0.0,
     ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
         pairs, values = nodes.near, None
