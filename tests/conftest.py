@@ -67,6 +67,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    """Libraries report objects as leaked that are still frozen when Python ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture(params=DEVICES)
 def device(request):
     return request.param
