@@ -90,8 +90,8 @@ def test_neutral_fragments_through_coulomb_kernels(calculator):
 
 
 def test_dynamics(calculator):
-    """Stress is a derivative. NVE keeps energies as well as the host's own model does (gain 0), or to 1e-5 of the energy
-    of long range, and by the square of the step."""
+    """Stress is a derivative. NVE keeps energies as well as the host's own model does (gain 0), or to 1e-5 of what
+    long range adds, and by the square of the step."""
     far, own, kept = calculator(), calculator(gain=0.0), []
     for calculator, step in ((own, 2.0), (far, 2.0), (far, 1.0)):
         atoms = salt()
