@@ -8,7 +8,7 @@ from torch_geometric.typing import Adj
 from tg_equiattn import checks
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import RelativePerformer
-from tg_equiattn.nn.performer.attention import CUTOFF
+from tg_equiattn.nn.performer.settings import CUTOFF
 from tg_equiattn.node_batch import NodeBatch
 
 from .conv import RelativePerformerConv

@@ -18,7 +18,9 @@ from ..modules import NotScriptable, StoresSettings, reset_children, with_zero_g
 from .far_offsets import FarOffsets
 from .nodes import Nodes
 from .positions import OFFSETS, ClippedPosition, FeatureVariance, Position, SinusoidPosition, WindowPosition
+from .projections import make_key_bias, make_linear
 from .random_features import RandomFeatures
+from .settings import check_position, cutoff_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -27,7 +29,6 @@ POSITIONS = ("window", "clipped", "sinusoid")
 METHODS = ("features", "pairs")
 VALUES = ("content", "offset")
 KEY_CHANNELS = 3  # few, so that random features are exact
-CUTOFF = 6  # pixels, as in the Relative Performer's paper
 FEATURES = 64  # smallest default number of random features: see docs/graph_settings.md for their error
 PAIRS = 2  # pairs are faster for graphs of up to this many nodes for each random feature: see the same page
 
@@ -155,13 +156,13 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         if method is not None:
             checks.choice("method", method, METHODS)
         checks.probability(dropout=dropout)
-        _check_position(position, offset, values, edge_dim, method)
+        check_position(position, offset, values, edge_dim, method)
         self.out_channels, self.heads, self.head_channels = out_channels, heads, out_channels // heads
         self.position, self.pos_dim, self.offset, self.method = position, pos_dim, offset, method or "features"
         few = self.method == "features" and position in ("window", None)
         self.key_channels = d = key_channels or min(KEY_CHANNELS if few else self.head_channels, self.head_channels)
         self.dropout = dropout
-        self.cutoff = cutoff = _cutoff(position, cutoff, offset)
+        self.cutoff = cutoff = cutoff_of(position, cutoff, offset)
         self.positions: Position
         if position == "window":
             value_channels = self.head_channels if values == "offset" else None
@@ -174,10 +175,10 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         invariant = position == "window" and offset == "distance"
         self.far_offsets = FarOffsets(heads, pos_dim, out_channels, invariant) if values == "offset" else None
         keys = self.positions.key_heads
-        self.query = _linear(in_channels, heads * d)
-        self.key = _linear(in_channels, keys * d) if keys else None
-        self.key_bias = _key_bias(in_channels, keys) if keys and self.method == "features" else None
-        self.value = _linear(in_channels, out_channels)
+        self.query = make_linear(in_channels, heads * d)
+        self.key = make_linear(in_channels, keys * d) if keys else None
+        self.key_bias = make_key_bias(in_channels, keys) if keys and self.method == "features" else None
+        self.value = make_linear(in_channels, out_channels)
         self.out = nn.Linear(out_channels, out_channels)
         self.features: RandomFeatures | None = None
         self._suggests_pairs = method is None and position != "clipped"
@@ -325,67 +326,3 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         kind = f"offset={self.offset!r}" if self.position == "window" else f"position={self.position!r}"
         values = "" if self.far_offsets is None else ", values='offset'"
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, {kind}{values}"
-
-
-def _check_position(
-    position: str | None, offset: str | None, values: str, edge_dim: int | None, method: str | None
-) -> None:
-    """Raise ValueError for settings that a kind of positions does not use."""
-    if position != "window":
-        for name, value, default in (("offset", offset, "table"), ("edge_dim", edge_dim, None)):
-            if value != default:
-                raise ValueError(
-                    f"{name} must be {default!r} with position={position!r}, got {value!r}; for edges between nodes "
-                    "without positions pass position='window', offset=None"
-                )
-    elif offset is None and values != "content":
-        raise ValueError(f"values must be 'content' with offset=None, got {values!r}")
-    if position in ("clipped", "sinusoid") and values != "content":
-        raise ValueError(f"values must be 'content' with position={position!r}, got {values!r}")
-    if position == "clipped" and method == "pairs":
-        raise ValueError("method must be 'features' with position='clipped', got 'pairs'")
-
-
-def _cutoff(position: str | None, cutoff: float | None, offset: str | None) -> float:
-    """The cutoff of a layer, or its default; ValueError where it does not fit the kind of positions."""
-    if offset is None:
-        if cutoff is not None:
-            raise ValueError(f"cutoff must be None with offset=None, got {cutoff}: edges are the near pairs")
-        return 1.0
-    if cutoff is None and offset != "table":
-        raise ValueError(
-            f"cutoff must be given with offset={offset!r}: a length in the unit of pos, for example "
-            "2 * mean_edge_length(pos, edge_index)"
-        )
-    cutoff = CUTOFF if cutoff is None else cutoff
-    if position == "clipped" or (position == "window" and offset == "table"):
-        checks.positive(cutoff=cutoff)  # type: ignore[arg-type]
-    else:
-        checks.positive_number(cutoff=cutoff)
-    return cutoff
-
-
-def _linear(in_channels: int, out_channels: int) -> nn.Linear:
-    return nn.LazyLinear(out_channels, False) if in_channels == -1 else nn.Linear(in_channels, out_channels, False)
-
-
-class KeyBias(nn.Linear):
-    """A linear map to one number for each head. It starts at zero: models whose biases start at random are less
-    accurate in graphs larger than those of training."""
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.weight)
-
-
-class LazyKeyBias(nn.LazyLinear):
-    """:class:`KeyBias` before its first input."""
-
-    cls_to_become = KeyBias
-
-    def reset_parameters(self) -> None:
-        if not self.has_uninitialized_params():
-            nn.init.zeros_(self.weight)
-
-
-def _key_bias(in_channels: int, heads: int) -> nn.Linear:
-    return LazyKeyBias(heads, False) if in_channels == -1 else KeyBias(in_channels, heads, False)

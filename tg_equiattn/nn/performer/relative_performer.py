@@ -12,8 +12,9 @@ from ... import checks
 from ...encodings.positions import AbsoluteEncoding
 from ...grids import PixelGrid
 from ..modules import StoresSettings, reset_children
-from .attention import CUTOFF, POSITIONS, PerformerAttention
+from .attention import POSITIONS, PerformerAttention
 from .pixel_model import MeanReadout, PerformerBlock, PixelEmbedding
+from .settings import CUTOFF
 
 REDRAW = 100  # training steps: with a draw at every step, the paper's models do not learn
 
