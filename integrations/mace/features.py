@@ -66,6 +66,7 @@ class LongRangeFeatures(torch.nn.Module):
         self.attention = attention
         self.gain = torch.nn.Parameter(x.new_tensor(gain))
         self.register_buffer("slowness", x.new_tensor(_SLOWNESS if energies else 0.0))
+        self.slow = energies  # whether slowness is not 0, which a GPU would have to be asked for
         self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
         with torch.no_grad():
             if energies and attention.neutral is not None:
@@ -90,7 +91,7 @@ class LongRangeFeatures(torch.nn.Module):
 
     def _attend(self, x: Tensor, atoms: dict[str, Any]) -> Tensor:
         x = x / self.scale_in
-        if not self.slowness:
+        if not self.slow:
             return self.attention(x, **atoms)
         x = x / (1 + x.square().mean(1, keepdim=True)).sqrt() * _CONTENT
         weights = {n: w if n in _FAST else w / self.slowness for n, w in self.attention.named_parameters()}
@@ -116,11 +117,14 @@ class LongRangeFeatures(torch.nn.Module):
         super().__setstate__(state)
         if "slowness" not in self._buffers:  # models that earlier releases saved
             self.register_buffer("slowness", torch.zeros_like(self.gain.detach()))
+        self.slow = bool(self.slowness)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
         if prefix + "gain" in state_dict and prefix + "slowness" not in state_dict:
             state_dict = state_dict | {prefix + "slowness": torch.zeros_like(self.slowness)}
         super()._load_from_state_dict(state_dict, prefix, *more)
+        if prefix + "slowness" in state_dict:
+            self.slow = bool(state_dict[prefix + "slowness"])
 
 
 def atoms_of(data: dict[str, Any], displacement: Tensor | None, attention: IrrepsEwaldAttention) -> dict[str, Any]:

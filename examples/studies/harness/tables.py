@@ -49,29 +49,37 @@ def validated(row: Row) -> float:
     return best(value for _, value in row.more["curve"])
 
 
-def first_seed(rows: list[Row]) -> list[Row]:
-    """Those of the first seed, which choose learning rates, by these."""
-    seed = min(row.setting("seeds") for row in rows)
-    return sorted((row for row in rows if row.setting("seeds") == seed), key=lambda row: row.setting("learning_rate"))
+def choosing(rows: list[Row]) -> dict[float, list[Row]]:
+    """By learning rate, rows of the seeds that all rates have in common: these choose the rate."""
+    by_rate = {rate: group for (rate,), group in sorted(grouped(rows, "learning_rate").items())}
+    common = set.intersection(*({row.setting("seeds") for row in group} for group in by_rate.values()))
+    return {rate: [row for row in group if row.setting("seeds") in common] for rate, group in by_rate.items()}
 
 
 def at_best_rates(rows: Iterable[Row], *names: str) -> dict[tuple, list[Row]]:
-    """Rows by these settings, of each group those with the learning rate that is best on validation data."""
+    """Rows by these settings, of each group those with the learning rate that is best on validation data.
+
+    Best is the mean over the seeds that all rates have in common.
+    """
     groups = grouped(rows, *names)
     for key, group in groups.items():
-        best = (max if group[0].metric == "accuracy" else min)(first_seed(group), key=validated)
-        rate = best.setting("learning_rate")
-        groups[key] = [row for row in group if row.setting("learning_rate") == rate]
+        measured = {rate: np.mean([validated(row) for row in chosen]) for rate, chosen in choosing(group).items()}
+        best = (max if group[0].metric == "accuracy" else min)(measured, key=measured.__getitem__)
+        groups[key] = [row for row in group if row.setting("learning_rate") == best]
     return groups
 
 
 def rates(rows: list[Row], *names: str, digits: int) -> str:
-    """The best measures on validation data by learning rate."""
+    """Means of the best measures on validation data by learning rate, over the seeds that all rates have in common."""
     columns = sorted({row.setting("learning_rate") for row in rows})
     lines = []
     for key, group in grouped(rows, *names).items():
-        measured = {row.setting("learning_rate"): f"{validated(row):.{digits}f}" for row in first_seed(group)}
-        lines.append([*map(str, key), *(measured.get(rate, "-") for rate in columns)])
+        chosen = choosing(group)
+        cells = (
+            mean_and_spread((validated(row) for row in chosen[rate]), digits) if rate in chosen else "-"
+            for rate in columns
+        )
+        lines.append([*map(str, key), *cells])
     return markdown([*names, *(f"rate {rate:g}" for rate in columns)], lines)
 
 
