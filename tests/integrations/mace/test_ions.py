@@ -173,7 +173,8 @@ def test_energies_of_earlier_releases_load_without_bounds(charged):
     del weights[name]
     model.load_state_dict(weights)
     layer = model.readouts[-1].long_range
-    assert layer.slowness == 0 and not layer.slow
+    assert layer.slowness == 0
+    assert not layer.slow
     pickled = copy.deepcopy(model)
     del pickled.readouts[-1].long_range._buffers["slowness"]
     assert torch.equal(copy.deepcopy(pickled)(data)["energy"], model(data)["energy"])
