@@ -10,7 +10,6 @@
 # make bench     time the layers against what they replace
 # make first-gpu   on a GPU, in nine minutes: is everything right there, and how fast is it; a report in out/first_gpu
 # Each sets up what it needs first, in .venv; later runs find it done. SCATTER=1 builds torch-scatter, too.
-
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -21,7 +20,7 @@ SETUP := PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .c
 PYTEST := -m pytest --numprocesses auto --dist worksteal
 TESTS := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(RUN) $(PYTEST)
 
-.PHONY: demo test test-all test-hosts test-oldest lint test-cuda first-gpu smoke docs bench studies report setup setup-all clean
+.PHONY: demo test fast-tests test-all test-hosts test-oldest lint test-cuda first-gpu smoke docs bench studies report setup setup-all clean
 
 # One thread: on cores that others use too, waiting for a second one took several times as long.
 demo: setup
@@ -32,7 +31,9 @@ demo: setup
 	done
 	@echo; echo "The figures are in $(CURDIR)/out: quickstart_escnn.png, quickstart_pyg.png, quickstart_e3nn.png"
 
-test: lint
+test: setup-all
+	@$(MAKE) --no-print-directory --jobs 2 lint fast-tests
+fast-tests: setup-all
 	$(TESTS) -m "not slow"
 
 test-all: lint test-hosts test-oldest
@@ -85,7 +86,6 @@ report: setup
 	$(RUN) -W ignore examples/studies/report.py
 
 setup: $(READY)
-
 setup-all: $(READY_ALL)
 
 $(READY): pyproject.toml .ci/setup

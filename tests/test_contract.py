@@ -196,11 +196,6 @@ class Positional(torch.nn.Module):
         return self.module(**dict(zip(self.names, values, strict=True)))
 
 
-def quick(names, name, *more, **options):
-    """Parameters of a test that is slow but for some."""
-    return pytest.param(name, *more, marks=() if name in names else pytest.mark.slow, **options)
-
-
 VARYING = [name for name, case in CASES.items() if case.varies]
 
 
@@ -210,7 +205,8 @@ def same(got, wanted):
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-@pytest.mark.parametrize("name", [quick(["GroupAttention"], name) for name in VARYING])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARYING)
 def test_compiled_for_batches_of_all_sizes(name):
     """Compilations are counted without running what was compiled."""
     varying, graphs = Problem(name), []
@@ -233,7 +229,10 @@ SINGLE = [name for name in FIRST if name in VARYING and name != "GroupTransforme
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-@pytest.mark.parametrize("name", [quick(["GroupAttention", REORDERED[1]], name) for name in SINGLE])
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("GroupAttention", REORDERED[1]) else pytest.param(n, marks=pytest.mark.slow) for n in SINGLE],
+)
 def test_compiled_equals_eager(name):
     """Outputs and gradients."""
     pytest.importorskip(CASES[name].host)
@@ -269,13 +268,11 @@ def test_copies(name):
 
 # the strict way traces as torch.compile does, of which test_compiled_for_batches_of_all_sizes asks the same
 STRICT = ["GroupAttention", "PerformerAttention ragged window", "SE3Hyena"]
-EXPORTED = [
-    *(quick(["RelativePerformerConv"], name, False) for name in VARYING),
-    *(pytest.param(name, True, marks=pytest.mark.slow) for name in STRICT),
-]
+EXPORTED = [*((name, False) for name in VARYING), *((name, True) for name in STRICT)]
 
 
 @pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "strict"), EXPORTED)
 def test_exported_for_batches_of_all_sizes(name, strict):
     varying = Problem(name)

@@ -26,6 +26,7 @@ def there(module, inputs, watch=None):
         return tree_map(values, run(module, inputs)), expected
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:relation=")
 @pytest.mark.parametrize("case", OTHERS, indirect=True)
 def test_an_accelerator_gives_the_cpus_numbers(case):

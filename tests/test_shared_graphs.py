@@ -184,9 +184,10 @@ def check_gradients_beside_data_parallel_training(number, device):
 
 @pytest.mark.parametrize(
     "settings",
-    [[setting for setting in SETTINGS if setting not in LONG], pytest.param(LONG, marks=pytest.mark.slow)],
+    [[setting for setting in SETTINGS if setting not in LONG], LONG],
     ids=["all", "long"],
 )
+@pytest.mark.slow
 def test_processes_give_what_one_does(settings, tmp_path):
     """All of it in one test: processes take seconds to start."""
     for host in HOSTS.values():

@@ -55,6 +55,7 @@ OPERATORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_pass_the_check_of_torch(name):
     operator, operands = OPERATORS[name]

@@ -57,9 +57,8 @@ PATHS = [  # elements, image, window, more of operands, dropout
 TILES = (8, (34, 20), 5, FEW, 0.0)  # a tile holds 2^20 numbers, those of 655 pixels
 MANY = [(8, s, k, FEW | {"heads": 2}, 0.0) for s, k in (((34, 40), 5), ((5, 6, 7), 3), ((12, 12), None))]
 FORMS = [(relation, *path) for relation in ("ge_vit", "relative") for path in PATHS]
-FORMS += [("ge_vit", *TILES), pytest.param("relative", *TILES, marks=pytest.mark.slow)]
-FORMS += [("relative", *MANY[0])]  # more than one tile of 2^17 scores of a query element
-FORMS += [pytest.param("relative", *path, marks=pytest.mark.slow) for path in MANY[1:]]
+FORMS += [pytest.param(relation, *TILES, marks=pytest.mark.slow) for relation in ("ge_vit", "relative")]
+FORMS += [pytest.param("relative", *path, marks=pytest.mark.slow) for path in MANY]  # several tiles of 2^17 scores
 
 
 @pytest.mark.parametrize(("relation", "elements", "spatial", "size", "more", "dropout"), FORMS)

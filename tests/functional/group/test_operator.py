@@ -31,7 +31,7 @@ def assert_equal(found, expected):
 
 CHUNKED = [
     *((relation, (3, 2), 0.3) for relation in RELATIONS),
-    ("ge_vit", (2, 1, 2), 0.0),
+    pytest.param("ge_vit", (2, 1, 2), 0.0, marks=pytest.mark.slow),
     *(pytest.param(relation, (3, 4), 0.0, marks=pytest.mark.slow) for relation in RELATIONS),
     *(pytest.param(relation, (2, 1, 3), 0.3, marks=pytest.mark.slow) for relation in RELATIONS),
 ]

@@ -47,7 +47,8 @@ def test_exported_models_trace_and_agree(name, randomise):
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-@pytest.mark.parametrize("name", [pytest.param("block", marks=pytest.mark.slow), "global block"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["block", "global block"])
 def test_an_exported_program_is_for_all_sizes(name, randomise):
     """Batches and images may have any size. With Dim.DYNAMIC, export fails if a program fixes a size."""
     model, plain = exported(name, randomise)

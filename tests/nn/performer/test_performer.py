@@ -138,9 +138,8 @@ def test_positions_of_any_dimension(name, dim, make):
     torch.testing.assert_close(found, layer(x, grid=grid), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "position", [None, *(pytest.param(p, marks=pytest.mark.slow) for p in ("window", "clipped", "sinusoid"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("position", [None, "window", "clipped", "sinusoid"])
 def test_compiles_whole_with_redraws(on_device, position):
     """The model in one graph, in training, with draws at the same steps."""
     model = RelativePerformer(

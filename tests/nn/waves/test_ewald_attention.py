@@ -237,7 +237,8 @@ TRACED = {"width": 1.5, "num_gaussians": 1, "num_coulomb": 1, "heads": 1, "error
 READ = {"batch_size": 3, "max_num_nodes": 7}
 
 
-@pytest.mark.parametrize("lmax", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lmax", [0, 1])
 def test_traced_without_reading_cells(lmax, make):
     """make_fx with symbols for sizes, of a batch of all kinds; too small a bound is noticed."""
 
