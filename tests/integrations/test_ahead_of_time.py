@@ -26,7 +26,7 @@ def fields():
 
     from tg_equiattn.integrations.escnn import R2GroupAttention, R2LiftingAttention, export
 
-    space = gspaces.rot2dOnR2(4)
+    space = gspaces.rot2dOnR2(2)
     image, hidden = nn.FieldType(space, 2 * [space.trivial_repr]), nn.FieldType(space, 3 * [space.regular_repr])
     model = nn.SequentialModule(
         R2LiftingAttention(image, hidden, heads=2, kernel_size=3),
