@@ -6,7 +6,7 @@ slopes of the energy by 1 / distance over 9.5 to 14 A:
 like        Na+ .. Na+, each with a water molecule, by GFN2-xTB, if each fragment's charge is within 0.05 e of 1
 water       Na+ .. H2O, by GFN2-xTB: forces on both
 neutral     H2O .. H2O, by GFN2-xTB: the largest force between them, which should vanish
-unlike      dimers of charged molecules (LODE): --data is the folder with train-id0.xyz and test-id0.xyz
+unlike      a dimer of charged molecules in a periodic cell of 30 A (LODE, --data): energies and forces at 5 distances
 
     python examples/ions.py --sets like water neutral --seeds 0 1 2
     python examples/ions.py --sets unlike --data ~/lode
@@ -73,14 +73,17 @@ def computed(name, count):
 
 
 def published(folder):
-    """Dimers of charged molecules, without their cells: inter_energy is that of both less that of each alone."""
+    """A dimer of charged molecules: inter_energy is its energy in the cell less that of each molecule alone."""
     frames = []
     for part in ("train", "test"):
         for atoms in ase.io.read(f"{folder}/{part}-id0.xyz", ":"):
-            plain = Atoms(atoms.numbers, atoms.positions)
-            plain.info |= {"energy": atoms.info["inter_energy"], "distance": atoms.info["distance"], "total_charge": 0}
-            frames.append(plain)
-    return [[a for a in frames if a.info["distance"] < NEAR[1]], [a for a in frames if a.info["distance"] >= FAR[0]]]
+            atoms.arrays["ref_forces"] = atoms.get_forces()
+            atoms.info |= {"energy": atoms.info["inter_energy"], "total_charge": 0}
+            atoms.calc = None
+            frames.append(atoms)
+    near = [atoms for atoms in frames if atoms.info["distance"] <= NEAR[1]]
+    far = [atoms for atoms in frames if FAR[0] <= atoms.info["distance"] <= FAR[1]]
+    return near, far
 
 
 def batches(frames, r_max, table, size):
