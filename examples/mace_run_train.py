@@ -3,8 +3,9 @@
     python mace_run_train.py --name far --train_file train.xyz --valid_fraction 0.1 --E0s average --after energies ...
 
 The model may come from flags, be a foundation model, or be a far.model that is fine-tuned with the long range it has
-(--foundation_model far.model). far.model is run by MACECalculator and mace_eval_configs. Total charges of ions are read
-from ``info["total_charge"]`` of each frame, or from the key that --total_charge_key names.
+(--foundation_model far.model). far.model is run by MACECalculator, and by mace_eval_configs if all frames are neutral.
+Total charges of ions are read from ``info["total_charge"]`` of each frame, or from the key that --total_charge_key
+names.
 """
 
 import argparse
