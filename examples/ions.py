@@ -1,7 +1,7 @@
 """Ions that part: does the energy of charged fragments fall as one over their distance beyond the training range?
 
-MACE with long range beside MACE alone, and MACE whose r_max is 2 A larger, all with the same epochs. Trained up to 9 A;
-slopes of the energy by 1 / distance over 9.5 to 14 A:
+MACE with long range, by default or with narrow Coulomb kernels alone, beside MACE alone, and MACE whose r_max is 2 A
+larger, all with the same epochs. Trained up to 9 A; slopes of the energy by 1 / distance over 9.5 to 14 A:
 
 like        Na+ .. Na+, each with a water molecule, by GFN2-xTB, if each fragment's charge is within 0.05 e of 1
 water       Na+ .. H2O, by GFN2-xTB: forces between them
@@ -26,7 +26,12 @@ from mace.tools.torch_geometric.dataloader import DataLoader
 from tg_equiattn.integrations.mace import add_long_range
 
 R_MAX, NEAR, FAR = 4.0, (4.5, 9.0), (9.5, 14.0)
-MODELS = {"MACE": (R_MAX, False), "MACE, r_max + 2": (R_MAX + 2, False), "long range": (R_MAX, True)}
+MODELS = {  # r_max, and settings of long range
+    "MACE": (R_MAX, None),
+    "MACE, r_max + 2": (R_MAX + 2, None),
+    "long range": (R_MAX, {}),
+    "narrow Coulomb": (R_MAX, {"num_gaussians": 0, "num_coulomb": 2, "max_width": R_MAX}),
+}
 
 
 def fragment(ion, seed):
@@ -109,8 +114,9 @@ def trained(train, elements, r_max, far, seed, epochs):
         atomic_inter_scale=1.0, atomic_inter_shift=0.0,
     )  # fmt: skip
     loader = batches(train, r_max, table, 5)
-    if far:
-        add_long_range(model, "energies", batch=next(iter(batches(train, r_max, table, min(40, len(train))))))
+    if far is not None:
+        batch = next(iter(batches(train, r_max, table, min(40, len(train)))))
+        add_long_range(model, "energies", batch=batch, **far)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loss = modules.WeightedEnergyForcesLoss(10.0, 10.0)
     rate = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, epochs)
