@@ -1,10 +1,10 @@
 """A training step of MACE and NequIP with and without Ewald attention: molecules, 1,000 atoms open and periodic.
 
 One thread (or --device cuda), float32, forward, forces and the gradients of a loss of both, the two models in turns;
-atoms on a jittered grid 2 apart, or --frames of a file, 4 a batch. Run where the host is installed:
+atoms on a jittered grid 2 apart, or the first --frame of a file. Run where the host is installed:
 
     python host_models.py mace
-    python host_models.py nequip --frames ~/water.xyz
+    python host_models.py nequip --frame ~/water.xyz
 """
 
 import argparse
@@ -20,7 +20,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("host", choices=["mace", "nequip"])
 parser.add_argument("--repeats", type=int, default=3)
 parser.add_argument("--device", default="cpu")
-parser.add_argument("--frames", help="file whose first frames, of H, C and O, take the place of grids")
+parser.add_argument("--frame", help="file whose first frame, of H, C and O, takes the place of grids")
 options = parser.parse_args()
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
@@ -39,9 +39,9 @@ SYSTEMS = {
     "1,000 atoms, open": [grid((10, 10, 10), False)],
     "1,000 atoms, periodic": [grid((10, 10, 10), True)],
 }
-if options.frames:
-    frames = [Atoms(a.numbers, a.positions, cell=a.cell, pbc=a.pbc) for a in ase.io.read(options.frames, ":4")]
-    SYSTEMS = {f"4 frames of {len(frames[0])} atoms": frames}
+if options.frame:
+    read = ase.io.read(options.frame, 0)
+    SYSTEMS = {f"{len(read)} atoms": [Atoms(read.numbers, read.positions, cell=read.cell, pbc=read.pbc)]}
 
 
 def mace(far):
