@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.build import molecule
+from ase.calculators.calculator import CalculationFailed
 from mace import data, modules, tools
 from mace.modules.models import o3  # of e3nn 0.4.4, which loads after mace alone
 from mace.tools.torch_geometric.dataloader import DataLoader
@@ -47,7 +48,8 @@ def fragment(ion, seed):
 
 
 def labelled(first, second, distance, charges):
-    """Both at a distance, with energy and forces of GFN2-xTB; None if a fragment does not have its charge."""
+    """Both at a distance, with energy and forces of GFN2-xTB; None if a fragment does not have its charge, or if the
+    calculation does not converge."""
     from tblite.ase import TBLite
 
     second = second.copy()
@@ -55,7 +57,10 @@ def labelled(first, second, distance, charges):
     second.positions[:, 0] += distance
     atoms = first + second
     atoms.calc = TBLite(method="GFN2-xTB", verbosity=0, charge=sum(charges))
-    energy, forces, found = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_charges()
+    try:
+        energy, forces, found = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_charges()
+    except CalculationFailed:
+        return None
     parts = found[: len(first)].sum(), found[len(first) :].sum()
     if np.abs(np.array(parts) - charges).max() > 0.05:
         return None
