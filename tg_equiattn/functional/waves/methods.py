@@ -30,9 +30,9 @@ _ALWAYS_DIRECT = 512  # nodes of an open graph up to which nothing else is count
 # Nanoseconds on one core of a CPU: for a degree of a value of a kernel, for a product in a matrix product, for a phase,
 # for a reciprocal vector, for one channel of its product with harmonics of a degree, for spreading a node to one cell
 # of the grid of its transform, for a cell of the grid in a fast Fourier transform.
-_DEGREE, _PRODUCT, _PHASE, _VECTOR, _MIX, _SPREAD, _GRID = 10.0, 0.04, 4.0, 400.0, 20.0, 1.8, 10.0
+_DEGREE, _PRODUCT, _PHASE, _VECTOR, _MIX, _SPREAD, _GRID = 5.0, 0.04, 4.0, 400.0, 20.0, 1.8, 10.0
 # Beside its degrees, for a value of a kernel with Boys functions or oscillations.
-_VALUE: dict[type[Kernel], float] = {Coulomb: 60.0, OscillatingGaussian: 70.0}
+_VALUE: dict[type[Kernel], float] = {Coulomb: 30.0, OscillatingGaussian: 35.0}
 
 
 class Prices(NamedTuple):
@@ -45,7 +45,7 @@ class Prices(NamedTuple):
     nufft: float = 1.0
 
 
-PRICES = {"cpu": Prices(), "cuda": Prices(0.0054, 0.0024, 0.0047, 0.01)}  # CUDA: of an H100, and a guess for nufft
+PRICES = {"cpu": Prices(), "cuda": Prices(0.0091, 0.0024, 0.0047, 0.01)}  # CUDA: of an H100, and a guess for nufft
 
 
 class Choice(NamedTuple):
