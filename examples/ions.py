@@ -1,12 +1,12 @@
 """Ions that part: does the energy of charged fragments fall as one over their distance beyond the training range?
 
-MACE with long range beside MACE alone, and MACE whose r_max is 2 A larger, all with the same epochs. Trained up to 9 A;
-slopes of the energy by 1 / distance over 9.5 to 14 A:
+MACE with long range, by default or with narrow Coulomb kernels alone, beside MACE alone, and MACE whose r_max is 2 A
+larger, all with the same epochs. Trained up to 9 A; slopes of the energy by 1 / distance over 9.5 to 14 A:
 
 like        Na+ .. Na+, each with a water molecule, by GFN2-xTB, if each fragment's charge is within 0.05 e of 1
-water       Na+ .. H2O, by GFN2-xTB: forces on both
-neutral     H2O .. H2O, by GFN2-xTB: the largest force between them, which should vanish
-unlike      dimers of charged molecules (LODE): --data is the folder with train-id0.xyz and test-id0.xyz
+water       Na+ .. H2O, by GFN2-xTB: forces between them
+neutral     H2O .. H2O, by GFN2-xTB: forces between them, which should vanish
+unlike      a dimer of charged molecules in a periodic cell of 30 A (LODE, --data): energies and forces at 5 distances
 
     python examples/ions.py --sets like water neutral --seeds 0 1 2
     python examples/ions.py --sets unlike --data ~/lode
@@ -20,13 +20,19 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.build import molecule
+from ase.calculators.calculator import CalculationFailed
 from mace import data, modules, tools
 from mace.modules.models import o3  # of e3nn 0.4.4, which loads after mace alone
 from mace.tools.torch_geometric.dataloader import DataLoader
 from tg_equiattn.integrations.mace import add_long_range
 
 R_MAX, NEAR, FAR = 4.0, (4.5, 9.0), (9.5, 14.0)
-MODELS = {"MACE": (R_MAX, False), "MACE, r_max + 2": (R_MAX + 2, False), "long range": (R_MAX, True)}
+MODELS = {  # r_max, and settings of long range
+    "MACE": (R_MAX, None),
+    "MACE, r_max + 2": (R_MAX + 2, None),
+    "long range": (R_MAX, {}),
+    "narrow Coulomb": (R_MAX, {"num_gaussians": 0, "num_coulomb": 2, "max_width": R_MAX}),
+}
 
 
 def fragment(ion, seed):
@@ -42,7 +48,8 @@ def fragment(ion, seed):
 
 
 def labelled(first, second, distance, charges):
-    """Both at a distance, with energy and forces of GFN2-xTB; None if a fragment does not have its charge."""
+    """Both at a distance, with energy and forces of GFN2-xTB; None if a fragment does not have its charge, or if the
+    calculation does not converge."""
     from tblite.ase import TBLite
 
     second = second.copy()
@@ -50,12 +57,15 @@ def labelled(first, second, distance, charges):
     second.positions[:, 0] += distance
     atoms = first + second
     atoms.calc = TBLite(method="GFN2-xTB", verbosity=0, charge=sum(charges))
-    energy, forces, found = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_charges()
+    try:
+        energy, forces, found = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_charges()
+    except CalculationFailed:
+        return None
     parts = found[: len(first)].sum(), found[len(first) :].sum()
     if np.abs(np.array(parts) - charges).max() > 0.05:
         return None
     atoms.calc = None
-    atoms.info |= {"energy": energy, "total_charge": sum(charges), "distance": distance}
+    atoms.info |= {"energy": energy, "total_charge": sum(charges), "distance": distance, "second": len(first)}
     atoms.arrays["ref_forces"] = forces
     return atoms
 
@@ -73,14 +83,17 @@ def computed(name, count):
 
 
 def published(folder):
-    """Dimers of charged molecules, without their cells: inter_energy is that of both less that of each alone."""
+    """A dimer of charged molecules: inter_energy is its energy in the cell less that of each molecule alone."""
     frames = []
     for part in ("train", "test"):
         for atoms in ase.io.read(f"{folder}/{part}-id0.xyz", ":"):
-            plain = Atoms(atoms.numbers, atoms.positions)
-            plain.info |= {"energy": atoms.info["inter_energy"], "distance": atoms.info["distance"], "total_charge": 0}
-            frames.append(plain)
-    return [[a for a in frames if a.info["distance"] < NEAR[1]], [a for a in frames if a.info["distance"] >= FAR[0]]]
+            atoms.arrays["ref_forces"] = atoms.get_forces()
+            atoms.info |= {"energy": atoms.info["inter_energy"], "total_charge": 0, "second": atoms.info["indexB"]}
+            atoms.calc = None
+            frames.append(atoms)
+    near = [atoms for atoms in frames if atoms.info["distance"] <= NEAR[1]]
+    far = [atoms for atoms in frames if FAR[0] <= atoms.info["distance"] <= FAR[1]]
+    return near, far
 
 
 def batches(frames, r_max, table, size):
@@ -106,10 +119,11 @@ def trained(train, elements, r_max, far, seed, epochs):
         atomic_inter_scale=1.0, atomic_inter_shift=0.0,
     )  # fmt: skip
     loader = batches(train, r_max, table, 5)
-    if far:
-        add_long_range(model, "energies", batch=next(iter(batches(train, r_max, table, min(40, len(train))))))
+    if far is not None:
+        batch = next(iter(batches(train, r_max, table, min(40, len(train)))))
+        add_long_range(model, "energies", batch=batch, **far)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    loss = modules.WeightedEnergyForcesLoss(10.0, 10.0 if "ref_forces" in train[0].arrays else 0.0)
+    loss = modules.WeightedEnergyForcesLoss(10.0, 10.0)
     rate = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, epochs)
     start = time.process_time()
     for _ in range(epochs):
@@ -127,9 +141,10 @@ def report(name, model, test, r_max, table, seconds, label):
     inverse, energy = np.array([1 / a.info["distance"] for a in test]), out["energy"].detach().numpy()
     wanted = np.array([a.info["energy"] for a in test])
     words = [f"slope {np.polyfit(inverse, energy, 1)[0]:.2f} of {np.polyfit(inverse, wanted, 1)[0]:.2f} eV A"]
-    if "ref_forces" in test[0].arrays:
-        forces, exact = out["forces"].detach().numpy(), np.concatenate([a.arrays["ref_forces"] for a in test])
-        words.append(f"error of forces {1000 * np.sqrt(((forces - exact) ** 2).mean()):.1f} meV/A")
+    forces, exact = out["forces"].detach().numpy(), np.concatenate([a.arrays["ref_forces"] for a in test])
+    off = 1000 * (forces - exact).reshape(len(test), -1, 3)
+    between = np.abs([each[a.info["second"] :].sum(0) for each, a in zip(off, test, strict=True)])
+    words.append(f"forces off by {np.sqrt((off**2).mean()):.1f} meV/A, between fragments by up to {between.max():.1f}")
     parameters = sum(x.numel() for x in model.parameters())
     print(f"{name}, {label}: {', '.join(words)}; {parameters} parameters, {seconds:.0f} s", flush=True)
 

@@ -3,8 +3,9 @@
     python mace_run_train.py --name far --train_file train.xyz --valid_fraction 0.1 --E0s average --after energies ...
 
 The model may come from flags, be a foundation model, or be a far.model that is fine-tuned with the long range it has
-(--foundation_model far.model). far.model is run by MACECalculator and mace_eval_configs. Total charges of ions are read
-from ``info["total_charge"]`` of each frame, or from the key that --total_charge_key names.
+(--foundation_model far.model). far.model is run by MACECalculator, and by mace_eval_configs if all frames are neutral.
+Total charges of ions are read from ``info["total_charge"]`` of each frame, or from the key that --total_charge_key
+names.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import sys
 
 import ase.io
 from mace.cli import run_train
+from mace.tools.scripts_utils import check_path_ase_read
 from tg_equiattn.integrations.mace import add_long_range, copy_long_range, select_head, without_long_range
 
 build, remove_head = run_train.configure_model, run_train.remove_pt_head
@@ -36,28 +38,39 @@ def is_far(model):
     return model is not None and any(".long_range." in name for name, _ in model.named_parameters())
 
 
-def refuse_unread_charges(args):
-    """Charges that the file has and MACE would not read would be lost without a word."""
-    for frame in ase.io.iread(args.train_file):
-        unread = [name for name in frame.info if "charge" in name.lower() and name != args.total_charge_key]
-        if unread and args.total_charge_key not in frame.info:
-            raise SystemExit(f"{args.train_file} has {unread[0]} of frames: pass --total_charge_key {unread[0]}")
+def refuse_unread_charges(head_configs):
+    """Charges that files have and MACE would not read would be lost without a word."""
+    for head in head_configs:
+        key = head.key_specification.info_keys["total_charge"]
+        for file in filter(check_path_ase_read, head.train_file):
+            for frame in ase.io.iread(file):
+                unread = [name for name in frame.info if "charge" in name.lower() and name != key]
+                if unread and key not in frame.info:
+                    raise SystemExit(
+                        f"{file} has {unread[0]} of frames, which is not read, and no {key}: name the total charge of "
+                        "frames by --total_charge_key, or remove what is no total charge"
+                    )
 
 
 def main(words):
     settings, others = long_range_flags(words)
 
-    def configure_model(args, train_loader, atomic_energies, model_foundation=None, *more, **options):
+    def configure_model(args, train_loader, atomic_energies, model_foundation, heads, z_table, head_configs):
         if args.lora or args.enable_cueq or args.enable_oeq or (args.freeze or 0) >= 6:
             raise SystemExit(
                 "long range does not go with --lora and --freeze 6 or 7, which freeze it, nor --enable_cueq, "
                 "--enable_oeq"
             )
-        refuse_unread_charges(args)
+        refuse_unread_charges(head_configs)
         tuned = is_far(model_foundation)
         base = without_long_range(model_foundation) if tuned else model_foundation
-        model, outputs = build(args, train_loader, atomic_energies, base, *more, **options)
+        model, outputs = build(args, train_loader, atomic_energies, base, heads, z_table, head_configs)
         if tuned:
+            if settings != long_range_flags([])[0]:
+                raise SystemExit(
+                    f"{args.foundation_model} has long range, which is kept: leave out --after, numbers of kernels, "
+                    "widths and --gain, or fine-tune a model without long range"
+                )
             return copy_long_range(model_foundation, model), outputs
         return add_long_range(model, batch=next(iter(train_loader)), **settings), outputs
 

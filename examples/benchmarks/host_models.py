@@ -1,21 +1,26 @@
 """A training step of MACE and NequIP with and without Ewald attention: molecules, 1,000 atoms open and periodic.
 
-One thread (or --device cuda), float32, forward, forces and the gradients of a loss of both; atoms on a jittered grid
-2 apart. Run where the host is installed: python host_models.py mace, or nequip.
+One thread (or --device cuda), float32, forward, forces and the gradients of a loss of both, the two models in turns;
+atoms on a jittered grid 2 apart, or the first --frame of a file. Run where the host is installed:
+
+    python host_models.py mace
+    python host_models.py nequip --frame ~/water.xyz
 """
 
 import argparse
 import time
 import warnings
 
+import ase.io
 import numpy as np
 import torch
 from ase import Atoms
 
-parser = argparse.ArgumentParser(description=__doc__)
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("host", choices=["mace", "nequip"])
 parser.add_argument("--repeats", type=int, default=3)
 parser.add_argument("--device", default="cpu")
+parser.add_argument("--frame", help="file whose first frame, of H, C and O, takes the place of grids")
 options = parser.parse_args()
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
@@ -34,6 +39,9 @@ SYSTEMS = {
     "1,000 atoms, open": [grid((10, 10, 10), False)],
     "1,000 atoms, periodic": [grid((10, 10, 10), True)],
 }
+if options.frame:
+    read = ase.io.read(options.frame, 0)
+    SYSTEMS = {f"{len(read)} atoms": [Atoms(read.numbers, read.positions, cell=read.cell, pbc=read.pbc)]}
 
 
 def mace(far):
@@ -56,7 +64,7 @@ def mace(far):
         return next(iter(DataLoader(graphs, batch_size=len(graphs), shuffle=False))).to_dict()
 
     if far:
-        add_long_range(model, batch=batch(SYSTEMS["32 molecules of 20 atoms"][:4]), gain=0.1)
+        add_long_range(model, batch=batch(next(iter(SYSTEMS.values()))[:4]), gain=0.1)
     return model, batch, lambda data: model(data, training=True), "energy"
 
 
@@ -84,20 +92,25 @@ def nequip(far):
     return model, batch, model, "total_energy"
 
 
+def step(run, data, energy):
+    """Seconds of one training step, of the processor if there is no other device."""
+    given = {key: x.to(options.device, copy=True) if torch.is_tensor(x) else x for key, x in data.items()}
+    clock = time.process_time if options.device == "cpu" else time.perf_counter
+    start = clock()
+    out = run(given)
+    (out[energy].square().mean() + out["forces"].square().mean()).backward()
+    if options.device != "cpu":
+        torch.cuda.synchronize()
+    return clock() - start
+
+
 for name, systems in SYSTEMS.items():
-    seconds = []
+    steps = []
     for far in (False, True):
         torch.manual_seed(0)
         model, batch, run, energy = {"mace": mace, "nequip": nequip}[options.host](far)
         model.to(options.device)
-        data, times = batch(systems), []
-        for _ in range(WARM_UPS + options.repeats):
-            given = {key: x.to(options.device, copy=True) if torch.is_tensor(x) else x for key, x in data.items()}
-            start = time.perf_counter()
-            out = run(given)
-            (out[energy].square().mean() + out["forces"].square().mean()).backward()
-            if options.device != "cpu":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        seconds.append(min(times[WARM_UPS:]))
-    print(f"{options.host}, {name}: {seconds[0]:.3f} s, with long range {seconds[1]:.3f} s", flush=True)
+        steps.append((run, batch(systems), energy))
+    times = [[step(*one) for one in steps] for _ in range(WARM_UPS + options.repeats)][WARM_UPS:]
+    near, far = map(min, zip(*times, strict=True))
+    print(f"{options.host}, {name}: {near:.3f} s, with long range {far:.3f} s", flush=True)

@@ -19,6 +19,9 @@ class LongRangeCalculator(MACECalculator):
     volume of a padded cell. If that cell has no volume, there is no stress, and asking for it raises ASE's
     ``PropertyNotImplementedError``.
 
+    The total charge is read from ``atoms.info["charge"]``, or from the key that ``info_keys`` names. If only
+    ``atoms.info["total_charge"]`` is given, as in training data, an error says so.
+
     Args:
         arguments: Arguments of ``mace.calculators.MACECalculator``.
         options: Keyword arguments of ``mace.calculators.MACECalculator``.
@@ -34,6 +37,7 @@ class LongRangeCalculator(MACECalculator):
         self.implemented_properties.append("long_range_energy")
 
     def calculate(self, atoms: Atoms | None = None, properties: Any = None, system_changes: Any = all_changes) -> None:
+        self._refuse_unread_charge(self.atoms if atoms is None else atoms)
         outputs: list[dict[str, Any]] = []
         token = CALCULATED.set(outputs)
         try:
@@ -52,3 +56,12 @@ class LongRangeCalculator(MACECalculator):
                 del self.results[name]
             else:
                 self.results[name] = self.results[name] * (ratio**2 if name.endswith("var") else ratio)
+
+    def _refuse_unread_charge(self, atoms: Atoms) -> None:
+        key = self.info_keys.get("total_charge")
+        unread = {"charge", "total_charge"} & atoms.info.keys()
+        if unread and key not in atoms.info:
+            raise ValueError(
+                f"atoms.info must have the total charge as {key!r}, got it as {unread.pop()!r}, which is not read: "
+                "rename it, or pass info_keys={'total_charge': NAME} to LongRangeCalculator"
+            )

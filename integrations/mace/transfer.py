@@ -48,7 +48,7 @@ def copy_long_range(source: MACE, target: MACE) -> MACE:
     own = dict(target.named_modules())
     for name, module in source.named_modules():
         if isinstance(layer := getattr(module, "long_range", None), LongRangeFeatures):
-            layer = copy.deepcopy(layer).to(like.device, like.dtype)
+            layer = copy.deepcopy(layer).to(like.device, like.dtype).requires_grad_()  # frozen, as MACE saves stage two
             neutral = getattr(layer.attention, "neutral", None)
             for of_elements in ("embedding", "constants", "log_weights") if neutral is not None else ():
                 setattr(neutral, of_elements, nn.Parameter(getattr(neutral, of_elements).detach()[rows]))

@@ -87,3 +87,36 @@ def test_mace_run_train(tmp_path):
     assert torch.equal(*(model.state_dict()[kept] for model in models))
     with pytest.raises(AssertionError, match="long range does not go with --lora"):
         train("no", 1, *shape, "--lora", "True")
+
+
+@pytest.mark.slow
+def test_mace_run_train_fine_tunes_what_it_saves(tmp_path):
+    """One head of two, whose files the flag --heads names; and the model of stage two, which MACE saves frozen."""
+    pytest.importorskip("ase")
+
+    def run(name, *more):
+        flags = FLAGS.replace("--train_file train.xyz", "").replace("--lr 0.01", "")
+        words = "--name", name, "--max_num_epochs", 2, *flags.split(), *more
+        return said("mace", tmp_path, EXAMPLES / "mace_run_train.py", *words, needs="ase")
+
+    def losses(out, head):
+        return [float(loss) for loss in re.findall(rf"head: {head}, loss=\s*([\d.]+)", out)]
+
+    def parameters(name):
+        return dict(torch.load(tmp_path / f"{name}.model", weights_only=False).named_parameters())
+
+    said("mace", tmp_path, "-c", LABELS, needs="ase")
+    data, tune = ("--train_file", "train.xyz"), ("--multiheads_finetuning", "False", "--E0s", "foundation")
+    heads = {name: {"train_file": "train.xyz", "E0s": "average"} for name in ("first", "second")}
+    shape = ("--hidden_irreps", "8x0e + 8x1o")
+    two = losses(run("two", *shape, "--heads", str(heads)), "second")
+    model = ("--foundation_model", "two.model", "--foundation_head", "second")
+    assert losses(run("tuned", *data, *tune, *model, "--lr", "0"), "Default") == pytest.approx([two[-1]] * 3)
+    with pytest.raises(AssertionError, match=r"two\.model has long range, which is kept: leave out --after"):
+        run("no", *data, *tune, *model, "--after", "0")
+    run("stages", *data, *shape, "--swa", "--start_swa", "1")
+    assert not any(x.requires_grad for x in parameters("stages_stagetwo").values())
+    run("again", *data, *tune, "--foundation_model", "stages_stagetwo.model")
+    before, after = parameters("stages_stagetwo"), parameters("again")
+    assert all(x.requires_grad for x in after.values())
+    assert not [name for name, x in after.items() if "long_range" in name and torch.equal(x, before[name])]

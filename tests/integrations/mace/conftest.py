@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mace import modules
 from mace_models import batch_of, make_mace, mixed
 from tg_equiattn.integrations.mace import add_long_range
 
@@ -21,3 +22,19 @@ def far():
         return add_long_range(model, after, batch=batch_of(*mixed()) if batch is None else batch, gain=gain)
 
     return far
+
+
+@pytest.fixture
+def charged(far):
+    """A model as mace_run_train builds it, without a residual in its first block, of which every parameter counts."""
+
+    def charged(after="energies", **options):
+        first = modules.interaction_classes["RealAgnosticInteractionBlock"]
+        model = far(after=after, first=first, **options)
+        with torch.no_grad():
+            for name, x in model.named_parameters():
+                if "long_range" in name and not name.endswith("gain"):
+                    x += 0.2 * torch.randn_like(x)
+        return model
+
+    return charged

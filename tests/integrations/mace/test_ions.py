@@ -1,4 +1,4 @@
-"""Charged and lone atoms, slabs and the tools around a MACE with long range."""
+"""Charged and lone atoms, and slabs, in a MACE with long range."""
 
 import copy
 import warnings
@@ -10,40 +10,16 @@ from ase import Atoms
 from ase.build import molecule
 from ase.calculators.calculator import PropertyNotImplementedError
 from atoms import differences, salt
-from mace import modules
-from mace.tools.scripts_utils import extract_model, remove_pt_head
-from mace_models import batch_of, energy, make_mace, mixed
+from mace_models import batch_of, energy, mixed
 from space import error
 from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
-from tg_equiattn.integrations.mace import (
-    LongRangeCalculator,
-    add_long_range,
-    copy_long_range,
-    select_head,
-    without_long_range,
-)
+from tg_equiattn.integrations.mace import LongRangeCalculator, add_long_range, without_long_range
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
     pytest.mark.usefixtures("double"),
 ]
 AFTER = [(0,), (1,), "energies"]
-
-
-@pytest.fixture
-def charged(far):
-    """A model as mace_run_train builds it, without a residual in its first block, of which every parameter counts."""
-
-    def charged(after="energies", **options):
-        first = modules.interaction_classes["RealAgnosticInteractionBlock"]
-        model = far(after=after, first=first, **options)
-        with torch.no_grad():
-            for name, x in model.named_parameters():
-                if "long_range" in name and not name.endswith("gain"):
-                    x += 0.2 * torch.randn_like(x)
-        return model
-
-    return charged
 
 
 def pair(first, second, distance):
@@ -226,37 +202,6 @@ def test_stress_of_a_slab_by_mace_itself_is_a_warning(far):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="MACE divides")
         far()(batch_of(salt()).to_dict(), compute_stress=True)
-
-
-@pytest.mark.parametrize("after", [(0,), "energies"])
-def test_selecting_a_head_keeps_long_range(after, charged):
-    model = charged(after, heads=("first", "second"))
-    for n, head in enumerate(("first", "second")):
-        single, data = select_head(model, head), batch_of(*mixed()).to_dict()
-        assert single.heads == [head]
-        wanted = model(data | {"head": torch.full((4,), n)})["energy"]
-        assert error(single(data)["energy"], wanted) < 1e-10
-
-
-def test_fine_tuning_on_fewer_elements_keeps_long_range(charged):
-    """Rows of elements follow atomic numbers; elements that the source lacks are refused."""
-    source = charged()
-    target = make_mace(numbers=[1, 8])
-    copy_long_range(source, target)
-    ours, theirs = target.readouts[-1].long_range.attention.neutral, source.readouts[-1].long_range.attention.neutral
-    assert torch.equal(ours.embedding, theirs.embedding[[0, 2]])
-    assert torch.equal(ours.constants, theirs.constants[[0, 2]])
-    assert target(batch_of(molecule("H2O"), numbers=[1, 8]).to_dict())["long_range_energy"].abs() > 1e-9
-    with pytest.raises(ValueError, match=r"target must have elements of source, .*, got \[9\] beside them"):
-        copy_long_range(source, make_mace(numbers=[1, 9]))
-
-
-def test_tools_that_build_anew_say_why_they_cannot(far):
-    """mace_select_head, cuequivariance and LAMMPS ML-IAP build a model from its configuration."""
-    model = far(heads=("first", "second"))
-    for build in (lambda: remove_pt_head(model, "first"), lambda: extract_model(model)):
-        with pytest.raises(NotImplementedError, match=r"ML-IAP.*select_head\(model, head\)"):
-            build()
 
 
 def test_models_of_earlier_releases_stay_as_they_were(far):

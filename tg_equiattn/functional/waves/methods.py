@@ -14,7 +14,8 @@ from ...modes import runs_eagerly
 from ...node_batch import NodeBatch
 from .cells import Cells
 from .coulomb import Coulomb
-from .kernel import Interaction, Range, Sources
+from .gaussian import OscillatingGaussian
+from .kernel import Interaction, Kernel, Range, Sources
 from .lattices import TAPER, count_of_vectors
 from .nufft import nufft_available
 
@@ -26,10 +27,12 @@ _WIDE = 1000  # reciprocal vectors per node that no crystal has: its cell is far
 _WARNED = 1e8  # nanoseconds from which on a wide cell is a warning
 _ALWAYS_DIRECT = 512  # nodes of an open graph up to which nothing else is counted
 
-# Nanoseconds on one core of a CPU: for a value of a kernel, for a product in a matrix product, for a phase, for a
-# reciprocal vector, for one channel of its product with harmonics of a degree, for spreading a node to one cell of the
-# grid of its transform, for a cell of the grid in a fast Fourier transform.
-_KERNEL, _PRODUCT, _PHASE, _VECTOR, _MIX, _SPREAD, _GRID = 8.0, 0.04, 4.0, 400.0, 20.0, 1.8, 10.0
+# Nanoseconds on one core of a CPU: for a degree of a value of a kernel, for a product in a matrix product, for a phase,
+# for a reciprocal vector, for one channel of its product with harmonics of a degree, for spreading a node to one cell
+# of the grid of its transform, for a cell of the grid in a fast Fourier transform.
+_DEGREE, _PRODUCT, _PHASE, _VECTOR, _MIX, _SPREAD, _GRID = 5.0, 0.04, 4.0, 400.0, 20.0, 1.8, 10.0
+# Beside its degrees, for a value of a kernel with Boys functions or oscillations.
+_VALUE: dict[type[Kernel], float] = {Coulomb: 30.0, OscillatingGaussian: 35.0}
 
 
 class Prices(NamedTuple):
@@ -42,7 +45,7 @@ class Prices(NamedTuple):
     nufft: float = 1.0
 
 
-PRICES = {"cpu": Prices(), "cuda": Prices(0.0065, 0.0024, 0.0047, 0.01)}  # CUDA: of an H100, and a guess for nufft
+PRICES = {"cpu": Prices(), "cuda": Prices(0.0091, 0.0024, 0.0047, 0.01)}  # CUDA: of an H100, and a guess for nufft
 
 
 class Choice(NamedTuple):
@@ -106,8 +109,9 @@ def time_of_steps(
     _, heads, kernels, contracted = shape
     width, degrees = heads * contracted * channels, interaction.lmax + 1
     spread = (1 - math.log10(interaction.error)) ** 3  # grid cells of a node
-    kernel = _KERNEL * degrees + contracted * _PRODUCT
-    direct = size**2 * heads * (kernels * kernel + degrees**2 * channels * values * _PRODUCT)
+    kernel = kernels * (_DEGREE * degrees + contracted * _PRODUCT)
+    kernel += sum(each.count * _VALUE.get(type(each), 0.0) for each in interaction.kernels)
+    direct = size**2 * heads * (kernel + degrees**2 * channels * values * _PRODUCT)
     of_nodes = size * sum(vectors) * (_PHASE + 2 * _PRODUCT * width)
     of_vectors = sum(vectors) * (_VECTOR + _MIX * degrees * width)
     transforms = sum(width / 2 * (size * spread * _SPREAD + 30 * n * _GRID) for n in vectors)

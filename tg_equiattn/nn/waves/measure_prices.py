@@ -23,7 +23,7 @@ class _Sizes(NamedTuple):
     side: float
 
 
-_ON_CPU = _Sizes(600, 26.0, 1500, 13.0)
+_ON_CPU = _Sizes(1500, 26.0, 1500, 13.0)
 _ON_ACCELERATOR = _Sizes(8000, 80.0, 30_000, 26.0)  # smaller ones would measure the time of launches
 
 

@@ -1,0 +1,100 @@
+"""MACE's own commands and converters on a model with long range, and what takes their place."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from ase import Atoms
+from ase.build import molecule
+from mace.calculators import MACECalculator
+from mace.tools.scripts_utils import extract_model, remove_pt_head
+from mace_models import batch_of, make_mace, mixed
+from space import error
+from tg_equiattn.integrations.mace import LongRangeCalculator, copy_long_range, select_head
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("double"),
+]
+
+
+@pytest.fixture
+def saved(far, tmp_path):
+    """The path of a model of two heads."""
+    torch.save(far(heads=("first", "second"), after="energies"), tmp_path / "far.model")
+    return tmp_path / "far.model"
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "reason"),
+    [
+        ("select_head", ("--head_name", "first"), r"To select a head call .*select_head\(model, head\)"),
+        ("create_lammps_model", ("--head", "first", "--format=mliap"), "LAMMPS' ML-IAP .* would lose its long range"),
+        ("create_lammps_model", ("--head", "first"), "LAMMPS cannot run it: it gives each process a part of the atoms"),
+        ("convert_e3nn_cueq", (), "cuequivariance, .* would lose its long range"),
+        ("convert_e3nn_oeq", (), "everything else that builds a model .* would lose its long range"),
+    ],
+)
+def test_commands_that_build_a_model_anew_say_why_they_cannot(command, words, reason, saved, monkeypatch):
+    """mace_select_head, mace_create_lammps_model and the converters."""
+    monkeypatch.setattr(sys, "argv", [command, *words, str(saved)])
+    with pytest.raises(NotImplementedError, match=reason):
+        importlib.import_module(f"mace.cli.{command}").main()
+
+
+@pytest.mark.parametrize("flag", ["enable_cueq", "enable_oeq"])
+def test_calculators_that_convert_say_why_they_cannot(flag, saved):
+    with pytest.raises(NotImplementedError, match="would lose its long range"):
+        MACECalculator(str(saved), head="first", default_dtype="float64", **{flag: True})
+
+
+def test_converters_of_models_say_why_they_cannot(far):
+    model = far(heads=("first", "second"))
+    for build in (lambda: remove_pt_head(model, "first"), lambda: extract_model(model)):
+        with pytest.raises(NotImplementedError, match=r"ML-IAP.*select_head\(model, head\)"):
+            build()
+
+
+@pytest.mark.parametrize("after", [(0,), "energies"])
+def test_selecting_a_head_keeps_long_range(after, charged):
+    model = charged(after, heads=("first", "second"))
+    for n, head in enumerate(("first", "second")):
+        single, data = select_head(model, head), batch_of(*mixed()).to_dict()
+        assert single.heads == [head]
+        wanted = model(data | {"head": torch.full((4,), n)})["energy"]
+        assert error(single(data)["energy"], wanted) < 1e-10
+
+
+def test_fine_tuning_on_fewer_elements_keeps_long_range(charged):
+    """Rows of elements follow atomic numbers; elements that the source lacks are refused."""
+    source = charged()
+    target = make_mace(numbers=[1, 8])
+    copy_long_range(source, target)
+    ours, theirs = target.readouts[-1].long_range.attention.neutral, source.readouts[-1].long_range.attention.neutral
+    assert torch.equal(ours.embedding, theirs.embedding[[0, 2]])
+    assert torch.equal(ours.constants, theirs.constants[[0, 2]])
+    assert target(batch_of(molecule("H2O"), numbers=[1, 8]).to_dict())["long_range_energy"].abs() > 1e-9
+    with pytest.raises(ValueError, match=r"target must have elements of source, .*, got \[9\] beside them"):
+        copy_long_range(source, make_mace(numbers=[1, 9]))
+
+
+def test_long_range_of_a_frozen_model_learns_again(charged):
+    """mace_run_train freezes a model before it saves that of stage two."""
+    target = copy_long_range(charged().requires_grad_(False), make_mace())
+    assert all(x.requires_grad for x in target.parameters())
+
+
+def test_charges_that_a_calculator_does_not_read_are_refused(charged):
+    model, ions = charged(), Atoms("Na2", [[0, 0, 0], [6, 0, 0]], info={"total_charge": 2.0})
+    ions.calc = LongRangeCalculator(models=[model], default_dtype="float64")
+    with pytest.raises(ValueError, match="total charge as 'charge', got it as 'total_charge', which is not read"):
+        ions.get_potential_energy()
+    named = ions.copy()
+    named.calc = LongRangeCalculator(
+        models=[model], default_dtype="float64", info_keys={"total_charge": "total_charge"}
+    )
+    ions.info["charge"] = 2.0
+    assert ions.get_potential_energy() == named.get_potential_energy()
+    ions.info["charge"] = 0.0
+    assert abs(ions.get_potential_energy() - named.get_potential_energy()) > 1e-6
