@@ -118,7 +118,8 @@ def _paths(
 
 
 def _products(weight: Tensor, x: Sequence[Tensor], y: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    x, y, sums = _cyclic(x), _cyclic(y), {}
+    x, y = _cyclic(x), _cyclic(y)
+    sums: dict[int, Tensor] = {}
     numbers: dict[int, Tensor] = {}
     for n, path, w in _paths(x, weight):
         i, k, j = path
@@ -156,18 +157,18 @@ class _ChannelwiseProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grad: Tensor):
         weight, *factors = ctx.saved_tensors
-        x, y, grad = (_cyclic(parts) for parts in (factors[:4], factors[4:], grad))
+        x, y, grads = (_cyclic(parts) for parts in (factors[:4], factors[4:], grad))
         of_x: dict[int, Tensor] = {}
         of_y: dict[int, Tensor] = {}
         of_weight: dict[int, Tensor] = {}
         for n, path, w in _paths(x, weight):
             i, k, j = path
             _, sign_x, sign_y = _signs(path)
-            product = _product(j, k, i, grad[j], y[k])
+            product = _product(j, k, i, grads[j], y[k])
             _add(of_x, i, sign_x, product, w)
             total = (product * x[i][:3]).sum((0, 2))
             of_weight[n] = total if sign_x > 0 else -total
-            _add(of_y, k, sign_y, _product(i, j, k, x[i], grad[j]), w)
+            _add(of_y, k, sign_y, _product(i, j, k, x[i], grads[j]), w)
         found = sorted(of_weight)
         rows = _placed(torch.stack([of_weight[n] for n in found]), found, len(PATHS))
         return rows, *(sums.get(g, x[g]) for sums in (of_x, of_y) for g in range(4))
