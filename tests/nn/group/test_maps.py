@@ -17,7 +17,7 @@ OPTIONS = [{}, {"kernel_size": 5, "window_shape": "disk"}, {"padding_mode": "cir
 def heads_of(layer, x, mask=None, context=None):
     query, key, value = layer._operands(*layer._features(x, mask, context, mask))
     index = None if layer.index is None else layer.index(x.device)
-    return zero_where_masked(torch.cat(layer._weigh(query, key, value, index, mask, 0.0), 1), mask), value
+    return zero_where_masked(layer._weigh(query, key, value, index, mask, 0.0), mask), value
 
 
 @pytest.mark.parametrize("masked", [False, True])

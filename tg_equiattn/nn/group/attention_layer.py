@@ -28,7 +28,7 @@ from .defaults import (
     default_relation,
     default_scale_window,
 )
-from .linear import Masked, Pointwise, add_pointwise, pointwise
+from .linear import Masked, Pointwise
 from .relations import make_relation
 
 if TYPE_CHECKING:
@@ -155,12 +155,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
     def _attend(self, x: Tensor, context: Tensor | None, key_mask: Tensor | None, dropout: float) -> Tensor:
         """Attention with all projections, without checks. Features must be zero at masked pixels."""
         index = None if self.index is None else self.index(x.device)
-        heads = [y.flatten(1, 2) for y in self._weigh(*self._operands(x, context), index, key_mask, dropout)]
-        first, *weights = self.out.weight[..., 0].split([y.shape[1] for y in heads], 1)
-        out = pointwise(heads[0], first, self.out.bias)
-        for weight, y in zip(weights, heads[1:], strict=True):
-            out = add_pointwise(out, y, weight)
-        return out
+        out = self._weigh(*self._operands(x, context), index, key_mask, dropout)
+        return self.out(out.flatten(1, 2))
 
     def attention_map(
         self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
@@ -202,7 +198,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             index, part = (table[:, t], query[:, :, :, t]) if summed and table is not None else (table, query)
 
             def weigh(value: Tensor) -> Tensor:
-                return zero_where_masked(torch.cat(self._weigh(part, key, value, index, context_mask, 0.0), 1), mask)
+                return zero_where_masked(self._weigh(part, key, value, index, context_mask, 0.0), mask)
 
             return attention_weights(weigh, value, len(self.group), several)
 
@@ -293,28 +289,26 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
 
     def _weigh(
         self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float
-    ) -> list[Float[Tensor, "B _ channels H *spatial"]]:
-        """Outputs of the heads with content, and of those without. They are linear in ``value``, which may have any
-        number of channels."""
+    ) -> Float[Tensor, "B heads channels H *spatial"]:
+        """Outputs of the heads. They are linear in ``value``, which may have any number of channels."""
         offset_encoding, element_encoding, space_bias, group_bias = self._scores(tuple(value.shape[4:]), value.device)
+        count, parts = self.content_heads, []
         if isinstance(self.group, DilationGroup):
-            return [dilation_attention_impl(
+            return dilation_attention_impl(
                 query, key, value, offset_encoding, element_encoding, index, self.group.scales, self.scale_window,
                 self.window, space_bias, group_bias, dropout, key_mask, self.plain,
-            )]  # fmt: skip
-        count, out = self.content_heads, []
-        content, others = value.split([count, self.heads - count], 1)
+            )  # fmt: skip
         if count:
             bias = space_bias if space_bias is None else space_bias[:count]
-            heads, _ = group_attention_impl(
-                query, key, content, offset_encoding, element_encoding, index, self.window, bias, group_bias, dropout,
-                key_mask, self.plain,
+            out, _ = group_attention_impl(
+                query, key, value[:, :count], offset_encoding, element_encoding, index, self.window, bias, group_bias,
+                dropout, key_mask, self.plain,
             )  # fmt: skip
-            out.append(heads.expand(-1, -1, -1, len(self.group), *heads.shape[4:]))  # one element without encoding
+            parts.append(out.expand(-1, -1, -1, len(self.group), *out.shape[4:]))  # one element without encoding
         if count < self.heads:
-            masked = zero_where_masked(others, key_mask)  # biases do not mask keys
-            out.append(separable_attention_impl(masked, space_bias[count:], self.window))
-        return out
+            masked = zero_where_masked(value[:, count:], key_mask)  # biases do not mask keys
+            parts.append(separable_attention_impl(masked, space_bias[count:], self.window))
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
     def extra_repr(self) -> str:
         window = self.window

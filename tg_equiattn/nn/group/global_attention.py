@@ -126,13 +126,13 @@ class GlobalGroupAttention(AttentionLayer):
 
     def _weigh(
         self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float
-    ) -> list[Tensor]:
+    ) -> Tensor:
         offset_encoding, element_encoding, space_bias, group_bias = self._scores(tuple(query.shape[4:]), query.device)
         projection = self.features.directions(query.device, torch.promote_types(query.dtype, torch.float32))
-        return [global_group_attention_impl(
+        return global_group_attention_impl(
             query, key, value, projection, offset_encoding, element_encoding, index, self.far_bias, self.window,
             space_bias, group_bias, dropout, key_mask, self.plain,
-        )]  # fmt: skip
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, num_random_features={self.features.num_random_features}"

@@ -33,13 +33,6 @@ def pointwise(
     return out.view(x.shape[0], weight.shape[0], *x.shape[2:])
 
 
-def add_pointwise(
-    total: Float[Tensor, "B out *any"], x: Float[Tensor, "B C *any"], weight: Float[Tensor, "out C"]
-) -> Float[Tensor, "B out *any"]:
-    """``total`` plus a linear map of the channels of x."""
-    return torch.baddbmm(columns(total), weight.expand(x.shape[0], -1, -1), columns(x)).view_as(total)
-
-
 class Pointwise(nn.Conv1d):
     """A linear map of channels, the same at every pixel and group element: (B, in_channels, *any) -> (B, out_channels,
     *any). Weights are initialised as in the published models."""
