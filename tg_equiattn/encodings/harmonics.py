@@ -54,5 +54,5 @@ def sinc(square: Tensor) -> Tensor:
     z, near = torch.where(small, 1.0, square).sqrt(), torch.where(small, square, 0.0)
     series = torch.zeros_like(square)
     for k in range(9, -1, -1):  # exact to rounding
-        series = series * near + (-1) ** k / math.factorial(2 * k + 1)
+        series = (series * near).add_((-1) ** k / math.factorial(2 * k + 1))
     return torch.where(small, series, z.sin() / z)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..modes import full_precision
+from ..tables import Tables
 from .harmonics import sinc
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ class OffsetDistance(_OffsetBias):
     def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
         super().__init__(pos_dim, heads, cutoff)
         self.last = nn.Linear(RADIAL, heads, bias=False)
+        self.divisors = Tables(_divisors)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -179,13 +181,16 @@ class OffsetDistance(_OffsetBias):
     def features(self, offsets: Float[Tensor, "pairs dim"]) -> Float[Tensor, "pairs 16"]:
         """sinc(n |x| / r) for n = 1 ... 16: analytic in the squared distance, zero beyond r."""
         with full_precision(offsets.device):
-            phase = math.pi**2 * self._square(offsets).clamp(max=1)  # squared
-            first, half = sinc(torch.stack([phase, phase / 4]))
-            twice_cosine = 2 - phase * half.square()
-            waves = [torch.zeros_like(first), first]  # sin(n x) / x, by their recursion
-            while len(waves) <= RADIAL:
-                waves.append(twice_cosine * waves[-1] - waves[-2])
-            return torch.stack(waves[1:], -1) / torch.arange(1, RADIAL + 1, device=offsets.device).to(first.dtype)
+            return self._waves(self._square(offsets))
+
+    def _waves(self, square: Float[Tensor, " pairs"]) -> Float[Tensor, "pairs 16"]:
+        phase = math.pi**2 * square.clamp(max=1)  # squared
+        first, half = sinc(torch.stack([phase, phase / 4]))
+        twice_cosine = 2 - phase * half.square()
+        waves = [torch.zeros_like(first), first]  # sin(n x) / x by their recursion, with the signs of the divisors
+        for n in range(2, RADIAL + 1):
+            waves.append(torch.addcmul(waves[-2], twice_cosine, waves[-1], value=(-1) ** (n + 1)))
+        return torch.stack(waves[1:], -1) / self.divisors(square.device, square.dtype)
 
     def _square(self, offsets: Float[Tensor, "pairs dim"]) -> Float[Tensor, " pairs"]:
         return (offsets.to(self.last.weight.dtype) / self.cutoff).square().sum(-1)
@@ -194,9 +199,15 @@ class OffsetDistance(_OffsetBias):
         self, offsets: Float[Tensor, "pairs dim"], features: Float[Tensor, "pairs features"] | None = None
     ) -> Float[Tensor, "heads pairs"]:
         with full_precision(offsets.device):
-            bias, square = self.last(self.features(offsets) if features is None else features).T, self._square(offsets)
+            square = self._square(offsets)
+            bias = self.last(self._waves(square) if features is None else features).T
             inside = square < 1
             return (bias + 1 - 1 / torch.where(inside, 1 - square, 1.0)).masked_fill(~inside, -math.inf)
+
+
+def _divisors() -> Float[Tensor, " 16"]:
+    """1 to 16, with the signs of the recursion of :class:`OffsetDistance`."""
+    return torch.tensor([n * (-1) ** (n // 2) for n in range(1, RADIAL + 1)], dtype=torch.float64)
 
 
 class _Hidden(nn.Linear):

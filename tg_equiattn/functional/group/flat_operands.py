@@ -129,13 +129,12 @@ class FlatOperands(Operands):
         """Scores of the t-th queries, with the tables of their heads."""
         rows = query.shape[4:]
         scores = self.position(one, table, t).unflatten(-1, rows)
-        if penalty is not None:
-            scores += penalty
         if elements.shape[1]:
             scores = scores + self.argument(one, elements, t).unflatten(-1, rows).unsqueeze(4)
         if query.shape[3] == scores.shape[2]:
-            return self.products(query, keys, scores)
-        return scores.add_(self.products(query, keys))
+            return self.products(query, keys, scores if penalty is None else scores.add_(penalty))
+        shared = self.products(query, keys)  # by several outputs
+        return scores.add_(shared if penalty is None else shared.add_(penalty))
 
     def exponentials_(self, scores: Tensor, top: Tensor) -> Tensor:
         """exp(scores - top) in place, clamped to at least 5e-26 in single precision.

@@ -98,5 +98,5 @@ def _polynomial(coefficients: Sequence[float], t: Tensor) -> Tensor:
     """The polynomial with these coefficients, the constant first, by Horner's rule."""
     out = torch.full_like(t, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
-        out = out * t + coefficient
+        out = (out * t).add_(coefficient)
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from ...functional.group.attention import group_attention_impl
@@ -102,7 +103,8 @@ class LiftingAttention(AttentionLayer):
             query, key, values, offset_encoding, None, None, window, space_bias[:count], None, dropout, key_mask,
             self.plain,
         )  # fmt: skip
-        return found + pointwise(heads.flatten(1, 2), out.weight[:, :width, 0], None)
+        weight = out.weight[:, :width, 0].expand(len(x), -1, -1)
+        return torch.baddbmm(found.flatten(2), weight, heads.flatten(1, 2).flatten(2)).view_as(found)
 
 
 class GroupAttention(AttentionLayer):

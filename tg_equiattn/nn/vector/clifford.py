@@ -59,14 +59,15 @@ class CliffordLinear(nn.Module):
 
     def forward(self, parts: Parts) -> Parts:
         weights, out = iter(self.weights), []
+        bias = None if self.bias is None else self.bias[None, :, None]
         for part, size, i, o in zip(parts, GRADE_SIZES, self.in_grades, self.out_grades, strict=True):
             weight = next(weights) if i and o else None
             if weight is not None and part.shape[1]:
-                out.append(channel_product(weight.expand(size, -1, -1), part))
+                out.append(channel_product(weight.expand(size, -1, -1), part, bias))
             else:
-                out.append(part.new_zeros(size, o, part.shape[2]))
-        if self.bias is not None:
-            out[0] = out[0] + self.bias[:, None]
+                zeros = part.new_zeros(size, o, part.shape[2])
+                out.append(zeros if bias is None else zeros + bias)
+            bias = None  # only scalars have one
         return out
 
     def extra_repr(self) -> str:
