@@ -57,10 +57,6 @@ class CSR(NamedTuple):
     def num_rows(self) -> int:
         return self.row_starts.shape[0] - 1
 
-    @property
-    def csr(self) -> CSR:
-        return self
-
 
 def check_edges(edge_index: object, nodes: int) -> None:
     """Raise ValueError unless these are edges of nodes, int64 (2, E), in range where values are read."""

@@ -87,4 +87,4 @@ def _moved(x: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(x, Tensor):
         return x.to(device, dtype if x.is_floating_point() else None)
     moved = [_moved(each, device, dtype) for each in x]
-    return type(x)._make(moved) if hasattr(x, "_make") else tuple(moved)
+    return type(x)(*moved) if hasattr(x, "_fields") else tuple(moved)

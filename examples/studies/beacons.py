@@ -89,7 +89,7 @@ class BeaconsStudy(Settings):
 
 PRESETS = {
     "quick": BeaconsStudy(nodes=12, k=3, train=8, held_out=4, channels=8, num_layers=1, heads=2, epochs=1, batch=4),
-    "study": BeaconsStudy(seeds=(0, 1), results=study.committed("beacons")),
+    "study": BeaconsStudy(seeds=(0, 1, 2), results=study.committed("beacons")),
 }
 
 

@@ -32,13 +32,17 @@ with warnings.catch_warnings():  # torch says once in a process that CSR tensors
     torch.sparse_csr_tensor(torch.tensor([0, 1], device="cpu"), torch.tensor([0], device="cpu"), [1.0], device="cpu")
 
 
+def _matrix(relation: CSR | SortedPairs) -> CSR:
+    return relation if isinstance(relation, CSR) else relation.csr
+
+
 def edge_dot(
     query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], relation: CSR | SortedPairs
 ) -> Float[Tensor, "heads pairs"]:
     """Queries times keys at the pairs of a relation."""
     form = choose_form(query, query.shape[0] * relation.row.shape[0], few=True)
     if form == OPERATOR:
-        return csr_edge_dot(query.contiguous(), key.contiguous(), *relation.csr)
+        return csr_edge_dot(query.contiguous(), key.contiguous(), *_matrix(relation))
     # compilers read rows where they multiply them
     return gathered_edge_dot(query, key, relation.row, relation.col, None if form == FUSABLE else _PAIRS)
 
@@ -48,7 +52,7 @@ def edge_sum(
 ) -> Float[Tensor, "heads rows d"]:
     """Sum over each row's pairs of weights times values."""
     if choose_form(value, value.shape[0] * relation.row.shape[0], few=True) == OPERATOR:
-        return csr_edge_sum(weight, value.contiguous(), *relation.csr)
+        return csr_edge_sum(weight, value.contiguous(), *_matrix(relation))
     return gathered_edge_sum(weight, value, relation.row, relation.col, relation.num_rows)
 
 
