@@ -52,8 +52,11 @@ class DenseOperands:
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, offset_encoding: Tensor, space_bias: Tensor,
         element_table: Tensor, index: Tensor | None, mask: Tensor | None, seed: Tensor, dropout: float, chunk: int = -1,
+        in_place: bool = False,
     ) -> None:  # fmt: skip
         self.mask, self.dropout, self.spatial, self.outputs = mask, dropout, query.shape[4:], len(offset_encoding)
+        # without autograd and transforms; on a CPU, to get memory for scores takes as long as to compute them
+        self.in_place = in_place and query.device.type == "cpu"
         if index is None:  # the key element is that of the output, or the only one
             index = torch.zeros(self.outputs, 1, dtype=torch.int64, device=query.device)
         self.index = index.view(self.outputs, -1, index.shape[-1])
@@ -135,8 +138,9 @@ class DenseOperands:
             found = found.unflatten(1, one.shape[:2])  # (n, b, e, 1 or S, M)
             logits = found if logits is None else found + logits
         if logits is not None:
-            scores = (scores.unflatten(-1, (self.keys, -1)) + logits.movedim(0, 2)).flatten(3)
-        return scores.softmax(-1)
+            total, logits = scores.unflatten(-1, (self.keys, -1)), logits.movedim(0, 2)
+            scores = (total.add_(logits) if self.in_place else total + logits).flatten(3)
+        return torch.softmax(scores, -1, out=scores) if self.in_place else scores.softmax(-1)
 
     def attend(
         self, x: DenseChunk, query: Float[Tensor, "b e C T n"], key: Float[Tensor, "b e C S M"],
@@ -151,10 +155,12 @@ class DenseOperands:
         return value.flatten(3) @ (total * self.keep(x, total.dtype) if self.dropout else total).mT
 
     def add_gradients_(
-        self, x: DenseChunk, grad: Float[Tensor, "b e Cv n"], operands, of_pairs, targets, to_pairs
-    ) -> None:
+        self, x: DenseChunk, grad: Float[Tensor, "b e Cv n"], mean: Float[Tensor, "b e n"], operands, of_pairs, targets,
+        to_pairs,
+    ) -> None:  # fmt: skip
         """Add the gradients of the operands of :meth:`attend` (queries, keys, values and the element table of a chunk)
-        to the targets, and those of :meth:`of_pairs` to ``to_pairs``."""
+        to the targets, and those of :meth:`of_pairs` to ``to_pairs``. ``mean`` is the scalar product of ``grad`` and
+        the output."""
         (query, key, value, table), (to_query, to_key, to_value, to_table) = operands, targets
         one, to_weight = with_one(query), grad.mT @ value.flatten(3)
         total: Any = None
@@ -163,8 +169,11 @@ class DenseOperands:
         for t in range(self.queries):
             of_t, keys = one[:, :, :, t], self.with_elements(x, t, key, table)
             weight = self.weights(x, t, of_t, keys, *of_pairs)
-            slope = to_weight * weight
-            slope.addcmul_(weight, slope.sum(-1, keepdim=True), value=-1)
+            if self.queries == 1:
+                slope = to_weight.sub_(mean.unsqueeze(-1)).mul_(weight)
+            else:
+                slope = to_weight * weight
+                slope.addcmul_(weight, slope.sum(-1, keepdim=True), value=-1)
             to_query[:, :, :, t] += (keys @ slope.mT)[:, :, :-1]
             to_keys = (of_t @ slope).unflatten(-1, key.shape[3:])
             to_key += to_keys[:, :, :-1]
@@ -217,13 +226,13 @@ _OPERANDS = (
 
 
 def dense_attention_definition(
-    query, key, value, offset_encoding, space_bias, element_table, index, mask, seed, dropout, chunk=-1
+    query, key, value, offset_encoding, space_bias, element_table, index, mask, seed, dropout, chunk=-1, in_place=False
 ) -> Tensor:
     """The same as :func:`dense_attention`, in standard operations of torch, which all transforms support."""
     with full_precision(query.device):
         x = DenseOperands(
             query, key, value, offset_encoding, space_bias, element_table, index, mask, seed, dropout,
-            0 if is_whole(query) else chunk,
+            0 if is_whole(query) else chunk, in_place,
         )  # fmt: skip
         features, outputs = (query.flatten(4), key, value), []
         for chunks in x:
@@ -249,7 +258,7 @@ def dense_attention(query, *operands) -> Tensor:
     """
     refuse_forward_mode()
     with torch.no_grad():
-        return dense_attention_definition(query, *operands)
+        return dense_attention_definition(query, *operands, in_place=True)
 
 
 @dense_attention.register_fake
@@ -259,15 +268,15 @@ def _(query, key, value, offset_encoding, *rest) -> Tensor:
 
 @torch.library.custom_op(
     "tg_equiattn::dense_attention_backward", mutates_args=(),
-    schema=f"(Tensor grad, {_OPERANDS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor grad, Tensor out, {_OPERANDS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )  # fmt: skip
-def dense_attention_backward(grad, *operands):
+def dense_attention_backward(grad, out, *operands):
     """Gradients of query, key, value, offset_encoding, space_bias and element_table."""
     refuse_forward_mode()
     query, tables = operands[0], operands[3:6]
     grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in operands[:6]]
     with torch.no_grad(), full_precision(query.device):
-        x, grad = DenseOperands(*operands), grad.flatten(4)
+        x, mean, grad = DenseOperands(*operands, in_place=True), (grad * out).sum(2).flatten(3), grad.flatten(4)
         features, to_features = ([y[0].flatten(4), *y[1:3]] for y in (operands, grads))
         for chunks in x:
             of_pairs = x.of_pairs(chunks[0], *tables[:2])
@@ -276,17 +285,18 @@ def dense_attention_backward(grad, *operands):
                 given, targets = (
                     (*x.cut(y, *z), table[y.heads]) for z, table in ((features, tables[2]), (to_features, grads[5]))
                 )
-                x.add_gradients_(y, grad[y.images, y.heads, :, y.output, y.pixels], given, of_pairs, targets, to_pairs)
+                of_output = (z[y.images, y.heads, ..., y.output, y.pixels] for z in (grad, mean))
+                x.add_gradients_(y, *of_output, given, of_pairs, targets, to_pairs)
             x.add_to_offsets_(chunks[0], to_pairs, *grads[3:5])
     return tuple(grads)
 
 
 @dense_attention_backward.register_fake
-def _(grad, *operands):
+def _(grad, out, *operands):
     return tuple(x.new_empty(x.shape) for x in operands[:6])
 
 
-register_derivatives(dense_attention, dense_attention_backward, dense_attention_definition, 6)
+register_derivatives(dense_attention, dense_attention_backward, dense_attention_definition, 6, keep=True)
 
 
 def _macs(query, key, value, offset_encoding, space_bias, element_table, index, *, products: int, sums: int) -> int:
@@ -307,6 +317,6 @@ def _flops(*operands, **options) -> int:
 
 
 @flop_formula("dense_attention_backward")
-def _backward_flops(grad, *operands, **options) -> int:
+def _backward_flops(grad, out, *operands, **options) -> int:
     """FLOPs of backward: two products for each one of forward, and the recomputed scores."""
     return 2 * _macs(*operands[:7], products=3, sums=2)

@@ -89,7 +89,7 @@ def _attend(
         weight, share, lse = _weights(x, *given)
         lses.append(lse)
         if x.elements.queries > 1:
-            total = weight.mul_(share) if total is None else total.addcmul_(weight, share)
+            total = weight * share if total is None else total.addcmul_(weight, share)
     weight = weight if total is None else total
     if keep is not None:
         weight *= keep
@@ -168,7 +168,7 @@ def _add_gradients_(x: FlatOperands, chunk: Chunk, operands: tuple, given, targe
         query, flat = of_t[:, :, :-1], of_t.transpose(2, 3).flatten(4)
         given = t, query, flat, keys, *tables, penalty
         if to_weight is None:
-            to_weight = x.products(grad, values)
+            to_weight = x.products(grad, values, name="slope of weight")
             if keep is not None:
                 to_weight *= keep
         if elements.queries == 1:
@@ -176,10 +176,10 @@ def _add_gradients_(x: FlatOperands, chunk: Chunk, operands: tuple, given, targe
             slope = to_weight.sub_(mean[:, :, :, 0, None, None]).mul_(weight)
         else:
             weight, share, _ = _weights(x, *given)  # not from lse, which is rounded if scores are large
-            slope = to_weight * weight.mul_(share)
+            slope = torch.mul(to_weight, weight.mul_(share), out=x.memory("slope", weight.shape))
             of_slopes = slope.sum((3, 4), keepdim=True).add_(mean[:, :, :, t, None, None])
             slope.addcmul_(weight, of_slopes, value=-1)
-            total = weight if total is None else total.add_(weight)
+            total = weight.clone() if total is None else total.add_(weight)
         to_flat = _add_to_tables_(x, t, slope.flatten(5), flat, tables, to_tables)
         shared = slope if query.shape[3] == slope.shape[2] else slope.sum(2, keepdim=True)
         x.add_scattered_(to_keys, shared, query)

@@ -52,7 +52,8 @@ def three_factor_weights(
     for factor, axes in ((content, (3, 4)), (position, (4,)), (argument, (3,))):
         tops.append(factor.amax(axes, keepdim=True))
         x.exponentials_(factor, tops[-1])
-    product = position * content
+    shape = torch.broadcast_shapes(position.shape, content.shape)
+    product = torch.mul(position, content, out=x.memory("weight", shape))
     mass = (product.sum(4, keepdim=True) * argument).sum(3, keepdim=True)
     if mass.amin() < _SMALLEST[mass.dtype]:
         return None
