@@ -103,7 +103,7 @@ class LiftingAttention(AttentionLayer):
             query, key, values, offset_encoding, None, None, window, space_bias[:count], None, dropout, key_mask,
             self.plain,
         )  # fmt: skip
-        weight = out.weight[:, :width, 0].expand(len(x), -1, -1)
+        weight = out.weight[:, :width, 0].expand(x.shape[0], -1, -1)
         return torch.baddbmm(found.flatten(2), weight, heads.flatten(1, 2).flatten(2)).view_as(found)
 
 
