@@ -226,8 +226,9 @@ _OPERANDS = (
 
 
 def dense_attention_definition(
-    query, key, value, offset_encoding, space_bias, element_table, index, mask, seed, dropout, chunk=-1, in_place=False
-) -> Tensor:
+    query, key, value, offset_encoding, space_bias, element_table, index, mask, seed, dropout, chunk=-1, *,
+    in_place=False,
+) -> Tensor:  # fmt: skip
     """The same as :func:`dense_attention`, in standard operations of torch, which all transforms support."""
     with full_precision(query.device):
         x = DenseOperands(
