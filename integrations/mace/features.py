@@ -117,7 +117,7 @@ class LongRangeFeatures(torch.nn.Module):
         super().__setstate__(state)
         if "slowness" not in self._buffers:  # models that earlier releases saved
             self.register_buffer("slowness", torch.zeros_like(self.gain.detach()))
-        self.slow = bool(self.slowness)
+            self.slow = False
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
         if prefix + "gain" in state_dict and prefix + "slowness" not in state_dict:

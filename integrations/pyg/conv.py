@@ -34,7 +34,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
     Near pairs (the edges) have exact softmax weights with a bias :math:`b` of their offset, and all pairs are reached
     through random features :math:`\phi`. The bias :math:`a_j` of a key, a linear map of its input, is the part
     of the scores that is the same for all queries; there is none with :obj:`method="pairs"`. These are the weights of
-    :obj:`position="window"`. The other kinds of positions are those of the paper:
+    :obj:`position="window"`. The other kinds of positions are:
 
     - :obj:`"clipped"` (strategy 2): half of the heads have weights :math:`\langle \phi(\mathbf{q}_i),
       \phi(\mathbf{w}_{d(i,j)}) \rangle` with a learned table :math:`\mathbf{w}` over the Manhattan distance :math:`d`,

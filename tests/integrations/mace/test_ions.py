@@ -156,6 +156,10 @@ def test_energies_of_earlier_releases_load_without_bounds(charged):
     assert torch.equal(copy.deepcopy(pickled)(data)["energy"], model(data)["energy"])
 
 
+def test_models_on_the_meta_device_can_be_copied(charged):
+    assert copy.deepcopy(charged().to("meta")).readouts[-1].long_range.slow
+
+
 def test_energy_of_long_range_is_apart(charged):
     model, batch = charged(kind="ScaleShiftMACE", heads=("first", "second")), batch_of(*mixed())
     out, plain = model(batch.to_dict()), without_long_range(model)(batch.to_dict())

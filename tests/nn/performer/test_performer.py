@@ -214,8 +214,10 @@ def test_pairs_are_suggested_once_for_small_graphs():
 
 @torch.no_grad()
 def error_of_features(channels, sharpness, plain):
-    """Of a new layer, relative to how much the outputs of nodes differ. Its queries and keys are multiplied by
-    ``sharpness``; ``plain`` features are FAVOR+'s, with keys as wide as values."""
+    """The error of a new layer, relative to how much the outputs of nodes differ.
+
+    Queries and keys are multiplied by ``sharpness``. ``plain`` features are FAVOR+'s, with keys as wide as values.
+    """
     errors, x = [], torch.randn(500, channels)
     for _ in range(5):
         options = {"position": None, "num_random_features": 256, "key_channels": channels // 4 if plain else 3}

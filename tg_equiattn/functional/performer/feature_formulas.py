@@ -23,8 +23,7 @@ OfChunk = Callable[[Tensors, Tensors, Tensor | None], tuple[Tensors, Tensors]]  
 
 def plain_summary(
     key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
-    projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None,
-    norm: float,
+    projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None, norm: float,
 ) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
     """:func:`feature_summary` with all scores in memory."""
     scores, lowest = key_scores(key, projection, mask, norm), torch.finfo(key.dtype).min

@@ -44,9 +44,11 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
 
     These are the weights of ``position="window"``, with d the ``key_channels``, and b and f learned for each head. The
     bias a_j of a key is a linear map of its input that starts at zero. It is the part of the scores that is the same
-    for all queries, which random features need not estimate then. There is none with ``method="pairs"``. The other
-    kinds of positions are those of the Relative Performer's paper. They differ in the weights, here without the factor
-    of the bias, and in whether outputs stay equal when all positions are translated:
+    for all queries, which random features need not estimate then. There is none with ``method="pairs"``.
+
+    The table has all kinds of positions; ``"clipped"`` and ``"sinusoid"`` are those of the Relative Performer's paper.
+    They differ in the weights, here without the factor of the bias, and in whether outputs stay equal when all
+    positions are translated:
 
     ============  ======================================================  ==========================================
     position      weight                                                  translation equivariance

@@ -17,7 +17,7 @@ from .sequences import ChainArguments
 
 
 def _grades(default: Grades, **channels: int | None) -> Grades:
-    """Grades from numbers of scalars and vectors, ``None`` for those of the default."""
+    """Grades from numbers of scalars and vectors. A number that is ``None`` is taken from ``default``."""
     chosen = {name: n if given is None else given for n, (name, given) in zip(default, channels.items(), strict=False)}
     checks.whole(**chosen)
     if not any(chosen.values()):
