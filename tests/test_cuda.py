@@ -58,7 +58,7 @@ def test_waiting_is_seen(device):
         x.sum().item()
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
 def test_a_gpu_gives_the_cpus_numbers(case, dtype, tolerance, device):
     module, inputs = case.build(dtype)
     expected = run(module, inputs)

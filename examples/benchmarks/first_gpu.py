@@ -220,6 +220,7 @@ def timed(name: str, compiled: bool, machine: Machine) -> dict[str, Any]:
         lambda x: torch.randn_like(x) if _floating(x) else x, layer.given("small" if machine.tiny else "large")
     )
     inputs = tree_map(lambda x: x.requires_grad_() if _floating(x) else x, machine.move(inputs))
+    torch.compiler.reset()  # each layer is a program of its own
     run = torch.compile(module) if compiled else module
 
     def forward() -> None:

@@ -218,8 +218,8 @@ def train(settings: ProteinsStudy) -> Outcome:
         more["errors"] = {name: response_errors(model, found) for name, found in tests.items()}
         for name in {"complexes", "gaps"} & set(tests) if settings.models[0] in ORDERED else ():
             more["errors"][f"{name}, without index"] = response_errors(model, tests[name], ordered=False)
-        graph = next(tests.get("complexes", tests["chains"]).whole())
-        chains = list(tests["chains"].whole())  # sorted by size
+        graph = next(tests.get("complexes", tests["chains"]).whole()).to("cpu")
+        chains = [graph.to("cpu") for graph in tests["chains"].whole()]  # sorted by size
         name = settings.models[0].replace(" ", "")
         draw_protein(model, chains[len(chains) // 2], settings.output / settings.STUDY / f"protein-{name}.png")
         more["changes"] = changes(model, graph)

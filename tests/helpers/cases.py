@@ -288,7 +288,7 @@ CORE = {
     "SpatialMaxPool": layer(lambda: SpatialMaxPool(2), 2, 7, 4, 6, 4),
     "SpatialCrop": layer(lambda: SpatialCrop(1), 2, 7, 4, 6, 4),
     "RandomFeatures": fixed(
-        lambda: Call(lambda features, x: features(x.device, x.dtype), RandomFeatures(11, 5, redraw_interval=3)),
+        lambda: Call(lambda features, x: features(x.device, x.dtype), RandomFeatures(11, 5, redraw_interval=30)),
         lambda: {"x": d(1)},
     ),
     "PerformerAttention": performer(position=None),

@@ -25,6 +25,14 @@ def convolution(fields: nn.FieldType, incoming: nn.FieldType | None = None) -> n
     return kind(incoming or fields, fields, kernel_size=3, padding=1)
 
 
+class BatchNorm(nn.InnerBatchNorm):
+    """escnn's norm, without cuDNN, which refuses the six dimensions that it gives volumes."""
+
+    def forward(self, input: nn.GeometricTensor) -> nn.GeometricTensor:
+        with torch.backends.cudnn.flags(enabled=False):
+            return super().forward(input)
+
+
 class GCNN(torch.nn.Module):
     """Convolution, and ``layers`` between regular fields, each with norm and ReLU; group pooling, linear classifier.
 
@@ -58,7 +66,7 @@ class GCNN(torch.nn.Module):
         self.pools, self.crops = frozenset(pools), (0, *crops, *[0] * (len(layers) - len(crops)))
         first = convolution(self.fields, self.in_type)
         self.stages = torch.nn.ModuleList(
-            nn.SequentialModule(layer, nn.InnerBatchNorm(self.fields), nn.ReLU(self.fields))
+            nn.SequentialModule(layer, BatchNorm(self.fields), nn.ReLU(self.fields))
             for layer in (first, *(build(self.fields) for build in layers))
         )
         pool = nn.PointwiseMaxPool3D if gspace.dimensionality == 3 else nn.PointwiseMaxPool

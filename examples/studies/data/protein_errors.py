@@ -25,7 +25,7 @@ def response_errors(model: nn.Module, found: Drawn, ordered: bool = True) -> dic
     sums = {name: np.zeros((2, len(edges) - 1)) for name, (edges, _) in bins.items()}
     beyond = np.zeros((2, 2))
     for graph in found.whole():
-        graph = graph if ordered else without_order(graph)
+        graph = graph.to("cpu") if ordered else without_order(graph.to("cpu"))
         with torch.no_grad():
             out = model(graph)
         squares = torch.stack([(out - graph.target).square().sum(1), graph.target.square().sum(1)]).double()
@@ -103,6 +103,7 @@ def correlations(model: nn.Module, found: Drawn) -> list[float]:
     """Correlation of each chain's predicted and measured B-factors."""
     values = []
     for graph in found.whole():
+        graph = graph.to("cpu")
         with torch.no_grad():
             out = model(graph)
         for n in range(graph.count):

@@ -7,6 +7,8 @@ from attention_operands import RELATIONS, table_operands
 from tg_equiattn.functional.group.fusable import windowed_attention_fusable
 from tg_equiattn.functional.group.operator import windowed_attention
 from tg_equiattn.grids import Window
+from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import GroupAttention
 
 WINDOWS = {
     "square": {},
@@ -34,3 +36,18 @@ def test_the_operators_numbers(relation, shape, masked, dropout):
         operands = [x for x in operands if x.numel()]
         of_fusable, of_operator = (torch.autograd.grad(x, operands, grads) for x in (got, expected))
         torch.testing.assert_close(of_fusable, of_operator, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("side", "recorded", "operators"), [(16, True, 0), (64, False, 0), (64, True, 1)])
+def test_scores_of_a_backward_pass_fit_in_memory(side, recorded, operators):
+    """On accelerators compilers get the fusable form, but where its backward would keep tens of GiB of scores."""
+    layer = GroupAttention(cyclic(8), 32, 32, heads=8, kernel_size=5, relation="relative").to("meta")
+    names = []
+
+    def backend(graph, inputs):
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    with torch.set_grad_enabled(recorded):
+        torch.compile(layer, backend=backend, fullgraph=True)(torch.empty(32, 32, 8, side, side, device="meta"))
+    assert names.count("tg_equiattn.group_attention.default") == operators

@@ -20,13 +20,14 @@ TORUS = PixelGrid((5, 7), 3, periodic=True)
 def by_definition(query, key, value, projection, pair_bias, self_bias, neighbors, graph, far=FAR):
     """Every weight of every pair of nodes (N, heads, d) with a graph index."""
     pairs, n = neighbors.csr, len(query)
+    there = torch.ones_like(pairs.row, dtype=torch.bool) if neighbors.mask is None else neighbors.mask
     phi_query, phi_key = (positive_features(t / D**0.25, projection) for t in (query, key))
     weights = math.exp(far) * torch.einsum("ihm,jhm->hij", phi_query, phi_key) / M
     exact = torch.einsum("ihd,jhd->hij", query, key) / D**0.5
     each = torch.arange(n, device=query.device)
     weights = weights.index_put(
         (torch.arange(HEADS)[:, None], pairs.row, pairs.col),
-        (exact[:, pairs.row, pairs.col] + pair_bias).exp(), accumulate=True,
+        (exact[:, pairs.row, pairs.col] + pair_bias).exp() * there, accumulate=True,
     )  # fmt: skip
     weights = weights + torch.zeros_like(weights).index_put(
         (torch.arange(HEADS)[:, None], each, each), (exact[:, each, each] + self_bias[:, None]).exp()

@@ -1,3 +1,4 @@
+import copy
 import functools
 import itertools
 
@@ -21,7 +22,14 @@ def made(name, group, **options):
     return LAYERS.get(name, functools.partial(attention, relation=name))(group, **options)
 
 
-def compare_with_oracle(layer, name, x, masks=None, context=None):
+def on(device, layer, *inputs):
+    """The output of a copy of the layer on a device, with gradients of the parameters and inputs that are here."""
+    copied = copy.deepcopy(layer).to(device)
+    there = {name: parameter.to(device) for name, parameter in layer.named_parameters()}
+    return torch.func.functional_call(copied, there, tuple(x.to(device) for x in inputs)).cpu()
+
+
+def compare_with_oracle(layer, name, x, masks=None, context=None, device="cpu"):
     relation = {"lifting": None, "global": "relative", "global frame": "frame"}.get(name, name)
     parts = [
         oracle(layer, x[n : n + 1], relation, context=None if context is None else context[n : n + 1],
@@ -29,7 +37,8 @@ def compare_with_oracle(layer, name, x, masks=None, context=None):
         for n in range(len(x))
     ]  # fmt: skip
     inputs = [x, *layer.parameters()] + ([] if context is None else [context])
-    assert_same(layer(x, masks, context=context), torch.cat(parts), inputs, 1e-10)
+    out = layer(x, masks, context=context) if device == "cpu" else on(device, layer, x)
+    assert_same(out, torch.cat(parts), inputs, 1e-10)
 
 
 LOCAL = [name for name in LAYERS if not name.startswith("global")]
@@ -62,9 +71,10 @@ DEFINITIONS = [
 
 @pytest.mark.parametrize(("name", "group", "spatial", "options"), DEFINITIONS)
 @pytest.mark.filterwarnings("ignore:relation='gsa'")
-def test_definition(on_device, name, group, spatial, options, randomise):
+def test_definition(device, name, group, spatial, options, randomise):
     layer = randomise(made(name, group, **options)).double()
-    compare_with_oracle(layer, name, image(group, spatial, name != "lifting", batch=1).requires_grad_())
+    x = image(group, spatial, name != "lifting", batch=1).requires_grad_()
+    compare_with_oracle(layer, name, x, device=device)
 
 
 MASKED = [
