@@ -4,7 +4,7 @@ MACE with long range, by default or with narrow Coulomb kernels alone, beside MA
 larger, all with the same epochs. Trained up to 9 A; slopes of the energy by 1 / distance over 9.5 to 14 A:
 
 like        Na+ .. Na+, each with a water molecule, by GFN2-xTB, if each fragment's charge is within 0.05 e of 1
-water       Na+ .. H2O, by GFN2-xTB: forces between them
+water       Cl- .. H2O, the ion with a water molecule, by GFN2-xTB: forces between them
 neutral     H2O .. H2O, by GFN2-xTB: forces between them, which should vanish
 unlike      a dimer of charged molecules in a periodic cell of 30 A (LODE, --data): energies and forces at 5 distances
 
@@ -72,9 +72,8 @@ def labelled(first, second, distance, charges):
 
 def computed(name, count):
     """Frames to train on, and frames beyond."""
-    first = "Na" if name != "neutral" else None
-    second = "Na" if name == "like" else None
-    charges = int(first is not None), int(second is not None)
+    first, second = {"like": ("Na", "Na"), "water": ("Cl", None), "neutral": (None, None)}[name]
+    charges = tuple({"Na": 1, "Cl": -1, None: 0}[ion] for ion in (first, second))
     random = np.random.default_rng(0)
     near = [(random.uniform(*NEAR), seed) for seed in range(count)]
     far = [(distance, 500) for distance in np.linspace(*FAR, 10)]
