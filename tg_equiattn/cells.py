@@ -1,4 +1,4 @@
-"""Points in cells: which of them may be near each other, found in time linear in points at bounded density."""
+"""Search for near pairs of points in time linear in the points, at bounded density; lattices of periodic graphs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ METRICS: dict[str, Callable[[Num[Tensor, "pairs dim"]], Num[Tensor, " pairs"]]] 
     "manhattan": lambda x: x.abs().sum(1),
     "euclidean": lambda x: x.double().square().sum(1).sqrt(),
 }
-_PART = 1 << 20  # pairs that are looked at together
-_FLAT = 1e-6  # smallest volume of a cell, relative to a box with edges as long
-_CELL_AXES = 3  # of cells that pairs are searched in: there are 3 to the power of it around each
+_PART = 1 << 20  # pairs whose distances are computed at a time
+_FLAT = 1e-6  # smallest volume of a unit cell, relative to a box with edges of the same lengths
+_CELL_AXES = 3  # coordinates by which points are sorted into cells; with n of them, 3^n cells are searched for a point
 
 
 def limit_of(pos: Tensor, cutoff: float) -> float:
-    """The distance that near pairs are below: less than asked for by as much as positions are exact."""
+    """The bound of distances of near pairs: ``cutoff`` minus the rounding of positions."""
     if not pos.is_floating_point():
         return float(cutoff)
     exact = 16 * torch.finfo(pos.dtype).eps * pos.abs().nan_to_num(0, 0, 0).max()
@@ -43,12 +43,12 @@ def tree_pairs(
     pos: Num[Tensor, "points dim"], cutoff: float, limit: float, batch: Int[Tensor, " points"] | None, metric: str,
     most: int, nodes: int,
 ) -> Int[Tensor, "2 pairs"] | None:  # fmt: skip
-    """Pairs of the first ``nodes`` with points of their graph nearer than ``limit``, by scipy's tree; ``None``
-    where there are more than ``most``."""
+    """Pairs of the first ``nodes`` points with points of their graph nearer than ``limit``, found by scipy's k-d tree.
+    Return ``None`` if there are more than ``most`` pairs."""
     from scipy.spatial import KDTree
 
     points, norm = pos.double(), {"manhattan": 1, "euclidean": 2}[metric]
-    if batch is not None:  # graphs apart from each other
+    if batch is not None:  # one more coordinate keeps graphs apart
         points = torch.cat([points, 2.0 * cutoff * batch[:, None]], 1)
     tree, limit = KDTree(points.numpy()), math.nextafter(limit, 0.0)
     whole = len(pos) == nodes
@@ -67,11 +67,20 @@ def images(
     pos: Num[Tensor, "nodes dim"], cutoff: float, batch: Int[Tensor, " nodes"] | None,
     lattice: Float[Tensor, "graphs dim dim"],
 ) -> tuple[Float[Tensor, "points dim"], Int[Tensor, " points"], Float[Tensor, "points dim"]]:  # fmt: skip
-    """Nodes within their cell, and after them their images that may be nearer than ``cutoff`` to one: float64 points,
-    of which node each is, and by how many vectors of the ``lattice``, zero where graphs do not repeat, it was moved."""
+    """Wrap nodes into their unit cell, and add their images that may be nearer than ``cutoff`` to a node.
+
+    Args:
+        pos: positions of the nodes.
+        cutoff: largest distance of near pairs.
+        batch: graph of each node; ``None`` for one graph.
+        lattice: lattice vectors as rows, zero along directions that do not repeat.
+
+    Returns:
+        Float64 points, the nodes first; the node of each point; and how many lattice vectors each point was moved by.
+    """
     dim, nodes = pos.shape[1], torch.arange(len(pos), device=pos.device)
     graph = torch.zeros_like(nodes) if batch is None else batch
-    inverse = torch.linalg.pinv(lattice)  # of no width along vectors that are zero
+    inverse = torch.linalg.pinv(lattice)  # zero along lattice vectors that are zero
     margin = cutoff * torch.linalg.vector_norm(inverse, dim=1)  # in lattice vectors, (B, dim)
     place = (pos.double()[:, None] @ inverse[graph])[:, 0] + 0.5 * (margin == 0)[graph]
     wrap, place = -place.floor(), place - place.floor()
@@ -90,8 +99,11 @@ def cell_pairs(
     pos: Num[Tensor, "points dim"], cutoff: float, limit: float, batch: Int[Tensor, " points"] | None, metric: str,
     most: int, nodes: int,
 ) -> Int[Tensor, "2 pairs"] | None:  # fmt: skip
-    """:func:`tree_pairs` by torch alone: points in cells of side ``cutoff``, of which only neighbours are compared,
-    some pairs at a time, which are counted first where they may be too many."""
+    """The same as :func:`tree_pairs`, by operations of torch.
+
+    Points are sorted into cells of side ``cutoff``, and only points of neighboring cells are compared. If there may be
+    too many pairs, they are counted first.
+    """
     device, mirror, length = pos.device, nodes == len(pos), METRICS[metric]
     graph = torch.zeros(len(pos), dtype=torch.int64, device=device) if batch is None else batch
     points = (pos[:, :_CELL_AXES].double() / cutoff).floor().long()
@@ -102,7 +114,7 @@ def cell_pairs(
     cell = ((cell + 1) * strides).sum(1)
     ordered, order = torch.sort(cell)
     steps = list(itertools.product((-1, 0, 1), repeat=points.shape[1]))
-    steps = steps[: len(steps) // 2 + 1] if mirror else steps  # up to no step, the last; the others mirror them
+    steps = steps[: len(steps) // 2 + 1] if mirror else steps  # the last one is zero; the others are mirrored below
     wanted = cell[:nodes] + (torch.tensor(steps, device=device) * strides[1:]).sum(1, keepdim=True)  # (steps, N)
     first = torch.searchsorted(ordered, wanted)
     counts = torch.searchsorted(ordered, wanted, right=True) - first
@@ -130,8 +142,11 @@ def cell_pairs(
 def read_lattice(
     cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, dim: int = 3
 ) -> tuple[Float[Tensor, "graphs dim dim"], Bool[Tensor, "graphs dim"]]:
-    """Checked lattice vectors as rows, in float64, zero along directions that do not repeat, and which directions
-    repeat. ``cell`` is one for all graphs, one for each, or (dim graphs, dim) as PyG batches them."""
+    """Check the lattice vectors of graphs.
+
+    ``cell`` is one for all graphs, one for each, or (dim graphs, dim) as PyG batches them. Return the lattice vectors
+    as rows in float64, zero along directions that do not repeat, and the directions that repeat.
+    """
     shapes = ((dim, dim), (1, dim, dim), (graphs, dim, dim), (dim * graphs, dim))
     if not isinstance(cell, Tensor) or not checks.is_one_of(cell.shape, shapes):
         wanted = f"({dim}, {dim}) or one a graph, ({graphs}, {dim}, {dim})"

@@ -17,13 +17,13 @@ _Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
 
 
 def python_numbers(made: _Constructor) -> _Constructor:
-    """Decorate a class or a function: numbers of numpy among its arguments become Python's, inside tuples, lists and
-    dictionaries too. Saved settings and compilers know no others."""
+    """Decorate a class or a function: NumPy numbers among its arguments become Python numbers, also inside tuples,
+    lists and dictionaries. Saved settings and compilers support Python numbers only."""
     function = cast(Callable[..., Any], made.__init__ if isinstance(made, type) else made)  # type: ignore[misc]
 
     @functools.wraps(function)
     def converted(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():  # which has Python's numbers alone
+        if torch.compiler.is_compiling():  # compilers trace no NumPy numbers
             return function(*arguments, **named)
         return function(*map(_python_number, arguments), **_python_number(named))
 
@@ -115,7 +115,8 @@ def same_kind(x: Tensor, reference: Tensor, name: str = "input") -> None:
 
 
 def alike(axes: int, **tensors: Tensor) -> None:
-    """Raise ValueError unless all are floating point tensors of one shape with so many axes, dtype and device."""
+    """Raise ValueError unless all are floating point tensors with this number of axes and equal shapes, dtypes and
+    devices."""
     first_name, first = next(iter(tensors.items()))
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -132,7 +133,7 @@ def alike(axes: int, **tensors: Tensor) -> None:
 
 
 def half_precision(**tensors: Tensor) -> None:
-    """Raise ValueError for half precision on the CPU outside autocast, where FFTs and geometry have none."""
+    """Raise ValueError for half precision on the CPU outside autocast, which FFTs and geometry do not support."""
     for name, x in tensors.items():
         half = x.dtype in (torch.float16, torch.bfloat16) and x.device.type == "cpu"
         if half and not torch.is_autocast_enabled("cpu"):
@@ -147,8 +148,8 @@ def full_parameters(reference: Tensor) -> None:
 
 
 def of_points(x: Tensor, reference: Tensor, name: str = "input") -> None:
-    """Raise ValueError unless features x of points and the parameters, of which ``reference`` is one, fit each other
-    and can be computed with."""
+    """Raise ValueError unless features x of points have the dtype and device of the parameter ``reference``, in a
+    supported precision."""
     full_parameters(reference)
     same_kind(x, reference, name)
     half_precision(**{name: x})
@@ -176,13 +177,14 @@ def tensor(
 
 
 def is_one_of(shape: Sequence[int], shapes: Sequence[tuple]) -> bool:
-    """Size by size: a tuple of symbols is in no list of tuples while compiling."""
+    """True if a shape is in a list of shapes. Sizes are compared one by one: while compiling, a tuple of symbols is
+    never found in a list of tuples."""
     alike = (other for other in shapes if len(other) == len(shape))
     return any(all(a == b for a, b in zip(shape, other, strict=True)) for other in alike)
 
 
 def _any_of(shapes: Sequence[tuple]) -> str:
-    """As (2 or 1, 5, 7), for an error."""
+    """Shapes as text for an error, for example (2 or 1, 5, 7)."""
     if len(shapes) == 1:
         return str(tuple(map(int, shapes[0])))
     sizes = (" or ".join(dict.fromkeys(str(int(n)) for n in some)) for some in zip(*shapes, strict=True))
@@ -201,7 +203,7 @@ def of_values(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def lengths(value: Tensor | None, count: int, longest: int, device: torch.device) -> None:
-    """Raise ValueError unless value is None or holds the own lengths (count,) of sequences padded to ``longest``."""
+    """Raise ValueError unless value is None or the lengths (count,) of sequences that are padded to ``longest``."""
     if value is None:
         return
     tensor("lengths", value, torch.int64, [(count,)], device)
@@ -233,8 +235,11 @@ def pixel_mask(
 
 
 def must_hold(condition: Tensor, message: str, given: Callable[[], str] = str) -> None:
-    """Raise ValueError unless a condition holds, with what was ``given`` after the message. Where reading the condition
-    costs something, the device raises, without waiting for it; under ``torch.vmap`` nothing does."""
+    """Raise ValueError unless a condition holds; the text that ``given`` returns is added to the message.
+
+    If reading the condition would wait for the device, the device raises a RuntimeError with the message instead.
+    Under ``torch.vmap`` there is no check.
+    """
     if is_concrete(condition):
         if not bool(condition):
             raise ValueError(message + given())
@@ -243,7 +248,8 @@ def must_hold(condition: Tensor, message: str, given: Callable[[], str] = str) -
 
 
 def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
-    """The number of graphs; ValueError unless ``batch`` is None (one graph) or a sorted graph index of the nodes x."""
+    """Return the number of graphs. Raise ValueError unless ``batch`` is None (one graph) or a sorted graph index of the
+    nodes x."""
     if batch_size is not None and not (batch_size == 0 and not x.shape[0]):
         positive(batch_size=batch_size)
     if batch is None:
@@ -269,7 +275,8 @@ def _check_ends(batch: Tensor, batch_size: int | None) -> None:
 
 
 def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -> Tensor:
-    """pos; ValueError unless it has this shape, is on the device of x, and holds numbers."""
+    """Return pos, integers as int64. Raise ValueError unless pos has this shape, is on the device of x, and holds real
+    numbers; if pos is None, the error says ``why`` it is needed."""
     if pos is None:
         raise ValueError(f"pos must be given, of shape {shape}: {why}; got None")
     if not isinstance(pos, Tensor) or tuple(pos.shape) != shape:

@@ -59,7 +59,8 @@ class CSR(NamedTuple):
 
 
 def check_edges(edge_index: object, nodes: int) -> None:
-    """Raise ValueError unless these are edges of nodes, int64 (2, E), in range where values are read."""
+    """Raise ValueError unless ``edge_index`` is int64 (2, E) with indices of ``nodes`` nodes; values are checked only
+    where they are read."""
     if not isinstance(edge_index, Tensor):
         raise ValueError(f"edge_index must be a tensor, got {checks.described(edge_index)}")
     if edge_index.dtype != torch.int64 or edge_index.shape[:-1] != (2,):
@@ -78,8 +79,8 @@ def _check_range(edge_index: Int[Tensor, "2 edges"], nodes: int) -> None:
 def check_fields(
     edges: int, offsets: Tensor, features: Tensor | None, weights: Tensor | None, finite: bool = False
 ) -> None:
-    """Raise ValueError for a shape other than offsets (E, dim), features (E, F) and weights (E,), and for values that
-    are not allowed where these are read. Offsets may be known to be ``finite``."""
+    """Raise ValueError unless offsets are (E, dim), features (E, F) and weights (E,), offsets are finite and weights
+    not negative. Values are checked only where they are read, and those of offsets not if known to be ``finite``."""
     for name, given, axes in (("offsets", offsets, 2), ("features", features, 2), ("weights", weights, 1)):
         if given is not None and (given.ndim != axes or given.shape[0] != edges):
             wanted = f"({edges}, {'dim' if name == 'offsets' else 'F'})" if axes == 2 else f"({edges},)"
@@ -101,7 +102,7 @@ def _check_finite(offsets: Tensor) -> None:
 @checks.of_values
 def _check_weights(weights: Tensor) -> None:
     if not bool((weights >= 0).all()):
-        raise ValueError("weights must not be negative, nor NaN")
+        raise ValueError(f"weights must not be negative or NaN, got {float(weights.min())}; use 0 to leave out an edge")
 
 
 def check_graph_of_edges(
@@ -132,7 +133,8 @@ def _check_valid(target: Tensor, source: Tensor, mask: Tensor, name: str) -> Non
 def of_edges(
     name: str, given: Num[Tensor, "edges ..."] | None, edge_index: Int[Tensor, "2 edges"], width: int | None
 ) -> Num[Tensor, "edges width"] | None:
-    """Offsets or features as users give them, checked; ``None`` if they are not needed."""
+    """Check offsets or features of edges as users give them, and return them as (E, width). Return ``None`` if none are
+    given, or if none are needed (``width`` is None)."""
     if given is None or width is None:
         return None
     shape = edge_index.shape[-1], width
@@ -169,13 +171,13 @@ def whole_offsets(
     """Offsets rounded to whole numbers.
 
     Args:
-        offsets: of edges.
-        pos: positions that they come from, whose size says how much they are rounded.
-        name: what an error calls them.
+        offsets: offsets of edges.
+        pos: positions whose differences they are. The size of positions determines how much offsets are rounded.
+        name: name of the offsets in errors.
 
     Raises:
-        ValueError: for offsets that are further from whole numbers than rounding explains: a grid shifted by 3.7 has
-            whole ones.
+        ValueError: if an offset is further from whole numbers than rounding explains. A grid shifted by 3.7 has whole
+            offsets.
     """
     if not offsets.is_floating_point():
         return offsets

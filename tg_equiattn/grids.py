@@ -38,8 +38,8 @@ def _axes_to_position(index: Num[Tensor, "*points dim"]) -> Num[Tensor, "*points
 
 
 def _mesh(axes: Iterable[tuple[int, int]], device: torch.device | str) -> Int[Tensor, "pixels dim"]:
-    """Every index of a grid whose axes run from the first of these to before the second, in row order."""
-    ranges = [torch.arange(start, stop, device=device) for start, stop in axes]  # symbols, which no range() takes
+    """All indices of a grid in row order. Each axis runs from the first of its two numbers to before the second."""
+    ranges = [torch.arange(start, stop, device=device) for start, stop in axes]  # range() takes no symbols
     return torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
 
 
@@ -54,7 +54,7 @@ class Window:
     Args:
         dim: 2 for images, 3 for volumes.
         kernel_size: odd side of the window in pixels, or ``None`` for global attention.
-        shape: ``"square"``, or ``"disk"`` for the offsets no longer than ``kernel_size / 2``.
+        shape: ``"square"``, or ``"disk"`` for offsets of at most ``kernel_size / 2``.
         padding_mode: ``"mask"`` or ``"circular"``. Circular windows may reach as far as the grid has pixels, no
             further; a pixel that a window meets twice is two keys. Global attention on a torus would need offsets that
             are periodic, and has no circular mode.
@@ -146,11 +146,13 @@ class PixelGrid:
 
     Args:
         shape: ``(H, W)`` or ``(D, H, W)``.
-        cutoff: pixels at a smaller Manhattan distance, the sum along the axes, are near.
-        periodic: whether the last pixel of an axis is next to the first. Two pixels are then near by their shortest
-            offset; of two shortest ones, half a side either way, the positive index step is taken.
-        spacing: between pixels, the unit of positions and of ``cutoff``: one number, or one for each axis of
-            ``shape``. Offsets are whole where it is 1.
+        cutoff: pixels at a smaller Manhattan distance, the sum along the axes, are near. The unit is that of
+            ``spacing``. The default is 6.
+        periodic: whether the last pixel of an axis is next to the first. The offset of two pixels is then the shortest
+            one; if two are equally short, half a side either way, it is that of the positive index step. The default
+            is ``False``.
+        spacing: distance of neighboring pixels in the unit of positions: one number, or one for each axis of
+            ``shape``. Offsets are whole numbers if it is 1, the default.
 
     Raises:
         ValueError: if an argument is not allowed, or does not fit another one.
@@ -205,8 +207,11 @@ class PixelGrid:
         return self._in_units(pos - pos.amin(0)).to(dtype or torch.get_default_dtype())
 
     def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Targets, sources, offsets (E, dim) and a mask (E,) of near pairs: all steps of all pixels, false for those
-        off the image. They are made on the device, of a size that does not depend on values."""
+        """Targets, sources, offsets (E, dim) and a mask (E,) of near pairs.
+
+        Pairs are all steps of all pixels; the mask is false for steps off the image. Sizes do not depend on values, so
+        that nothing waits for the device.
+        """
         axes, count, limit = [], 0, self.cutoff * (1 - 1e-9)  # sums of spacings are rounded
         for side, unit in zip(self.shape, self._spacings, strict=True):
             most = math.ceil(self.cutoff / unit)
@@ -232,12 +237,13 @@ class PixelGrid:
 
     @cached(maxsize=32)
     def edges(self) -> tuple[Tensor, Tensor]:
-        """``edge_index`` (2, E), sorted by target, and offsets (E, dim), once for each grid: do not write into them."""
+        """``edge_index`` (2, E), sorted by target, and offsets (E, dim). Equal grids share them: do not write into
+        them."""
         target, source, offsets, mask = self.pairs()
         return torch.stack([source, target])[:, mask], offsets[mask]
 
     def neighbors(self, batch_size: int = 1, device: torch.device | str = "cpu") -> NeighborList:
-        """The near pairs of ``batch_size`` images, one after the other; kept for the last few grids."""
+        """The near pairs of ``batch_size`` images, one after the other. Those of the last few grids are kept."""
         return _neighbors(self, batch_size, torch.device(device))
 
 
@@ -254,8 +260,12 @@ def _neighbors(grid: PixelGrid, batch_size: int, device: torch.device) -> Neighb
 def transform_grid(x: Tensor, matrix: Tensor) -> Tensor:
     r"""Act with a lattice element on the last ``d`` axes: :math:`(L_g f)(x) = f(g^{-1} x)` about the grid's centre.
 
-    x is ``(..., H, W)`` or ``(..., D, H, W)``, whose sides quarter turns exchange; the matrix a signed permutation in
-    (x, y[, z]) coordinates, else ValueError.
+    Args:
+        x: images ``(..., H, W)`` or volumes ``(..., D, H, W)``. Rotations by 90 degrees exchange sides.
+        matrix: matrix of g in coordinates (x, y) or (x, y, z), a signed permutation.
+
+    Raises:
+        ValueError: if the matrix is not a signed permutation.
     """
     dim = matrix.shape[-1]
     if not torch.equal(matrix.abs().round(), matrix.abs()) or not bool((matrix.abs().sum(0) == 1).all()):

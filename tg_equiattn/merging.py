@@ -1,4 +1,4 @@
-"""Softmax averages over several sets of keys, merged into those over all keys."""
+"""Merge softmax averages over several sets of keys into averages over all keys."""
 
 from __future__ import annotations
 
@@ -27,9 +27,14 @@ def merge_attentions(
 
     Args:
         outs: averages of each set n, by default along the first axis.
-        lses: log-sum-exps of the scores of each set, which broadcast with ``outs``.
-        largest: maximum of log-sum-exps over sets; it broadcasts with ``lses`` and with the results.
-        sums: sums over sets of weights, and of weights times averages.
+        lses: log-sum-exps of the scores of each set. They broadcast with ``outs``.
+        largest: function of log-sum-exps that returns their maximum over sets, which broadcasts with ``lses`` and with
+            the results. The default takes it over the first axis.
+        sums: function of weights and averages that returns the sums over sets of weights, and of weights times
+            averages. The default sums over the first axis.
+
+    Returns:
+        The averages over all keys and their log-sum-exps, with the axes that ``sums`` and ``largest`` leave.
     """
     top = largest(lses.detach())
     total, out = sums((lses - top).exp(), outs)

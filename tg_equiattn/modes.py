@@ -1,4 +1,4 @@
-"""Modes and transforms of torch: questions about those that are active, and helpers to work outside them."""
+"""Modes and transforms of torch: functions that tell which are active, and helpers to work outside of them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,11 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
 
 @contextlib.contextmanager
 def ordinary_tensors(*inputs: Tensor) -> Iterator[None]:
-    """Make ordinary tensors, which outlive the call, whatever mode the call is made in: inference mode, a tracer,
-    or a transform of ``torch.func`` unless one of the ``inputs`` belongs to it."""
+    """A context in which new tensors are ordinary tensors, which outlive the call.
+
+    It leaves inference mode, tracers, and transforms of ``torch.func`` unless one of the ``inputs`` belongs to a
+    transform.
+    """
     with contextlib.ExitStack() as left:
         if torch.is_inference_mode_enabled():
             left.enter_context(torch.inference_mode(False))
@@ -64,7 +67,7 @@ def is_ordinary(x: Tensor) -> bool:
 
 
 def as_numbers(x: Tensor) -> list:
-    """``x.tolist()``, also for tensors of a transform, whose numbers torch 2.8 does not read by itself."""
+    """``x.tolist()``, also for tensors of a transform, for which ``tolist`` fails in torch 2.8."""
     if not _functorch():
         return x.tolist()
     while is_functorch_wrapped_tensor(x):
@@ -74,11 +77,11 @@ def as_numbers(x: Tensor) -> list:
 
 
 def as_fake(x: Any) -> Any:
-    """Ordinary tensors, as the fake tensors that an active fake mode asks for in place of them."""
+    """Convert ordinary tensors to fake tensors if a fake mode is active that refuses ordinary ones."""
     if torch.compiler.is_compiling():
         return x
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    if mode is None or mode.allow_non_fake_inputs:  # which export and tracers set: they keep ordinary tensors
+    if mode is None or mode.allow_non_fake_inputs:  # export and tracers allow ordinary tensors
         return x
     return tree_map_only(Tensor, mode.from_tensor, x)
 
@@ -98,7 +101,7 @@ def in_functorch_transform() -> bool:
 
 
 def goes_through(x: Tensor) -> bool:
-    """True if a transform of ``torch.func`` goes through x, or may do so in a function that torch.compile traces."""
+    """True if x belongs to a transform of ``torch.func``, or may do so in a function that torch.compile traces."""
     return in_functorch_transform() if torch.compiler.is_compiling() else is_functorch_wrapped_tensor(x)
 
 
@@ -138,7 +141,8 @@ def is_concrete(x: Tensor) -> bool:
 
 
 def cached(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
-    """Decorate a function: its last results are kept, as ordinary tensors. Compilers trace the function itself."""
+    """Decorate a function: its last ``maxsize`` results are kept, as ordinary tensors. Compilers trace the function
+    itself."""
 
     def decorate(make: Callable[..., _T]) -> Callable[..., _T]:
         kept = functools.lru_cache(maxsize)(ordinary_tensors()(make))

@@ -19,29 +19,31 @@ def neighbor_list(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     r"""Pairs of nodes of the same graph closer than ``cutoff``, in time linear in nodes at bounded density.
 
-    On the CPU by scipy's k-d tree, where it is installed; elsewhere nodes are sorted into cells of side ``cutoff``, and
-    only neighbouring cells are compared. Shapes depend on values, so this runs outside torch.compile only, and waits
-    for the device on CUDA.
+    On the CPU, scipy's k-d tree finds them if scipy is installed. Otherwise nodes are sorted into cells of side
+    ``cutoff``, and only nodes of neighboring cells are compared. Shapes depend on values, so this function does not
+    run in torch.compile, and on CUDA it waits for the device.
 
     Args:
-        pos: ``(N, dim)`` positions. In float32 they are exact to about 1e-7 of their size: give those far from the
+        pos: ``(N, dim)`` positions. Float32 rounds them to about 1e-7 of their size: give positions far from the
             origin, such as map coordinates of 5e6 m, in float64.
-        cutoff: pairs at this distance or farther are not near, nor those nearer to it than positions are exact: moving
-            all positions does not change which pairs of a lattice are near.
-        batch: int64 ``(N,)`` graph index; ``None`` means one graph.
-        cell: lattice vectors as rows, ``(dim, dim)`` or ``(B, dim, dim)``, of graphs that repeat: pairs with images of
-            nodes are found then too, their own among them.
-        pbc: bool ``(dim,)`` or ``(B, dim)``, along which lattice vectors graphs repeat; ``None`` for those that are not
-            zero.
-        max_pairs: the most pairs a node, on average, that are returned. They are counted first, in bounded memory.
-        metric: ``"euclidean"``, or ``"manhattan"``, sums of the differences along the axes.
+        cutoff: pairs at a smaller distance are near, in the unit of ``pos``. Pairs whose distance equals the cutoff up
+            to the rounding of positions are not near, so that a translation does not change the pairs of a lattice.
+        batch: int64 ``(N,)`` graph index. The default, ``None``, means one graph.
+        cell: lattice vectors as rows, ``(dim, dim)`` or ``(B, dim, dim)``. Pairs of a node with periodic images are
+            then found as well, its own images among them. The default, ``None``, means that graphs do not repeat.
+        pbc: bool ``(dim,)`` or ``(B, dim)``, the lattice vectors along which graphs repeat. The default, ``None``,
+            means all that are not zero.
+        max_pairs: largest allowed number of pairs for each node, on average. The default is 1,000. If there may be
+            more, pairs are counted first, in bounded memory.
+        metric: ``"euclidean"`` (the default), or ``"manhattan"``, the sum of the differences along the axes.
 
     Returns:
-        ``edge_index`` int64 ``(2, E)``, sources j and targets i, sorted by target, no node with itself (but for its
-        images); and offsets ``(E, dim)``, :math:`x_j - x_i`, of images where these are nearer, with gradients.
+        ``edge_index`` int64 ``(2, E)`` with sources j and targets i, sorted by target, without pairs of a node with
+        itself; and offsets ``(E, dim)``, :math:`x_j - x_i`, through which gradients flow to ``pos`` and ``cell``.
 
     Raises:
-        ValueError: for more than ``max_pairs`` pairs a node.
+        ValueError: if there are more than ``max_pairs`` pairs a node on average, or if ``cutoff``, ``metric``, ``cell``
+            or ``pbc`` is not allowed.
 
     Example:
         >>> import torch
@@ -50,7 +52,10 @@ def neighbor_list(
                 [0, 1]])
     """
     if is_batched(pos):
-        raise ValueError("pos must not be what torch.vmap goes through where near pairs are found from it: give edges")
+        raise ValueError(
+            "pos must not be what torch.vmap goes through where near pairs are found from it, got such a tensor: give "
+            "edge_index or neighbors"
+        )
     checks.choice("metric", metric, METRICS)
     checks.positive_number(cutoff=cutoff)
     nodes, lattice = len(pos), None

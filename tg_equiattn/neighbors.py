@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class SortedPairs:
-    """Pairs of nodes, sorted by target: the fields of a :class:`NeighborList`, and what follows from them."""
+    """Pairs of nodes, sorted by target: the base class of :class:`NeighborList`, which describes the fields."""
 
     def __init__(
         self, target: Tensor, source: Tensor, nodes: int, offsets: Tensor, mask: Tensor | None,
@@ -37,7 +37,7 @@ class SortedPairs:
 
     @property
     def csr(self) -> CSR:
-        """The :class:`CSR` matrix of targets (rows) and sources (columns), made when it is first asked for."""
+        """The :class:`CSR` matrix of targets (rows) and sources (columns). It is made at the first access."""
         return self.cached(_csr) if self._unrestricted is None else self._unrestricted.csr
 
     @property
@@ -53,7 +53,7 @@ class SortedPairs:
         return self.nodes
 
     def check_nodes(self, nodes: int, dim: int | None = None) -> None:
-        """Raise ValueError unless these are pairs of so many nodes, with offsets of this dimension if one is given."""
+        """Raise ValueError unless these are pairs of ``nodes`` nodes, with offsets of dimension ``dim`` if given."""
         if self.nodes != nodes or (dim is not None and self.dim != dim):
             where = "" if dim is None else f" in {dim} dimensions"
             raise ValueError(f"neighbors must be of {nodes} nodes{where}, got {self.nodes} in {self.dim}")
@@ -63,7 +63,7 @@ class SortedPairs:
         check_graph_of_edges(self.target, self.source, batch, mask, name)
 
     def restricted(self, mask: Tensor) -> SortedPairs:
-        """The same pairs, of which those between nodes of a bool ``mask`` ``(N,)`` count."""
+        """The same pairs, with pairs masked unless both nodes are true in ``mask``, bool ``(N,)``."""
         mask = mask[self.target] & mask[self.source]
         mask = mask if self.mask is None else mask & self.mask
         features = self.features, self.weights, self.self_features
@@ -83,7 +83,7 @@ class SortedPairs:
 
     @property
     def repeats(self) -> bool | None:
-        """True if a pair comes more than once; ``None`` if values are not read."""
+        """True if a pair is given more than once; ``None`` if values are not read."""
         return self.cached(_repeats)
 
 

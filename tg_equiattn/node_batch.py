@@ -32,7 +32,7 @@ class NodeBatch:
         totals: nodes of each graph on all processes.
         known_sizes: ``sizes`` as numbers; ``None`` if they were not read.
         longest: a bound of the sizes; ``None`` if there is none.
-        even: whether every graph has ``longest`` slots.
+        even: true if every graph has ``longest`` slots.
         mask: false for padding; ``None`` without padding.
         ranks: the processes that share the graphs; ``None`` for this process alone.
     """
@@ -178,7 +178,7 @@ class NodeBatch:
         return self.zero_padding(pos - self.spread(mean))
 
     def padded(self) -> PaddedBatch:
-        """One padded row for each graph."""
+        """Rows of padded nodes, one for each graph."""
         length = max(1, self.bound)
         if self.even:
             mask = None if self.mask is None else self.mask.view(-1, length)
@@ -196,14 +196,15 @@ class NodeBatch:
         self, kernel: Callable[..., Tensor], *tensors: Shaped[Tensor, "nodes ..."],
         groups: Mapping[Any, Sequence[int]] | None = None,
     ) -> Shaped[Tensor, "nodes ..."]:  # fmt: skip
-        """Let a kernel mix the nodes of each graph: of several tensors to one.
+        """Apply a kernel, which mixes the nodes of each graph, to padded groups of graphs.
 
         Args:
-            kernel: ``kernel(*tensors, padded)`` takes tensors (b, n, ...), zero where there is no node, and their
-                :class:`PaddedBatch`, for each of the groups.
-            tensors: the nodes.
-            groups: graphs to pack together, by the ``key`` that their batch has; graphs of no group have zeros in the
-                output. The default, ``None``, groups graphs whose sizes differ by less than twice, if sizes are known.
+            kernel: function ``kernel(*tensors, padded)`` of the tensors (b, n, ...) of a group, zero where there is no
+                node, and of their :class:`PaddedBatch`. It returns one tensor (b, n, ...).
+            tensors: features of the nodes.
+            groups: lists of graphs to pack together. The kernel reads the key of each list as ``padded.key``. Outputs
+                of graphs in no group are zero. The default, ``None``, groups graphs whose sizes differ by less than a
+                factor of two, if sizes are known.
         """
         if not self.nodes and self.ranks is None:
             return kernel(*(x[None] for x in tensors), PaddedBatch(self, 1, 0, None, None)).flatten(0, 1)

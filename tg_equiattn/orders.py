@@ -21,20 +21,26 @@ ORDERS = ("input", "radial")
 def radial_order(
     pos: Float[Tensor, "nodes 3"], node_batch: NodeBatch, scalars: Float[Tensor, "nodes channels"] | None = None
 ) -> Int[Tensor, " nodes"]:
-    r"""Nodes of each graph by their distance to its centroid, nearest first: an order that rotations, reflections,
-    translations and permutations of the nodes leave alone.
+    r"""Sort the nodes of each graph by their distance to its centroid, nearest first.
 
-    Distances that agree within rounding are told apart by further invariants, one after the other:
+    Rotations, reflections, translations and permutations of the nodes do not change the order. Nodes whose distances
+    agree within rounding are ordered by further invariants, one after the other:
     :math:`x_i \cdot \sum_j |x_j|^2 x_j`, :math:`x_i \cdot \sum_j x_j x_j^\top x_i`, and a fixed combination of the
-    node's scalars. **Nodes that agree in all of them stay as they came**: those do that a symmetry of the cloud
-    exchanges, so relabelling the points of a ring or a lattice changes their order.
+    node's scalars. **Nodes that agree in all of them stay in the order of the input.** Nodes that a symmetry of the
+    cloud exchanges agree in all of them, so relabelling the points of a ring or a lattice changes their order.
 
-    "Within rounding" means that no two neighbors among the sorted distances are further apart than 1e-6 of the cloud's
-    radius for float32, 1e-12 for float64, or what rounding of the positions themselves makes of them far from the
-    origin; scalars agree within 1e-5 and 1e-10. In float32 clouds of many thousand nodes distances come that close by
-    chance: there give positions in float64, which features need not be. No derivative sees the order jump.
+    "Within rounding" means that no two neighbors among the sorted distances differ by more than 1e-6 of the cloud's
+    radius for float32, by more than 1e-12 for float64, or by more than the rounding of positions far from the origin;
+    scalars agree within 1e-5 and 1e-10. In float32 clouds of many thousand nodes distances come that close by chance:
+    give positions in float64 then (features may stay in float32). Derivatives do not include jumps of the order.
 
-    ``scalars`` are invariant. Node ``order[p]`` of the result comes at place p. Padding stays at the end of its graph.
+    Args:
+        pos: positions of the nodes.
+        node_batch: the graphs.
+        scalars: invariant scalars of the nodes. The default, ``None``, means none.
+
+    Returns:
+        ``order``: node ``order[p]`` of the input comes at place p. Padding stays at the end of its graph.
     """
     raw = node_batch.zero_padding(pos.double())
     x = node_batch.centred(raw)
@@ -42,7 +48,7 @@ def radial_order(
     radius, size = (node_batch.spread(_largest(y, node_batch)) for y in (square.sqrt(), raw.square().sum(1).sqrt()))
     skew = node_batch.spread(node_batch.mean(square[:, None] * x))
     spread = node_batch.spread(node_batch.mean(x[:, :, None] * x[:, None]))
-    # each with what it is divided by: radii that are off by a part in n make fourth powers off by four
+    # each invariant with its scale; a relative error of radii is four times as large in their fourth power
     keys = [
         (square.sqrt(), radius),
         ((x * skew).sum(1), 4 * radius**4),
@@ -62,11 +68,11 @@ def radial_order(
         order = order[group[order].argsort(stable=True)]
         apart = (key[order].diff() > tolerance[order][1:]) | (group[order].diff() != 0)
         group = torch.cat([apart.new_zeros(1), apart]).cumsum(0)[inverse(order)]
-    return group.argsort(stable=True)  # ties as they came: what rounding made of their keys is forgotten
+    return group.argsort(stable=True)  # ties in the order of the input, not in that of their rounded keys
 
 
 def _largest(x: Float[Tensor, " nodes"], node_batch: NodeBatch) -> Float[Tensor, " graphs"]:
-    """The largest of numbers that are not negative in each graph."""
+    """The maximum over each graph of numbers that are not negative."""
     return x.new_zeros(node_batch.count).scatter_reduce(0, node_batch.batch, x, "amax")
 
 
@@ -80,6 +86,6 @@ def check_order(order: Int[Tensor, " nodes"], node_batch: NodeBatch) -> None:
 def _check_permutation(order: Tensor, node_batch: NodeBatch) -> None:
     whole = bool((order.sort().values == torch.arange(len(order))).all())
     if not whole or not bool((node_batch.batch[order] == node_batch.batch).all()):
-        raise ValueError("order must be a permutation of the nodes within every graph")
+        raise ValueError("order must be a permutation of the nodes within every graph, got other indices")
     if node_batch.mask is not None and not bool((node_batch.mask[order] == node_batch.mask).all()):
-        raise ValueError("order must keep padding at the end of every graph")
+        raise ValueError("order must keep padding at the end of every graph, got padding before nodes")

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """The processes of a group that share every graph of a batch. Sums go through its all-reduce, in backward too,
-    which every rank then has to call: gradients are those of the sum of what all ranks differentiate."""
+    """The processes of a group that share every graph of a batch.
+
+    Sums are all-reduces of the group, also in backward, so every rank has to call backward. Gradients are those of the
+    sum of the losses of all ranks.
+    """
 
     def __init__(self, process_group: Any) -> None:
         import torch.distributed as dist
@@ -42,7 +45,8 @@ class Ranks:
     def merge(
         self, content: Float[Tensor, "*batch m e"], lse: Float[Tensor, "*batch m"]
     ) -> tuple[Float[Tensor, "*batch m e"], Float[Tensor, "*batch m"]]:
-        """Softmax averages over the keys of every rank, and log-sum-exps, of each rank's own."""
+        """Merge the softmax averages and log-sum-exps over each rank's own keys into those over the keys of all
+        ranks."""
 
         def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
             both = self.sum(torch.cat([weight * content, weight], -1))  # one all-reduce
@@ -52,7 +56,7 @@ class Ranks:
         return content, lse.squeeze(-1)
 
     def check_graphs(self, count: int, device: torch.device) -> None:
-        """Raise ValueError unless all ranks have as many graphs."""
+        """Raise ValueError unless all ranks have the same number of graphs."""
         most, fewest = self.largest(torch.tensor([count, -count], device=device)).tolist()
         if most != -fewest:
             raise ValueError(

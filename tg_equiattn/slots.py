@@ -14,8 +14,14 @@ if TYPE_CHECKING:
 
 
 class Slots(NamedTuple):
-    """The ``node`` of each slot, and which are ``filled``; the ``slot`` of each node, and which are ``packed``.
-    ``filled`` and ``packed`` are ``None`` if all are."""
+    """An assignment of nodes to slots.
+
+    Attributes:
+        node: the node of each slot.
+        filled: true for slots with a node; ``None`` if all have one.
+        slot: the slot of each node.
+        packed: true for nodes with a slot; ``None`` if all have one.
+    """
 
     node: Int[Tensor, " slots"]
     filled: Bool[Tensor, " slots"] | None
@@ -37,7 +43,7 @@ class Slots(NamedTuple):
 class _Gather(torch.autograd.Function):
     """x[index], zero where ``mask`` is false; ``back`` and ``back_mask`` are those of the inverse.
 
-    It has a backward of its own, a gather too: autograd's would add rows up one by one.
+    Its backward is a gather, too. The backward of autograd would add rows one by one.
     """
 
     @staticmethod
@@ -71,7 +77,8 @@ def beside(flags: Shaped[Tensor, " nodes"], x: Shaped[Tensor, "nodes ..."]) -> S
 def nodes_of_rows(
     starts: Int[Tensor, " rows"], sizes: Int[Tensor, " rows"], length: int, nodes: int
 ) -> tuple[Int[Tensor, " slots"], Bool[Tensor, "rows length"]]:
-    """The node of each slot of rows, flattened, and which slots have one; rows begin at ``starts``."""
+    """The node of each slot, flattened, and a mask of the slots with a node. A row holds ``sizes`` nodes from
+    ``starts`` on."""
     slot = torch.arange(length, device=starts.device)
     return (starts[:, None] + slot).clamp(max=max(nodes - 1, 0)).flatten(), slot < sizes[:, None]
 

@@ -12,7 +12,7 @@ from .modes import as_fake, ordinary_tensors
 
 
 class Tables(nn.Module):
-    """Tensors that follow from a module's arguments, and are therefore no parameters, buffers or state.
+    """Tensors that are functions of a module's arguments, and therefore neither parameters, buffers nor state.
 
     Tables are built once, on the CPU, when the module is constructed. Every device and dtype gets a copy when the
     module moves there or when a call first asks for it. No training tool sees the tables: averages of weights and
@@ -50,7 +50,7 @@ class Tables(nn.Module):
         return as_fake(self._copied(device, dtype) if found is None else found)
 
     def _copied(self, device: torch.device, dtype: torch.dtype | None) -> Any:
-        """A copy, which is kept unless torch.compile makes it part of its program."""
+        """Make a copy. It is kept, except while torch.compile traces, which makes it part of its program."""
         if torch.compiler.is_compiling():
             return _moved(self._exact, device, dtype)
         with ordinary_tensors():
@@ -64,7 +64,8 @@ class Tables(nn.Module):
                 self._copied(device, kind)
 
     def rebuild(self, build: Callable[[], Tensor]) -> None:
-        """Write another tensor of the same shape into every copy: captured graphs, which keep addresses, read it."""
+        """Write another tensor of the same shape into every copy, so that captured graphs, which keep addresses, read
+        it."""
         self._build = build
         with torch.device("cpu"), ordinary_tensors(), torch.no_grad():
             self._exact.copy_(build())

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def solid_harmonics(x: Float[Tensor, "*points 3"], lmax: int) -> Float[Tensor, "*points (lmax+1)**2"]:
     r"""Real solid harmonics :math:`|x|^l Y_{lm}(x / |x|)` of all degrees up to ``lmax``, polynomials of x.
 
-    In e3nn's order and convention (m from -l to l, y the polar axis, so that degree 1 is x, y, z times the root of 3)
-    and with its ``normalization="component"``: the mean of :math:`Y_{lm}^2` over the sphere is 1.
+    Order and axes are those of e3nn: m runs from -l to l, and y is the polar axis, so that degree 1 is x, y, z times
+    the root of 3. The normalization is e3nn's ``"component"``: the mean of :math:`Y_{lm}^2` over the sphere is 1.
 
     Example:
         >>> import torch
@@ -25,7 +25,7 @@ def solid_harmonics(x: Float[Tensor, "*points 3"], lmax: int) -> Float[Tensor, "
     """
     side, pole, front = x.unbind(-1)
     square = x.square().sum(-1) if lmax > 1 else 0.0
-    cosine: list[Any] = [1.0, front]  # of m times the azimuth, times a power of the radius
+    cosine: list[Any] = [1.0, front]  # cos(m azimuth) times the m-th power of the distance from the polar axis
     sine: list[Any] = [0.0, side]
     for m in range(1, lmax):
         cosine.append(front * cosine[m] - side * sine[m])
@@ -49,7 +49,7 @@ def solid_harmonics(x: Float[Tensor, "*points 3"], lmax: int) -> Float[Tensor, "
 
 
 def sinc(square: Tensor) -> Tensor:
-    r""":math:`\sin(z) / z` as a function of :math:`z^2`, analytic at 0 too, where points meet."""
+    r""":math:`\sin(z) / z` as a function of :math:`z^2`, which is analytic at 0, too."""
     small = square < 1
     z, near = torch.where(small, 1.0, square).sqrt(), torch.where(small, square, 0.0)
     series = torch.zeros_like(square)

@@ -1,4 +1,4 @@
-"""Attention scores that depend on position only, with which each head starts at its own offset, like a tap of a
+"""Attention scores that depend on position only. With them each head starts at its own offset, like a tap of a
 convolution."""
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Locality(nn.Module):
     group convolution. At the border they differ: the softmax weights the nearest pixel of the image, while a
     convolution sees zeros.
 
-    Offsets are in pixels. The result is scores and preferences; preferences are ``None`` without ``elements``.
+    ``forward`` takes rotated offsets in pixels and returns scores and preferences; preferences are ``None`` without
+    ``elements``.
 
     Args:
         heads: Number of heads.

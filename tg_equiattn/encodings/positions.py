@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 LONGEST = 1e4  # scale of the sinusoids, in units of positions: Vaswani et al., Attention is all you need (2017), 3.5
 LENGTH_SCALES = 4  # learned frequencies an axis: relative-performer appendix A.2
-STD = 3.0  # of the first biases of offsets: with less, attention starts without directions and learns poorly
+STD = 3.0  # standard deviation of initial biases of offsets; with less, attention has no directions and learns poorly
 HIDDEN = 32  # width of the MLP of offsets
-RADIAL = 16  # functions of the distance
+RADIAL = 16  # number of functions of the distance
 
 
 def _frequencies(count: int, device: torch.device | None = None) -> Float[Tensor, " count"]:
@@ -51,15 +51,16 @@ class AbsoluteEncoding(nn.Module):
 
 
 class SinusoidEncoding(nn.Module):
-    r"""Query and key parts whose products depend on relative positions alone (strategy 1).
+    r"""Channels of queries and keys whose products depend on relative positions only (strategy 1).
 
     .. math:: q_p = [\sin \omega x, \cos \omega x] \begin{bmatrix} \alpha & \beta \\ -\beta & \alpha \end{bmatrix},
         \quad k_p = [\sin \omega x, \cos \omega x], \quad
         \langle q_p(x), k_p(x') \rangle = \alpha \cos \omega (x - x') + \beta \sin \omega (x - x')
 
-    for each of the 4 learned frequencies :math:`\omega` of every axis, which start at 1 and fall geometrically towards
-    1e-4, with :math:`\alpha, \beta` learned for each head (Lemma 1). The products are exactly relative; attention that
-    estimates their exponential by random features is so in expectation only. There are 8 · pos_dim channels.
+    Every axis has 4 learned frequencies :math:`\omega`, which start at 1 and fall geometrically towards 1e-4.
+    :math:`\alpha` and :math:`\beta` are learned for each head and frequency (Lemma 1). The products are exact functions
+    of relative positions; attention that estimates their exponential by random features is one in expectation only.
+    There are 8 · pos_dim channels.
 
     Source: relative-performer section 2.3, strategy 1, and appendix A.1. The appendix's second line has the sign of
     :math:`\beta` wrong twice; its result is right.
@@ -81,7 +82,7 @@ class SinusoidEncoding(nn.Module):
         self, pos: Float[Tensor, "nodes dim"]
     ) -> tuple[Float[Tensor, "heads nodes channels"], Float[Tensor, "heads nodes channels"]]:
         with full_precision(pos.device):
-            exact = torch.promote_types(pos.dtype, self.frequency.dtype)  # float64 positions are: they may be large
+            exact = torch.promote_types(pos.dtype, self.frequency.dtype)  # positions in float64 may be large
             angle = pos.to(exact)[..., None] * self.frequency  # (N, dim, scales)
             sin, cos = (x.to(self.frequency.dtype) for x in (angle.sin(), angle.cos()))
             alpha, beta = self.rotation[:, :, None]  # (heads, 1, dim, scales)
@@ -94,9 +95,9 @@ class SinusoidEncoding(nn.Module):
 
 
 class _OffsetBias(nn.Module):
-    """A bias for each head as a function of the offset in units of ``cutoff``.
+    """Base class of biases of pairs, a number for each head, as functions of the offset in units of ``cutoff``.
 
-    Some biases are linear maps of features of the offset; they take the features if these are known.
+    Some are linear maps of ``features`` of the offset, and ``forward`` then takes features that are already known.
     """
 
     def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
@@ -125,8 +126,8 @@ class ConstantBias(_OffsetBias):
 class OffsetTable(_OffsetBias):
     """A bias for each head and each integer offset with coordinates from ``1 - cutoff`` to ``cutoff - 1``.
 
-    Offsets are rounded. Others raise a ValueError; where values cannot be read, their bias is minus infinity, so that
-    such pairs are not near.
+    Offsets are rounded. Offsets outside of the table raise ValueError. Where values cannot be read, their bias is minus
+    infinity instead, so that such pairs are not near.
     """
 
     cutoff: int
@@ -142,12 +143,12 @@ class OffsetTable(_OffsetBias):
     def forward(self, offsets: Float[Tensor, "pairs dim"] | Int[Tensor, "pairs dim"]) -> Float[Tensor, "heads pairs"]:
         radius = self.cutoff - 1
         whole = offsets.round() if offsets.is_floating_point() else offsets
-        inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
+        inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # false for NaN and infinity
         _check_inside(inside, offsets, self.cutoff)
         whole, index = whole.long(), torch.zeros_like(inside, dtype=torch.int64)
         for axis in range(self.pos_dim):
             index = index * (2 * radius + 1) + whole[:, axis] + radius
-        table = nn.functional.pad(self.table, (0, 1), value=-math.inf)  # the last column is for offsets beyond
+        table = nn.functional.pad(self.table, (0, 1), value=-math.inf)  # the last column is for offsets outside
         return nn.functional.embedding(torch.where(inside, index, self.table.shape[1]), table.T).T
 
 
@@ -159,12 +160,12 @@ def _check_inside(inside: Bool[Tensor, " pairs"], offsets: Tensor, cutoff: int) 
 
 
 class OffsetDistance(_OffsetBias):
-    r"""A bias for each head as a function of the distance, invariant to rotations and reflections; smooth.
+    r"""A bias for each head as a smooth function of the distance, invariant to rotations and reflections.
 
     .. math:: b(x) = \sum_n a_n\, \mathrm{sinc}(n |x| / r) + 1 - \frac{1}{1 - |x|^2 / r^2}
 
-    with r = ``cutoff``: the weight :math:`e^b` of a pair vanishes smoothly where the distance reaches r, with all
-    its derivatives, and beyond r it is zero.
+    Here r is ``cutoff``. The weight :math:`e^b` of a pair and all its derivatives vanish where the distance reaches r,
+    and the weight is zero beyond r.
 
     Source: Gasteiger et al., DimeNet (2020), for the basis.
     """
@@ -184,7 +185,7 @@ class OffsetDistance(_OffsetBias):
             return self._waves(self._square(offsets))
 
     def _waves(self, square: Float[Tensor, " pairs"]) -> Float[Tensor, "pairs 16"]:
-        phase = math.pi**2 * square.clamp(max=1)  # squared
+        phase = math.pi**2 * square.clamp(max=1)  # square of the phase pi |x| / r
         first, half = sinc(torch.stack([phase, phase / 4]))
         twice_cosine = 2 - phase * half.square()
         waves = [torch.zeros_like(first), first]  # sin(n x) / x by their recursion, with the signs of the divisors
@@ -211,7 +212,8 @@ def _divisors() -> Float[Tensor, " 16"]:
 
 
 class _Hidden(nn.Linear):
-    """The hidden layer of an MLP of offsets, whose waves are shorter than ``cutoff``."""
+    """The hidden layer of an MLP of offsets in units of ``cutoff``. Initial weights are large, so that its outputs vary
+    within the cutoff."""
 
     def __init__(self, pos_dim: int, cutoff: float) -> None:
         super().__init__(pos_dim, HIDDEN)
@@ -250,10 +252,10 @@ class OffsetMLP(_OffsetBias):
 
 
 class OffsetValues(nn.Module):
-    r"""Terms added to the values of near pairs: a map of features of the offset for each head, g(x) = f(x) M.
+    r"""Terms g(x) = f(x) M that are added to the values of near pairs, with features f of the offset x.
 
-    The features f are those of the bias of offsets; a table has none, so there they are the hidden layer of an MLP, as
-    in :class:`OffsetMLP`. M is ``map``, ``(heads, features, head_channels)``.
+    The features are those of the bias of offsets. A table has none; the features are then the hidden layer of an MLP,
+    as in :class:`OffsetMLP`. M is the parameter ``map``, ``(heads, features, head_channels)``. ``forward`` returns f.
     """
 
     def __init__(self, bias: OffsetTable | OffsetMLP | OffsetDistance, head_channels: int) -> None:
