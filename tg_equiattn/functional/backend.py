@@ -1,4 +1,4 @@
-"""The form in which an operator is computed, and how much of it is in memory at once.
+"""Choice of the form in which an operator is computed, and of the size of its chunks.
 
 An operator is opaque to torch's transforms: those of ``torch.func`` cannot look into it, and forward-mode
 differentiation would take its tangents for zero. So every operator has a definition in torch's own operations, which
@@ -14,8 +14,8 @@ from torch.autograd import forward_ad
 
 from ..modes import in_functorch_transform, is_exporting
 
-FEW_NUMBERS = 1 << 13  # that a CPU computes in the time that it takes to call an operator
-_TILE_BYTES = 2 << 30  # what the tensors of a tile may take together on an accelerator
+FEW_NUMBERS = 1 << 13  # a CPU computes this many numbers in the time of a call of an operator
+_TILE_BYTES = 2 << 30  # memory of all tensors of a chunk on an accelerator
 DEFINITION, OPERATOR, FUSABLE = "definition", "operator", "fusable"
 
 
@@ -48,21 +48,22 @@ def use_plain(plain: bool = False) -> bool:
 def tile_numbers(device: torch.device, on_cpu: int, tensors: int) -> int:
     """The number of elements that each large tensor of a chunk may have.
 
-    A CPU wants chunks that stay in its cache, an accelerator few launches.
+    Chunks should stay in the cache of a CPU; on an accelerator they should be large, so that there are few launches.
 
     Args:
         device: the device.
-        on_cpu: the answer on a CPU.
-        tensors: number of large tensors, which share 2 GiB in float32 on other devices.
+        on_cpu: the number on a CPU.
+        tensors: number of large tensors. On other devices they share 2 GiB, in float32.
     """
     return on_cpu if device.type == "cpu" else _TILE_BYTES // (4 * tensors)
 
 
 def refuse_forward_mode() -> None:
-    """RuntimeError inside one of our own operators in forward-mode differentiation.
+    """Raise RuntimeError in forward-mode differentiation. Every operator calls this function.
 
-    Operators have no forward-mode rule, and torch would take their tangents for zero without a word. A layer or a
-    function of ours never gets here; a compiled or exported program does, and the backward of an earlier graph.
+    Operators have no forward-mode rule, and torch would take their tangents for zero without a warning. Layers and
+    functions of the library use definitions instead, so only compiled or exported programs, and the backward of a graph
+    recorded earlier, call operators in forward-mode differentiation.
     """
     if forward_ad._current_level >= 0:
         raise RuntimeError(

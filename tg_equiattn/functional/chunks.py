@@ -21,13 +21,14 @@ def is_whole(x: Tensor) -> bool:
 
 
 def checkpointed(function: Callable[..., Any], *arguments: Any, preserve_rng_state: bool = False) -> Any:
-    """``function(*arguments)``, which backward computes again instead of keeping intermediate results. Compilers and
-    transforms of ``torch.func`` cannot go through checkpoints, and keep them.
+    """``function(*arguments)`` with a checkpoint: backward computes intermediate results again.
+
+    Compilers and transforms of ``torch.func`` do not support checkpoints; there, intermediate results are kept.
 
     Args:
         function: a function of tensors.
         arguments: its arguments.
-        preserve_rng_state: whether the function draws random numbers, which backward has to draw again.
+        preserve_rng_state: set it if the function draws random numbers, so that backward draws the same ones again.
     """
     if not torch.is_grad_enabled() or not runs_eagerly():
         return function(*arguments)
@@ -38,7 +39,7 @@ def checkpointed(function: Callable[..., Any], *arguments: Any, preserve_rng_sta
 def map_chunks(
     function: Callable[..., Tensor], step: int, tensors: Iterable[Shaped[Tensor, "nodes ..."]]
 ) -> Shaped[Tensor, "nodes ..."]:
-    """A function of nodes, ``step`` nodes at a time, each time through :func:`checkpointed`."""
+    """Apply a function of nodes to ``step`` nodes at a time, each time through :func:`checkpointed`."""
     tensors = tuple(tensors)
     nodes = tensors[0].shape[0]
     if is_whole(tensors[0]) or nodes <= step:

@@ -1,8 +1,8 @@
-"""Counts of floating point operations, as ``torch.utils.flop_counter.FlopCounterMode`` has them of torch's operators.
+"""Counts of floating point operations of our operators, for ``torch.utils.flop_counter.FlopCounterMode``.
 
 Matrix products count two for each multiplication and addition, also those that backward computes again. Operations
-element by element count nothing. Some operators have no matrix products in their plain form, in which torch counts
-nothing; they count
+element by element do not count. The definitions of some operators have no matrix products, so torch counts nothing for
+them; these operators count
 
 - products at the pairs of a sparse relation, and sums over them: two for each pair, head and channel;
 - real FFTs of length n: 2.5 n log2 n, half of what is usual for complex ones;
@@ -11,7 +11,7 @@ nothing; they count
 - attention by cross products: the products of the six features of queries and keys that scores are made of, and of
   the weights with matrices of nine components.
 
-Padding counts as any other token.
+Padding counts like other tokens.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from torch.utils.flop_counter import register_flop_formula
 
 
 def flop_formula(name: str) -> Callable[[Callable[..., int]], Any]:
-    """Register a function of the shapes of an operator's tensors, and of its settings, as its count."""
+    """Decorate a function of the shapes of an operator's tensors and of its settings, which counts its FLOPs."""
     return register_flop_formula(getattr(torch.ops.tg_equiattn, name))
 
 
 def real_ffts(number: int, length: int) -> int:
-    """Count of so many real FFTs of a length."""
+    """FLOPs of ``number`` real FFTs of a length."""
     return number * round(2.5 * length * math.log2(max(length, 1)))

@@ -1,4 +1,4 @@
-"""Derivatives of operators with a backward of their own: the second ones through their plain compositions."""
+"""Derivatives of operators with a backward of their own. Second derivatives go through their definitions."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def second_derivatives(
 ) -> tuple[Tensor, ...]:
     r"""The backward pass of a backward pass.
 
-    With :math:`g = \nabla_x \langle \text{grad\_outputs}, \text{plain}(x) \rangle`, which is what an operator's own
-    backward computes, the gradients of :math:`\langle \text{cotangents}, g \rangle`. They can be differentiated in turn
-    where gradients are being recorded.
+    An operator's backward computes :math:`g = \nabla_x \langle \text{grad\_outputs}, \text{plain}(x) \rangle`. This
+    function computes the gradients of :math:`\langle \text{cotangents}, g \rangle`. They can be differentiated in turn
+    if gradients are being recorded.
 
     Args:
-        plain: the operator as differentiable operations of torch, a function of ``inputs`` alone.
-        inputs: x.
-        grad_outputs: one for each output of ``plain``.
-        cotangents: one for each of the inputs, ``None`` for zeros.
+        plain: the operator's definition in differentiable operations of torch, a function of ``inputs`` only.
+        inputs: the inputs x.
+        grad_outputs: a gradient for each output of ``plain``.
+        cotangents: a gradient for each component of g, one for each of the inputs; ``None`` means zeros.
 
     Returns:
-        Gradients of every input, then of every one of ``grad_outputs``.
+        The gradients of all ``inputs``, followed by those of all ``grad_outputs``.
     """
     recorded = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -64,20 +64,20 @@ def register_derivatives(
     """Register the first and second derivatives of an operator.
 
     Args:
-        op: operator of tensors and, behind them, of settings. The first ``count`` tensors have gradients.
-        backward_op: operator that returns these ``count`` gradients, given the gradients of the outputs, the outputs if
-            ``keep``, and the inputs of ``op``. Where derivatives of operators are made of operators again, a sequence
-            of ``count`` differentiable functions of the same arguments, each for the gradient of one input: only the
-            gradients that are needed are computed, and nothing is registered for the second derivatives.
-        plain: ``op`` as differentiable operations of torch. It is differentiated where a transform has begun since the
-            forward pass, and for second derivatives.
+        op: operator whose arguments are tensors followed by settings. The first ``count`` tensors have gradients.
+        backward_op: operator that returns these ``count`` gradients. Its arguments are the gradients of the outputs,
+            the outputs if ``keep``, and the inputs of ``op``. If the gradients consist of operators again, it is a
+            sequence of ``count`` differentiable functions of the same arguments instead, one for the gradient of each
+            input. Only the needed ones are called, and second derivatives are those of these functions.
+        plain: definition of ``op`` in differentiable operations of torch. It is differentiated for second derivatives,
+            and if a transform has begun since the forward pass.
         count: number of differentiable inputs.
         keep: save the outputs for the backward pass as well.
-        outputs: number of outputs with gradients, if not all. ``plain`` returns these only; the others are for the
-            backward pass, and missing gradients stay ``None``.
-        second: what computes the second derivatives in place of :func:`second_derivatives`, for example chunk by chunk.
-            It takes the differentiable inputs, the gradients of the outputs (and the outputs if ``keep``), the
-            gradients of the first gradients, and the other inputs of ``op``. It returns gradients of the first two.
+        outputs: number of outputs with gradients. The default, ``None``, means all. ``plain`` returns these outputs
+            only; the others are for the backward pass, and missing gradients stay ``None``.
+        second: function that computes the second derivatives instead of :func:`second_derivatives`, for example chunk
+            by chunk. It takes the differentiable inputs, the gradients of the outputs (and the outputs if ``keep``),
+            the gradients of the first gradients, and the other inputs of ``op``. It returns gradients of the first two.
     """
     returned = len(op._opoverload._schema.returns)
     moving, kept = outputs or returned, returned if keep else 0

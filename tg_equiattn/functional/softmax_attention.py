@@ -1,4 +1,4 @@
-"""Softmax attention over all pairs of a row: torch's own kernels, with second derivatives."""
+"""Softmax attention over all pairs of a row by torch's kernels, with second derivatives."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .chunks import map_chunks
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-_BLOCK_PAIRS = 1 << 20  # of a block on a CPU
+_BLOCK_PAIRS = 1 << 20  # pairs of a chunk on a CPU
 
 
 def softmax_attention(
     q: Float[Tensor, "rows nodes d"], k: Float[Tensor, "rows nodes d"], v: Float[Tensor, "rows nodes e"],
     mask: Bool[Tensor, "rows nodes"] | None,
 ) -> Float[Tensor, "rows nodes e"]:  # fmt: skip
-    """Softmax attention within rows, all channels one head, over the keys of a ``mask``.
+    """Softmax attention within rows, with all channels as one head, over the keys that are true in ``mask``.
 
-    ``None`` means all keys. Outputs of a row without keys, and of queries outside the mask, are finite.
+    ``mask=None`` means all keys. Outputs of a row without keys, and of queries outside the mask, are finite.
     """
     if mask is not None:
         q, k, v = (torch.where(mask[..., None], x, 0.0) for x in (q, k, v))
         mask = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a softmax over no keys would be NaN
-    q, k, v = (x[:, None].contiguous() for x in (q, k, v))  # as kernels in O(N) memory want them
+    q, k, v = (x[:, None].contiguous() for x in (q, k, v))  # torch's kernels in O(N) memory need this layout
     if use_plain():
         out = _plain_attention(q, k, v, mask)
     else:
@@ -43,7 +43,7 @@ def _plain_attention(
     q: Float[Tensor, "rows 1 nodes d"], k: Float[Tensor, "rows 1 nodes d"], v: Float[Tensor, "rows 1 nodes e"],
     mask: Bool[Tensor, "rows 1 1 nodes"] | None,
 ) -> Float[Tensor, "rows 1 nodes e"]:  # fmt: skip
-    """The formula, with a mask of keys, in blocks of queries."""
+    """The definition, with a mask of keys, in chunks of queries."""
     scale = max(1, q.shape[-1]) ** -0.5
 
     def of_queries(q: Tensor) -> Tensor:
@@ -57,10 +57,10 @@ def _plain_attention(
 
 
 class _SecondDerivatives(torch.autograd.Function):
-    """The output of torch's attention as it is, but for its gradients where they are recorded.
+    """The identity for the output of torch's attention, which chooses how its gradient is computed.
 
-    torch's fast kernels have no second derivatives. Autograd has no other place for this choice: the gradient goes on
-    through torch's attention, or if gradients are being recorded in backward, through the plain formula.
+    torch's fast kernels have no second derivatives. In an ordinary backward pass, the gradient goes on through torch's
+    attention. If gradients are being recorded in backward, it goes through the definition instead.
     """
 
     @staticmethod

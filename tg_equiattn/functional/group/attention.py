@@ -174,7 +174,6 @@ def _tables(
         return torch.cat([rho, bias.unsqueeze(-1)], -1)
 
     if offset_encoding.ndim == 4:  # (H, D, U, C)
-        of_offsets, of_elements = space_bias, group_bias
         of_offsets = None if space_bias is None else space_bias[:, :, None]
         of_elements = None if group_bias is None else group_bias[:, None, :, None]
         offset_table = joined(offset_encoding.transpose(1, 2), of_offsets, of_elements)

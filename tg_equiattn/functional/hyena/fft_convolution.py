@@ -2,10 +2,11 @@ r"""Long convolution and correlation of scalars or vectors as one PyTorch operat
 
     convolution   u_i = s sum_j a_j . b_{i-j}          correlation   w_m = s sum_i a_i . b_{i+m}
 
-with "." the product of numbers or the cross product, s a factor of the sequence's own length n, and indices modulo n
-("circular") or without wrapping round, outputs 0 to n - 1 ("causal"). Each is the derivative of the other. If the FFT
-is slow at n, or sequences have several lengths, a circular convolution is computed as a linear one, and each sequence's
-tail is added back at its own n.
+Here "." is the product of numbers or the cross product, and s is a factor that depends on the sequence's own length n.
+Indices are taken modulo n ("circular"), or indices below zero are left out ("causal"). Gradients of a convolution are
+correlations, and those of a correlation are convolutions and correlations. If the FFT is slow at length n, or if
+sequences have several lengths, a circular convolution is computed as a linear one, and each sequence's tail is added
+back at its own n.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from jaxtyping import Complex, Float, Int, Shaped
 
 Length = TypeVar("Length", float, Tensor)
-BLOCK_NUMBERS = 1 << 22  # numbers of one operand transformed at a time on a CPU
+BLOCK_NUMBERS = 1 << 22  # numbers of one operand that are transformed at a time on a CPU
 
 
 def is_smooth(n: int) -> bool:
@@ -39,8 +40,8 @@ def is_smooth(n: int) -> bool:
 
 
 def fast_length(n: int) -> int:
-    """The smallest even length from n on whose FFT is fast, or 2. While compiling, when n may be a symbol without
-    factors, the next multiple of 64."""
+    """The smallest even length of at least n whose FFT is fast. While compiling it is the next multiple of 64, since n
+    may be a symbol, which has no factors."""
     if torch.compiler.is_compiling():
         return (n + 63) // 64 * 64
     n = max(n + n % 2, 2)
@@ -50,7 +51,7 @@ def fast_length(n: int) -> int:
 
 
 def transform_length(length: int, ragged: bool, mode: str) -> int:
-    """The length at which sequences of at most this length are transformed."""
+    """The length of the FFTs of sequences of at most ``length`` tokens."""
     if mode == "circular" and not ragged and not torch.compiler.is_compiling() and is_smooth(length):
         return length
     return fast_length(2 * length)
@@ -71,7 +72,7 @@ def zero_beyond(
 
 
 def _with_strides(x: Tensor) -> Tensor:
-    """x, copied if expanded along the sequence, as gradients of sums are: MKL's FFT in torch 2.8 refuses that."""
+    """x, copied if it is expanded along the sequence, as gradients of sums are: MKL's FFT in torch 2.8 refuses that."""
     return x if x.stride(1) or x.shape[1] < 2 else x.contiguous()
 
 
@@ -79,7 +80,7 @@ def transform(
     a: Float[Tensor, "rows tokens ..."], b: Float[Tensor, "rows tokens ..."], lengths: Int[Tensor, " rows"] | None,
     mode: str,
 ) -> tuple[Complex[Tensor, "rows frequencies ..."], Complex[Tensor, "rows frequencies ..."], int]:  # fmt: skip
-    """Spectra of sequences, the second divided by the length they are taken at, which comes third."""
+    """The spectra of a and b, and the length of their FFTs. The spectrum of b is divided by this length."""
     total = transform_length(a.shape[1], lengths is not None, mode)
     a, b = (_with_strides(zero_beyond(x, lengths)) for x in (a, b))
     return torch.fft.rfft(a, total, dim=1), torch.fft.rfft(b, total, dim=1, norm="forward"), total
@@ -95,7 +96,18 @@ def invert(
     norm: str = "forward",
     counts: Int[Tensor, " rows"] | None = None,
 ) -> Float[Tensor, "rows tokens ..."]:
-    """Transform a product of the two spectra back to sequences, add tails back, and divide by ``norm``."""
+    """Transform the product of two spectra from :func:`transform` back to sequences.
+
+    Args:
+        spectrum: the product.
+        total: length of the FFTs.
+        length: length of the sequences.
+        lengths: own length of each sequence; ``None`` if all have ``length`` tokens.
+        mode: ``"circular"`` adds the tails of linear convolutions back; ``"causal"`` drops them.
+        correlate: set it for correlations, whose tails are at the end.
+        norm: name of the :func:`length_factor` that multiplies the result.
+        counts: numbers of tokens that the factor depends on; by default the own lengths.
+    """
     raw = torch.fft.irfft(spectrum, total, dim=1)
     out = raw[:, :length]
     if lengths is None and mode == "circular" and total > length:
@@ -110,7 +122,7 @@ def invert(
 
 
 def length_factor(n: Length, norm: str) -> Length:
-    """The factor 1 / n ("forward"), 1 / sqrt(n) ("ortho") or 1 ("backward") of own lengths n; 0 counts as 1."""
+    """The factor 1 / n ("forward"), 1 / sqrt(n) ("ortho") or 1 ("backward") of lengths n. A length 0 counts as 1."""
     n = n.clamp(min=1) if isinstance(n, Tensor) else max(n, 1)
     return n ** {"forward": -1.0, "ortho": -0.5, "backward": 0.0}[norm]
 
@@ -119,8 +131,12 @@ def fft_convolution(
     a: Float[Tensor, "rows tokens channels ..."], b: Float[Tensor, "rows tokens channels ..."],
     lengths: Int[Tensor, " rows"] | None, mode: str, norm: str = "forward", counts: Int[Tensor, " rows"] | None = None,
 ) -> Float[Tensor, "rows tokens channels ..."]:  # fmt: skip
-    """The convolution of scalars or vectors of own ``lengths``, the whole one if None, divided by their own lengths, or
-    by ``counts``. Values beyond the own lengths are never read, and zero in the output."""
+    """The convolution of sequences of scalars or vectors, times the :func:`length_factor` of their lengths, or of
+    ``counts``.
+
+    ``lengths`` are the own lengths of sequences; ``None`` means that all tokens are valid. Values beyond the own
+    lengths are not read, and are zero in the output.
+    """
     forms: dict[str, Callable[..., Tensor]] = {DEFINITION: _plain, OPERATOR: _operator, FUSABLE: _Convolution.apply}
     form = choose_form(a, 2 * a.numel(), few=True)  # spectra have twice the length
     return forms[form](a, b, lengths, counts, mode, False, norm)
@@ -141,7 +157,7 @@ def _convolve_block(
 
 
 def _product_of_spectra(x: Tensor, y: Tensor, conjugate: bool, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """A product of complex numbers, of the first one's conjugate for a correlation."""
+    """A bilinear product of complex numbers. For a correlation, ``conjugate`` takes the conjugate of the first ones."""
     if not torch.compiler.is_compiling():
         return product(x.conj().resolve_conj() if conjugate else x, y)
     (a, b), (c, d) = (torch.view_as_real(spectrum).unbind(-1) for spectrum in (x, y))  # compilers fuse real ones only
@@ -150,12 +166,12 @@ def _product_of_spectra(x: Tensor, y: Tensor, conjugate: bool, product: Callable
 
 
 def empty_sequences(x: Float[Tensor, "rows tokens ..."]) -> Float[Tensor, "rows tokens ..."]:
-    """Sequences of the shape of x, in the memory layout of transforms: tokens are the fastest axis."""
+    """An empty tensor of the shape of x, in the memory layout of FFTs: tokens are the fastest axis."""
     return x.new_empty(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
 
 
 def blocks(x: Float[Tensor, "rows tokens channels ..."], total: int) -> list[tuple[slice, slice]]:
-    """Sequences and channels to transform at a time at length ``total``."""
+    """Slices of sequences and channels that are transformed at a time, by FFTs of length ``total``."""
     count, channels, components = x.shape[0], x.shape[2], x[0, 0, 0].numel()
     numbers = tile_numbers(x.device, BLOCK_NUMBERS, 8)
     rows = max(1, min(count, numbers // (components * total)))
@@ -190,7 +206,7 @@ def _(a: Tensor, *rest: object) -> Tensor:
 
 @flop_formula("fft_convolution")
 def _(a, b, lengths, counts, mode, correlate, norm, out_shape) -> int:
-    """Two transforms, and one back."""
+    """FLOPs of two transforms and one inverse transform."""
     if not a.numel():
         return 0
     return real_ffts(3 * a.numel() // a[1], transform_length(a[1], lengths is not None, mode))
@@ -199,7 +215,7 @@ def _(a, b, lengths, counts, mode, correlate, norm, out_shape) -> int:
 def _gradient_of_first(
     grad, a, b, lengths, counts, mode, correlate, norm, convolve: Callable[..., Tensor] = _operator
 ) -> Tensor:
-    """A cross product changes sign with the order of its factors."""
+    """The gradient of a. A cross product changes sign with the order of its factors."""
     if not correlate:
         return convolve(b, grad, lengths, counts, mode, True, norm)
     return _sign(a) * convolve(grad, b, lengths, counts, mode, True, norm)
@@ -218,7 +234,7 @@ def _sign(a: Tensor) -> int:
 
 
 def _plain(a: Tensor, *rest: Any) -> Tensor:
-    """The convolution of sequences of all in one block."""
+    """The convolution of all sequences in one block."""
     with full_precision(a.device):
         return _convolve_block(a, *rest) if a.numel() else torch.zeros_like(a)
 

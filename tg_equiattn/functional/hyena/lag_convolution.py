@@ -1,9 +1,10 @@
-r"""Convolution of sequences with one filter of the lag, and its derivatives, as two PyTorch operators, by FFT.
+r"""Convolution of sequences with filters of the lag, and its derivatives, as two PyTorch operators, by FFT.
 
     y_i = sum_m h_m x_{i-a-m}          g_m = sum_{b,i} y_i x_{i-a-m}
 
-with filters h_0 .. h_{L-1} of the lags a .. a + L - 1. Each channel has a filter, which sequences b and components of
-vectors share. Values beyond the ends of a sequence count as zero. Derivatives of both are made of the two operators.
+with filters h_0 .. h_{L-1} of the lags a .. a + L - 1. Each channel has a filter, which all sequences b and all
+components of a vector share. Values beyond the ends of a sequence count as zero. The derivatives of both operators
+consist of the same two operators.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def first_lag(length: int, causal: bool) -> int:
-    """The first lag of a filter for sequences of a length: minus the last one, or 0."""
+    """The first lag of a filter for sequences of a length: 1 - length, or 0 if ``causal``."""
     return 0 if causal else 1 - length
 
 
@@ -111,7 +112,7 @@ def _(y: Tensor, x: Tensor, lengths: Tensor | None, first: int, filters: int) ->
 
 @flop_formula("lag_convolution")
 def _(x, h, lengths, first, out_shape) -> int:
-    """Transforms of sequences there and back, and of filters."""
+    """FLOPs of transforms of sequences, of inverse transforms, and of transforms of filters."""
     if not x.numel():
         return 0
     return real_ffts(2 * x.numel() // x[1] + h[1], _total(x[1], h[0], first))
@@ -119,7 +120,7 @@ def _(x, h, lengths, first, out_shape) -> int:
 
 @flop_formula("lag_correlation")
 def _(y, x, lengths, first, filters, out_shape) -> int:
-    """Transforms of two sequences, and of filters back."""
+    """FLOPs of transforms of two sequences, and of inverse transforms of filters."""
     if not x.numel():
         return 0
     return real_ffts(2 * x.numel() // x[1] + x[2], _total(x[1], filters, first))

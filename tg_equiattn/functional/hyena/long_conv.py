@@ -26,21 +26,22 @@ def scalar_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
 
     .. math:: u_i = \frac{1}{n} \sum_j q_j\, k_{i-j}
 
-    with n the sequence's own length, and indices modulo n (``"circular"``) or without wrapping round, so that outputs
-    depend on the past only (``"causal"``).
+    Here n is the sequence's own length.
 
     Args:
-        q: signal.
-        k: filter.
-        lengths: int64 ``(B,)``, the own length of each sequence; ``None`` means N. Tokens beyond it are never read, and
-            zero in the output.
-        mode: ``"circular"``, the default, or ``"causal"``.
+        q: Signal.
+        k: Filter.
+        lengths: Own length of each sequence, int64 ``(B,)``. Tokens beyond it are not read, and are zero in the output.
+            The default, ``None``, means N.
+        mode: ``"circular"``, the default, takes indices modulo n. ``"causal"`` does not wrap round, so that outputs
+            depend on the past only.
 
     Shapes:
-        ``(B, N, C)`` each -> ``(B, N, C)``.
+        ``(B, N, C)`` each -> ``(B, N, C)``, in float32 for half precision.
 
     Raises:
-        ValueError: if an argument does not fit; it names the argument.
+        ValueError: if ``q`` and ``k`` differ in shape, dtype or device or have another number of axes, if ``lengths``
+            is not of this shape or not in [0, N], or if ``mode`` is unknown.
 
     Source: se3-hyena Eq. 1, divided by the length as its Code 1 does.
 
@@ -58,22 +59,23 @@ def vector_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
 
     .. math:: u_i = \frac{1}{n} \sum_j q_j \times k_{i-j}
 
-    n is the sequence's own length. If q and k are polar vectors, u is an axial vector. If all vectors have one
-    direction, u is zero.
+    Here n is the sequence's own length. If q and k are polar vectors, u is an axial vector. If all vectors are
+    parallel, u is zero.
 
     Args:
-        q: signal.
-        k: filter.
-        lengths: int64 ``(B,)``, the own length of each sequence; ``None`` means N. Tokens beyond it are never read, and
-            zero in the output.
-        mode: ``"circular"``, the default, takes indices modulo n; ``"causal"`` does not wrap round, so that outputs
+        q: Signal.
+        k: Filter.
+        lengths: Own length of each sequence, int64 ``(B,)``. Tokens beyond it are not read, and are zero in the output.
+            The default, ``None``, means N.
+        mode: ``"circular"``, the default, takes indices modulo n. ``"causal"`` does not wrap round, so that outputs
             depend on the past only.
 
     Shapes:
-        ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``.
+        ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``, in float32 for half precision.
 
     Raises:
-        ValueError: if an argument does not fit; it names the argument.
+        ValueError: if ``q`` and ``k`` differ in shape, dtype or device or have another shape, if ``lengths`` is not of
+            this shape or not in [0, N], or if ``mode`` is unknown.
 
     Source: se3-hyena Eq. 2-3 and Code 1; Eq. 2 as printed, :math:`q_i \times k_{j-i}`, would not mix the queries.
 
@@ -108,9 +110,21 @@ def bilinear_long_conv(
     *,
     block: int | None = None,
 ) -> Float[Tensor, "rows tokens out"]:
-    """Long convolution u_i = s sum_j q_j x k_{i-j} with any bilinear ``product`` of rows (M, C) and (M, D), circular or
-    causal, s as in :func:`fft_convolution`. The product is evaluated at ``block``
-    frequencies at a time: (a + ib) x (c + id) = a x c - b x d + i ((a + b) x (c + d) - a x c - b x d)."""
+    """Long convolution u_i = s sum_j q_j x k_{i-j} with any bilinear product x.
+
+    At each frequency the product is evaluated three times: (a + ib) x (c + id) = a x c - b x d + i ((a + b) x (c + d)
+    - a x c - b x d).
+
+    Args:
+        q: signal.
+        k: filter.
+        product: function of rows (M, left) and (M, right) that returns their products (M, out).
+        lengths: own length of each sequence; ``None`` means all tokens.
+        mode: ``"circular"`` or ``"causal"``.
+        norm: name of the factor s, see :func:`.length_factor`.
+        counts: numbers of tokens that s depends on; by default the own lengths.
+        block: number of frequencies that are computed at a time. The default, ``None``, depends on the device.
+    """
     if not q.shape[0] * q.shape[1]:
         nothing = product(q.flatten(0, 1), k.flatten(0, 1))
         return nothing.reshape(*q.shape[:2], nothing.shape[1])
