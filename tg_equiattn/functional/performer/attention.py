@@ -42,8 +42,8 @@ def linear_attention(
     .. math:: \mathrm{out}_i = \sum_m \mathrm{softmax}_m\big(u_m(q_i) + \ell_m\big)
         \sum_j \mathrm{softmax}_j\big(u_m(k_j)\big)\, v_j .
 
-    The maximum that is subtracted before exponentials belongs to one graph, head and feature (keys) or to one query.
-    So other graphs of the batch have no influence, no epsilon is needed, and vectors of norm 100 do not overflow. Half
+    The maximum that is subtracted before exponentials is that of one graph, head and feature (keys) or of one query.
+    So other graphs of the batch have no effect, no epsilon is needed, and vectors of norm 100 do not overflow. Half
     precision is computed in float32.
 
     Args:
@@ -52,8 +52,8 @@ def linear_attention(
         key: Keys, shaped as ``query``.
         value: Values, ``(B, heads, N, e)`` or ``(N, heads, e)``.
         projection: Directions of the random features, ``(m, d)``. Draw them with :func:`orthogonal_projection`.
-        mask: Bool ``(B, N)``, true for valid nodes; for dense input only. Masked keys have no weight, whatever they
-            hold, and outputs of masked queries are zero. Default ``None``: all nodes are valid.
+        mask: Bool ``(B, N)``, true for valid nodes; for dense input only. Masked keys have no weight, even if they are
+            NaN, and outputs of masked queries are zero. Default ``None``: all nodes are valid.
         batch: Graph index of each node, sorted int64 ``(N,)``; for ragged input only. Default ``None``: one graph.
         batch_size: Number of graphs. Default ``None``: read from ``batch``, for which CUDA synchronises.
 
@@ -61,7 +61,8 @@ def linear_attention(
         Tensor shaped as ``value``.
 
     Raises:
-        ValueError: The message names the argument, the value given and what is allowed.
+        ValueError: If shapes do not fit each other, if ``projection`` requires a gradient, if ``mask`` is given with
+            ragged input or ``batch`` with dense input, or if ``batch`` is not sorted.
 
     Source: Choromanski et al., Rethinking attention with Performers (2021); relative-performer section 2.1.
 
@@ -74,12 +75,12 @@ def linear_attention(
     check_operands(query, key, value, projection, (3, 4))
     if query.ndim == 3:
         if mask is not None:
-            raise ValueError("mask must be None where query is ragged, (N, heads, d): leave the masked nodes out")
+            raise ValueError("mask must be None where query is ragged, (N, heads, d), got a mask: leave its nodes out")
         node_batch = NodeBatch.flat(query, batch, batch_size, whole=False)
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         return linear_attention_impl(query, key, value, projection, node_batch)[0].transpose(0, 1)
     if batch is not None:
-        raise ValueError("batch must be None where query is dense, (B, heads, N, d): use mask")
+        raise ValueError("batch must be None where query is dense, (B, heads, N, d), got a tensor: use mask")
     checks.mask(mask, (query.shape[0], query.shape[2]))
     shape, valid, flat_mask = value.shape, None, None
     if mask is not None:
@@ -93,13 +94,13 @@ def linear_attention(
 def check_operands(
     query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, axes: tuple[int, ...] = (3,)
 ) -> None:
-    """Raise ValueError unless query, key and value are alike but for value's last axis, and the directions are as wide
-    as the query."""
+    """Raise ValueError unless query, key and value have equal shapes except for the last axis of value, and projection
+    has the width of the query."""
     if query.ndim not in axes or key.shape != query.shape or value.shape[:-1] != query.shape[:-1]:
         shapes = ", ".join(str(tuple(t.shape)) for t in (query, key))
         dense = "(B, heads, N, d), or " if 4 in axes else ""
         raise ValueError(
-            f"query, key and value must be {dense}(N, heads, d) with batch, alike but for value's last axis, got "
+            f"query, key and value must be {dense}(N, heads, d) with batch, equal except for value's last axis, got "
             f"{shapes} and {tuple(value.shape)}"
         )
     if projection is None:
@@ -107,7 +108,10 @@ def check_operands(
     if projection.ndim != 2 or projection.shape[1] != query.shape[-1] or not projection.shape[0]:
         raise ValueError(f"projection must be (m, {query.shape[-1]}), got {tuple(projection.shape)}")
     if projection.requires_grad:
-        raise ValueError("projection must not require a gradient: random features are drawn, not learned")
+        raise ValueError(
+            "projection must not require a gradient, got one that does: random features are drawn, not learned; pass "
+            "projection.detach()"
+        )
 
 
 def linear_attention_impl(
@@ -156,10 +160,18 @@ def feature_attention(
 ) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:  # fmt: skip
     """Outputs and log-sum-exps of groups of queries, over the valid keys of each group.
 
-    ``merge`` takes the softmax averages (groups, features, e) and log-sum-exps (groups, features) over the keys of each
-    group and returns those that the queries of each group read, where these attend to the keys of several groups.
-    ``plain`` uses torch's operations only, with all scores in memory. ``variance`` is that of :func:`softmax_features`.
-    ``key_bias`` is added to all scores of a key.
+    Args:
+        query: queries.
+        key: keys.
+        value: values.
+        projection: directions of the random features.
+        mask: true for valid keys; ``None`` means all.
+        merge: function for queries that attend to the keys of several groups. It takes the softmax averages (groups,
+            features, e) and log-sum-exps (groups, features) over the keys of each group, and returns those over all
+            keys that the queries of each group attend to.
+        plain: use torch's operations only, with all scores in memory.
+        variance: variance of the directions of each group, as in :func:`softmax_features`; ``None`` means 1.
+        key_bias: number that is added to all scores of a key.
     """
     scale = query.shape[-1] ** -0.5
     with full_precision(query.device):
@@ -179,8 +191,11 @@ def _scaled_keys(
     key: Float[Tensor, "groups nodes d"], w: Float[Tensor, "features d"], norm: float,
     root: Float[Tensor, "groups 1 1"] | None, key_bias: Float[Tensor, "groups nodes 1"] | None,
 ) -> tuple[Tensor, Tensor, float]:  # fmt: skip
-    """Keys, directions and the factor of |k|^2 for :func:`feature_summary`, with the standard deviation ``root`` of
-    directions. What else depends on the key alone is one more channel of keys, which directions multiply by one."""
+    """Keys, directions and the factor of |k|^2 for :func:`feature_summary`.
+
+    With a standard deviation ``root`` of directions or a bias, all terms that depend on the key only are one more
+    channel of keys, which directions multiply by one.
+    """
     if root is None and key_bias is None:
         return key, w, norm
     alone = -norm * key.square().sum(-1, keepdim=True)

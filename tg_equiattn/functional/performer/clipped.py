@@ -1,4 +1,4 @@
-"""Linear attention to distances: strategy 2 of the Relative Performer."""
+"""Linear attention with weights that depend on clipped distances: strategy 2 of the Relative Performer."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def clipped_attention_impl(
 
 
 def distance_bins(pairs: SortedPairs, distances: int) -> CSR:
-    """The matrix of (target, Manhattan distance) bins, row i * distances + d, and sources; a last row takes every other
-    pair."""
+    """A sparse matrix whose columns are sources and whose row i * distances + d holds the pairs of target i at
+    Manhattan distance d. Its last row holds the pairs at larger distances and masked pairs."""
     if pairs.repeats:
         raise ValueError(
-            "edge_index must not join a pair twice where position='clipped': its nodes have one distance; see "
-            "torch_geometric.utils.coalesce"
+            "edge_index must not join a pair twice with position='clipped', got a pair twice: two nodes have one "
+            "distance; see torch_geometric.utils.coalesce"
         )
     distance = whole_offsets(pairs.offsets, name="offsets (edge_offset)").abs().sum(-1).long()
     last = pairs.nodes * distances
@@ -79,7 +79,7 @@ def distance_bins(pairs: SortedPairs, distances: int) -> CSR:
 def _distance_weights(
     query: Float[Tensor, "heads nodes d"], table: Float[Tensor, "heads distances d"], projection: Float[Tensor, "m d"]
 ) -> Float[Tensor, "heads nodes distances"]:
-    """Weights <phi(q_i), phi(w_d)> in (0, 1], up to a factor of each query."""
+    """Weights <phi(q_i), phi(w_d)> of each query and distance, up to a factor for each query, at least 1e-30."""
     with full_precision(query.device):
         dtype, root = torch.promote_types(query.dtype, torch.float32), query.shape[-1] ** -0.25
         w, table = projection.to(dtype), table.to(dtype) * root

@@ -1,10 +1,9 @@
-"""Products over the pairs of a sparse relation, as PyTorch operators: no tensor of (pairs, channels) ever exists.
+"""Products over the pairs of a sparse relation, as PyTorch operators without a tensor of (pairs, channels).
 
-:func:`edge_dot` samples query-key products at the pairs, :func:`edge_sum` adds weighted values over them; each is in
-the other's gradient, so that both can be differentiated any number of times. They run on torch's sparse CSR products
-(MKL, cuSPARSE), head by head. Under transforms they are the plain compositions beside them, which gather rows; so they
-are on accelerators where those rows fit in a tile, and where algorithms have to be deterministic, which cuSPARSE's are
-not and ``index_add`` is.
+:func:`edge_dot` computes query-key products of the pairs, and :func:`edge_sum` adds weighted values over pairs. The
+gradients of each consist of both, so they can be differentiated any number of times. The operators use torch's sparse
+CSR products (MKL, cuSPARSE), head by head. Gathers of rows replace them under transforms, on accelerators if the rows
+fit in a chunk, and on accelerators with deterministic algorithms: ``index_add`` is deterministic, cuSPARSE is not.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ..second_derivatives import register_derivatives
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-_PAIRS = 4096  # whose rows are gathered at a time
+_PAIRS = 4096  # pairs whose rows are gathered at a time
 
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
     warnings.simplefilter("ignore")
@@ -39,18 +38,18 @@ def _matrix(relation: CSR | SortedPairs) -> CSR:
 def edge_dot(
     query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], relation: CSR | SortedPairs
 ) -> Float[Tensor, "heads pairs"]:
-    """Queries times keys at the pairs of a relation."""
+    """Scalar products of the query and the key of each pair of a relation."""
     form = choose_form(query, query.shape[0] * relation.row.shape[0], few=True)
     if form == OPERATOR:
         return csr_edge_dot(query.contiguous(), key.contiguous(), *_matrix(relation))
-    # compilers read rows where they multiply them
+    # a compiler fuses the gathers with the products, so chunks save no memory
     return gathered_edge_dot(query, key, relation.row, relation.col, None if form == FUSABLE else _PAIRS)
 
 
 def edge_sum(
     weight: Float[Tensor, "heads pairs"], value: Float[Tensor, "heads cols d"], relation: CSR | SortedPairs
 ) -> Float[Tensor, "heads rows d"]:
-    """Sum over each row's pairs of weights times values."""
+    """Sums over the pairs of each row of weights times values."""
     if choose_form(value, value.shape[0] * relation.row.shape[0], few=True) == OPERATOR:
         return csr_edge_sum(weight, value.contiguous(), *_matrix(relation))
     return gathered_edge_sum(weight, value, relation.row, relation.col, relation.num_rows)
@@ -77,7 +76,7 @@ def gathered_edge_sum(
 
 
 def _gathers(x: Tensor, row: Tensor) -> bool:
-    """True if an operator gathers rows on this device."""
+    """True if an operator gathers rows instead of using sparse products."""
     if x.device.type == "cpu":
         return False
     numbers = x.shape[0] * x.shape[2] * row.shape[0]
@@ -93,11 +92,12 @@ def csr_edge_dot(
     query: Tensor, key: Tensor, crow: Tensor, col: Tensor, row: Tensor,
     back_crow: Tensor, back_col: Tensor, back_row: Tensor, order: Tensor, back_order: Tensor,
 ) -> Tensor:  # fmt: skip
-    """:func:`edge_dot` by sampled products of torch, of a relation's tensors."""
+    """:func:`edge_dot` by torch's sampled products. The tensors after query and key are the fields of a
+    :class:`CSR`."""
     refuse_forward_mode()
     if _gathers(query, row):
         return gathered_edge_dot(query, key, row, col, None)
-    more_than_a_matrix = len(col) > query.shape[1] * key.shape[1]  # of pairs given often, which torch does not sample
+    more_than_a_matrix = len(col) > query.shape[1] * key.shape[1]  # repeated pairs, which torch refuses to sample
     if more_than_a_matrix or (query.device.type == "cpu" and not torch.backends.mkl.is_available()):
         return gathered_edge_dot(query, key, row, col)
     out = query.new_zeros(query.shape[0], col.shape[0])
@@ -124,7 +124,8 @@ def csr_edge_sum(
     weight: Tensor, value: Tensor, crow: Tensor, col: Tensor, row: Tensor,
     back_crow: Tensor, back_col: Tensor, back_row: Tensor, order: Tensor, back_order: Tensor,
 ) -> Tensor:  # fmt: skip
-    """:func:`edge_sum` by sparse products of torch, of a relation's tensors."""
+    """:func:`edge_sum` by torch's sparse products. The tensors after weight and value are the fields of a
+    :class:`CSR`."""
     refuse_forward_mode()
     with full_precision(value.device):
         if not len(col):

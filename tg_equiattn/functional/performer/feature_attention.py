@@ -1,13 +1,13 @@
 r"""The two halves of attention by random features, as PyTorch operators in O(N) memory.
 
-Written with logarithms u of the features, linear attention is two softmax attentions in which the m directions w play
-the keys' part and the queries' part:
+With the logarithms u of the features, linear attention consists of two softmax attentions. The m features attend to the
+nodes, and then the nodes attend to the features:
 
-    summary   content_m = sum_j softmax_j(u_m(k_j)) v_j,   level_m = logsumexp_j u_m(k_j)
-    readout   out_i = sum_m softmax_m(u_m(q_i) + level_m) content_m,   lse_i = logsumexp_m of the same
+    summary   content_m = sum_j softmax_j(u_m(k_j)) v_j,   key_lse_m = logsumexp_j u_m(k_j)
+    readout   out_i = sum_m softmax_m(u_m(q_i) + key_lse_m) content_m,   lse_i = logsumexp_m(u_m(q_i) + key_lse_m)
 
-Operators work through nodes in chunks whose (nodes, m) scores stay in the cache, and save their inputs and small
-outputs; backward computes scores again. Transforms see the plain formulas.
+Operators process nodes in chunks whose (nodes, m) scores stay in the cache, and save their inputs and small outputs;
+backward computes scores again. Transforms use the definitions in :mod:`.feature_formulas`.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ def feature_readout(
 
 
 def _cheap(x: Tensor) -> bool:
-    """True if exponentials are first tried without a stabiliser: reading whether that went well costs nothing here."""
+    """True if exponentials are first computed without a stabiliser. On a CPU, it costs nothing to read whether they
+    overflow."""
     return x.device.type == "cpu"
 
 
 def _comfortable(sums: Tensor) -> bool:
-    """True if sums of exponentials are far from under- and overflow, and no NaN."""
+    """True if sums of exponentials are far from under- and overflow, and not NaN."""
     if not sums.numel():
         return True
     low, high = sums.aminmax()
@@ -96,7 +97,8 @@ def _sums(
     key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
     projection: Float[Tensor, "features d"], mask: Bool[Tensor, "groups nodes"] | None, norm: float, stabilise: bool,
 ) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups 1 m"], Float[Tensor, "groups 1 m"]]:  # fmt: skip
-    """Sums over keys of exp(score - top), times the value and alone, and top, the largest score or 0."""
+    """Sums over keys of exp(score - top) times the value, sums of exp(score - top), and top: the largest score if
+    ``stabilise``, else 0."""
     content = value.new_zeros(key.shape[0], len(projection), value.shape[-1])
     sums = value.new_zeros(key.shape[0], 1, len(projection))
     top = torch.full_like(sums, torch.finfo(key.dtype).min) if stabilise else torch.zeros_like(sums)
@@ -220,13 +222,13 @@ def _(grad_out, grad_lse, out, lse, query, content, key_lse, projection, out_sha
 
 
 def _summary_second(operands, given, cotangents, projection, mask, norm) -> tuple[Tensor, ...]:
-    """As :func:`.second_derivatives`, chunk by chunk, and the gradients of the kept outputs."""
+    """The same as :func:`.second_derivatives`, chunk by chunk, with gradients of the kept outputs."""
     run = functools.partial(summary_gradient, projection, norm)
     return pullback(run, operands, given, mask, cotangents, (), projection.shape[0])
 
 
 def _readout_second(operands, given, cotangents, projection) -> tuple[Tensor, ...]:
-    """As :func:`_summary_second`."""
+    """The same as :func:`_summary_second`, for the readout."""
     (query, *groups), (of_query, *of_groups) = operands, cotangents
     run = functools.partial(readout_gradient, projection)
     grads = pullback(run, (query, *given), groups, None, (of_query,), of_groups, projection.shape[0])

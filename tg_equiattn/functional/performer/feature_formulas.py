@@ -1,4 +1,4 @@
-"""The formulas of attention by random features, of nodes whose scores are all in memory; and chunks of such nodes."""
+"""Formulas of attention by random features with all scores in memory, and functions that apply them to chunks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from ..backend import tile_numbers
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-_BUDGET = 1 << 18  # scores of one chunk on a CPU: a core's cache
+_BUDGET = 1 << 18  # scores of a chunk on a CPU, which fit into the cache of a core
 
 Tensors = Sequence[Tensor]
-OfChunk = Callable[[Tensors, Tensors, Tensor | None], tuple[Tensors, Tensors]]  # of nodes, groups, mask: of both
+# A function of tensors of nodes, tensors of groups, and a mask, which returns tensors of nodes and tensors of groups.
+OfChunk = Callable[[Tensors, Tensors, Tensor | None], tuple[Tensors, Tensors]]
 
 
 def plain_summary(
@@ -86,7 +87,7 @@ def readout_gradient(projection: Tensor, nodes: Tensors, groups: Tensors, _: Ten
 
 
 def chunks(nodes: Float[Tensor, "groups nodes d"], features: int) -> Iterator[tuple[slice, list[slice]]]:
-    """Slices of groups, each with slices of nodes, of at most the budget's scores if that leaves 256."""
+    """Slices of groups, each with slices of nodes. A chunk has at most the budget's scores, but at least 256 nodes."""
     groups, length = nodes.shape[:2]
     budget = tile_numbers(nodes.device, _BUDGET, 4)
     width = max(1, min(groups, budget // (features * max(1, min(length, 256)))))
@@ -97,8 +98,8 @@ def chunks(nodes: Float[Tensor, "groups nodes d"], features: int) -> Iterator[tu
 
 
 def in_chunks(run: OfChunk, nodes: Tensors, groups: Tensors, mask: Tensor | None, features: int) -> tuple[Tensor, ...]:
-    """``run`` of tensors of nodes (G, L, ...) and of groups (G, ...), chunk by chunk: what it returns for nodes lies
-    side by side, what it returns for groups is added up."""
+    """Apply ``run`` to tensors of nodes (G, L, ...) and of groups (G, ...), chunk by chunk. Its results for nodes are
+    concatenated, and its results for groups are summed."""
     done = []
     for group, parts in chunks(nodes[0], features):
         of_group, beside, total = [x[group] for x in groups], [], None
@@ -124,9 +125,19 @@ def pullback(
     of_groups: Tensors,
     features: int,
 ) -> tuple[Tensor, ...]:
-    """Gradients of the nodes and groups that ``run`` takes, from those of what it returns, chunk by chunk.
+    """Gradients of the arguments of ``run``, nodes and groups, from gradients of its results, chunk by chunk.
 
-    They can be differentiated in turn where gradients are being recorded.
+    Args:
+        run: the function.
+        nodes: its tensors of nodes.
+        groups: its tensors of groups.
+        mask: its mask.
+        of_nodes: gradients of its results for nodes.
+        of_groups: gradients of its results for groups.
+        features: number of random features.
+
+    Returns:
+        Gradients of all ``nodes``, then of all ``groups``. They can be differentiated if gradients are being recorded.
     """
 
     def pull(nodes: Tensors, groups: Tensors, mask: Tensor | None) -> tuple[Tensors, Tensors]:

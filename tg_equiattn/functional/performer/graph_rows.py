@@ -25,7 +25,7 @@ class GraphRows:
         node_batch: all graphs.
         mask: bool (rows, length), true for slots with a node; ``None`` if all have one.
         graph: the graph of each row, (rows,), if graphs are cut; ``None`` if rows are graphs.
-        merges: whether queries read the keys of several rows, of this process or others.
+        merges: true if queries attend to the keys of several rows, of this process or of others.
     """
 
     def __init__(self, padded: PaddedBatch, graph: Tensor | None = None) -> None:
@@ -57,8 +57,8 @@ class GraphRows:
 
 
 def graph_rows(node_batch: NodeBatch) -> GraphRows:
-    """Rows of a batch: graphs are cut into several if most are much shorter than the longest one, or if their sizes
-    are not known."""
+    """Make the rows of a batch. Graphs are cut into several rows if most are much shorter than the longest one, or if
+    their sizes are not known."""
     average = max(1, node_batch.nodes // max(1, node_batch.count))
     known = node_batch.known_sizes is not None
     if node_batch.even or node_batch.ranks is not None or (known and node_batch.bound <= 2 * average):

@@ -19,17 +19,21 @@ from .edge_products import edge_sum
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-MAX_SCORES = 1 << 32  # of all heads of one graph: 16 GiB in float32 if they were kept
+MAX_SCORES = 1 << 32  # largest number of scores of all heads of one graph; they would take 16 GiB in float32
 _CHUNK = 1 << 24  # scores in memory at once
-_LOG_ZERO = -1e4  # finite stand-in for the logarithm of zero
+_LOG_ZERO = -1e4  # finite number in place of the logarithm of zero
 
 
 class Near(NamedTuple):
     """Terms of near pairs in attention.
 
-    ``bias`` is that of the pairs, ``self_bias`` that of each node with itself (or one for all nodes), ``far_bias`` that
-    of all pairs. ``values``, if given, are added to the values of near pairs: features of pairs, of a node with itself,
-    and the map of features to values.
+    Attributes:
+        pairs: the near pairs.
+        bias: bias of each near pair.
+        self_bias: bias of each node with itself, or one for all nodes.
+        far_bias: bias of all pairs.
+        values: terms of the values of near pairs: features of pairs, features of a node with itself, and the map from
+            features to values. ``None`` means no such terms.
     """
 
     pairs: NeighborList
@@ -49,8 +53,11 @@ class Near(NamedTuple):
 
 
 def _incidence(pairs: SortedPairs, heads: int) -> tuple[CSR, Int[Tensor, " entries"]]:
-    """The matrix of the heads of nodes (rows) and the pairs whose target they are (columns), and the index of each of
-    its entries among the weights of all pairs, (heads, E) flattened."""
+    """A sparse matrix that adds the features of pairs up for each node and head, and the weight of each entry.
+
+    Rows are node * heads + head, and columns are pairs; a row has an entry for each pair with this node as target. The
+    second result is the index of each entry in the weights of pairs (heads, E), flattened.
+    """
     row, row_starts, count = pairs.target, pairs.csr.row_starts, pairs.offsets.shape[0]
     node = row.repeat_interleave(heads, output_size=heads * count)
     first, degree = row_starts[:-1][node], row_starts.diff()[node]
@@ -70,9 +77,10 @@ def pair_attention_impl(
 ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
     r"""Softmax attention without checks, with dropout of weights.
 
-    With near pairs of bias b, and f that of all pairs, a weight is :math:`e^f e^{\langle q_i, k_j \rangle / \sqrt d}
-    + e^{\langle q_i, k_j \rangle / \sqrt d + b}`. This is a softmax whose scores of near pairs have
-    :math:`\log(1 + e^{b - f})` added. At most ``chunk`` scores are in memory at once; backward computes them again.
+    With the bias b of near pairs and the bias f of all pairs, the weight of a near pair is
+    :math:`e^f e^{\langle q_i, k_j \rangle / \sqrt d} + e^{\langle q_i, k_j \rangle / \sqrt d + b}`. This is a softmax
+    with :math:`\log(1 + e^{b - f})` added to the scores of near pairs. At most ``chunk`` scores are in memory at once;
+    backward computes them again.
 
     Raises:
         ValueError: if one graph has more than 2^32 scores.
@@ -107,8 +115,10 @@ def pair_attention_impl(
 
 
 class _Entries(NamedTuple):
-    """Near pairs, followed by each node with itself: the flat index among the scores (rows, length,
-    length) of a head, and b - f of each head."""
+    """The near pairs, followed by the pairs of each node with itself.
+
+    ``flat_index`` is the index of a pair in the scores (rows, length, length) of a head, flattened. ``logs`` is b - f.
+    """
 
     flat_index: Int[Tensor, " entries"]
     logs: Float[Tensor, "heads entries"]
@@ -126,7 +136,7 @@ class _Entries(NamedTuple):
         if pairs.mask is not None:
             bias = bias.masked_fill(~pairs.mask, -torch.inf)
         logs = torch.cat([bias, itself.expand(-1, pairs.nodes)], 1) - far[:, None]
-        if rows.count > 1:  # pairs may be of two graphs where values are not read
+        if rows.count > 1:  # if values are not read, a pair may join two graphs
             logs = logs.masked_fill(target // length != source // length, -torch.inf)
         logs = logs.clamp(min=_LOG_ZERO)  # finite, so derivatives of exp are finite
         return cls(target * length + source % length, logs)
@@ -138,7 +148,7 @@ def _attend(
     index: Int[Tensor, " entries"] | None, logs: Float[Tensor, "heads entries"] | None, *, dropout: float,
     repeats: bool, with_shares: bool,
 ) -> tuple[Float[Tensor, "heads rows queries e"], Float[Tensor, "heads entries"] | None]:  # fmt: skip
-    """Outputs of some rows and queries over valid keys; and the share of each entry's weight that is its near term."""
+    """Outputs of some rows and queries over valid keys; and the part of each entry's weight that is its near term."""
     scores, shares = torch.matmul(q * q.shape[-1] ** -0.5, k.mT), None
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min / 2)
@@ -182,8 +192,11 @@ def _with_near(
     scores: Float[Tensor, "heads scores"], index: Int[Tensor, " entries"], logs: Float[Tensor, "heads entries"],
     repeats: bool,
 ) -> tuple[Float[Tensor, "heads scores"], Float[Tensor, "heads scores_or_entries"]]:  # fmt: skip
-    """Scores with log(1 + sum of exp(logs)) added at the index of each entry; and the addends. A pair given several
-    times has a sum of several terms, if ``repeats``, and the addends are then those of all scores."""
+    """Add log(1 + exp(logs)) to the score of each entry; return the scores and the addends.
+
+    With ``repeats``, a pair may have several entries. Its addend is then log(1 + sum of exp(logs)), and the addends are
+    those of all scores instead of those of the entries.
+    """
     if not repeats:
         added = torch.nn.functional.softplus(logs, threshold=40)  # the logarithm beyond it is exact
         return scores.scatter_add(1, index.expand_as(added), added), added

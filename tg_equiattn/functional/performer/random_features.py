@@ -18,15 +18,19 @@ def orthogonal_projection(num_random_features: int, dim: int, generator: torch.G
     r"""Draw directions of random features: orthogonal within blocks of ``dim`` rows, each row N(0, I).
 
     Blocks are Haar-distributed orthogonal matrices (QR of a Gaussian with the signs of R's diagonal), and every row
-    gets the length of an independent Gaussian vector, so the marginals are exact and the estimate stays unbiased.
+    gets the length of an independent Gaussian vector. So each row has its exact distribution, and the estimate is
+    unbiased.
 
     Args:
-        num_random_features: rows, m.
-        dim: columns, d.
-        generator: CPU generator; ``None`` means torch's default one.
+        num_random_features: Number of directions m.
+        dim: Width d of queries and keys.
+        generator: CPU generator for the draw. Default ``None``: torch's default generator.
 
     Returns:
-        ``(num_random_features, dim)`` float64 on the CPU: the same numbers whatever device they go to.
+        ``(num_random_features, dim)`` float64 on the CPU, so that all devices get the same numbers.
+
+    Raises:
+        ValueError: If ``num_random_features`` or ``dim`` is not a positive integer.
 
     Source: Choromanski et al., Rethinking attention with Performers (2021), section 3.
     """
@@ -48,15 +52,15 @@ def softmax_features(x: Tensor, projection: Tensor, variance: float | Tensor = 1
         \exp\!\big(\sqrt s\, \langle w_m, x \rangle + \tfrac{1 - s}{4} |w_m|^2 - \tfrac12 |x|^2\big), \qquad
         \mathbb{E}_w \langle \phi(q), \phi(k) \rangle = \exp\langle q, k \rangle
 
-    These are the features of directions with variance s in place of 1, with the weights of importance sampling. The
-    expectation is the same for every s > 1/2. With s = 1 they are those of FAVOR+; the error of large queries and keys
-    is smaller with a larger s.
+    Directions have variance s instead of 1, and features have the weights of importance sampling. The expectation is
+    the same for every s > 1/2. With s = 1 the features are those of FAVOR+; with a larger s the error of large queries
+    and keys is smaller.
 
-    Attention itself never calls this: :func:`linear_attention` works with logarithms, which do not overflow.
+    Attention does not call this function: :func:`linear_attention` works with logarithms, which do not overflow.
 
     Args:
-        x: ``(..., d)``.
-        projection: Directions w, ``(M, d)``, as :func:`orthogonal_projection` draws it.
+        x: Queries or keys, ``(..., d)``.
+        projection: Directions w, ``(M, d)``, as :func:`orthogonal_projection` draws them.
         variance: The variance s, greater than 1/2. Default 1.
 
     Returns:

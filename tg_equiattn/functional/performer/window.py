@@ -31,7 +31,7 @@ def window_attention(
     batch: Tensor | None = None,
     batch_size: int | None = None,
 ) -> Tensor:
-    r"""Exact softmax weights for near pairs, random features for all pairs.
+    r"""Attention with exact softmax weights for near pairs and random features for all pairs.
 
     .. math:: w_{ij} = e^{f} \langle \phi(q_i), \phi(k_j) \rangle
         + [j \text{ near } i] \exp\big(\langle q_i, k_j \rangle / \sqrt d + b(x_j - x_i)\big), \qquad
@@ -57,7 +57,11 @@ def window_attention(
         Tensor shaped as ``value``.
 
     Raises:
-        ValueError: The message names the argument, the value given and what is allowed.
+        ValueError: If shapes do not fit each other, if ``projection`` requires a gradient, if ``batch`` is not sorted,
+            or, without a projection, if a graph has more than 2^32 scores of all heads.
+
+    Source: Choromanski et al., Rethinking attention with Performers (2021), for the features; the sum of both terms is
+    ours.
 
     Example:
         >>> import torch
@@ -88,8 +92,11 @@ def window_attention_impl(
     projection: Float[Tensor, "features d"] | None, near: Near, node_batch: NodeBatch, dropout: float = 0.0,
     variance: Float[Tensor, " heads"] | None = None, key_bias: Float[Tensor, "heads nodes 1"] | None = None,
 ) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
-    """:func:`window_attention` without checks. ``key_bias`` is added to all scores of a key, with random features only.
-    Dropout is of single weights of near pairs, and of whole keys among all pairs."""
+    """:func:`window_attention` without checks.
+
+    ``key_bias`` is added to all scores of a key; it is ignored without a projection. ``dropout`` drops single weights
+    of near pairs, and whole keys in the sum over all pairs.
+    """
     if projection is None:
         return pair_attention_impl(query, key, value, node_batch, dropout, near)
     dtype, pairs = torch.promote_types(query.dtype, torch.float32), near.pairs

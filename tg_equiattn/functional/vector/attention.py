@@ -1,4 +1,4 @@
-"""Vector self-attention by cross products in O(N) memory. :mod:`.cross_product_attention` has the sums over keys;
+"""Vector self-attention by cross products in O(N) memory. :mod:`.cross_product_attention` has the sums over keys, and
 :mod:`.plain_attention` has the definition, which transforms use."""
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = N
         S_{ij} = \mathrm{softmax}_j\!\left(\tfrac{1}{\sqrt n} \|q_i \times k_j\|\right) (q_i \times k_j), \qquad
         u_i = \frac{1}{n} \sum_j S_{ij} \times v_j
 
-    with n the sequence's own length. It is computed as :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n` with p the
-    softmax and :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top`, without a matrix of size n x n. Lengths of cross products
-    are computed as :math:`\|q \times k\|^2 = |q|^2 |k|^2 - (q \cdot k)^2`. If q and k are parallel to within the
-    rounding of float32, scores are therefore accurate to 1e-3 of :math:`|q||k|` only. Polar vectors give polar vectors.
+    Here n is the sequence's own length. Polar vectors give polar vectors. The output is computed as
+    :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n` with :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top` and the softmax p,
+    without a matrix of size n x n. Lengths of cross products are computed as
+    :math:`\|q \times k\|^2 = |q|^2 |k|^2 - (q \cdot k)^2`. If q and k are parallel to within the rounding of float32,
+    scores are therefore accurate to 1e-3 of :math:`|q||k|` only.
 
     Args:
-        q: queries.
-        k: keys.
-        v: values.
-        lengths: int64 ``(B,)``, the own length of each sequence; ``None`` means N. Tokens beyond it are never read, and
-            zero in the output.
+        q: Queries.
+        k: Keys.
+        v: Values.
+        lengths: Own length of each sequence, int64 ``(B,)``. Tokens beyond it are not read, and are zero in the output.
+            The default, ``None``, means N.
 
     Shapes:
-        ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``.
+        ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``, in float32 for half precision.
 
     Raises:
-        ValueError: if an argument does not fit; it names the argument.
+        ValueError: if ``q``, ``k`` and ``v`` differ in shape, dtype or device or have another shape, or if ``lengths``
+            is not of this shape or not in [0, N].
 
     Source: se3-hyena appendix B, Eq. 4-5. Its Code 2 computes something else: scores are divided by n / 2 instead of
     the root of n, and :math:`v_i` stands in place of :math:`v_j`, so that values do not mix.
@@ -83,8 +85,10 @@ def vector_attention_impl(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | Non
 
 @torch.library.custom_op("tg_equiattn::vector_attention", mutates_args=())
 def _operator(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y (G, N, 3), T (G, N, 9) and log-sum-exps (G, N) of q, k, v (G, N, 3), zero beyond their own lengths (G,), None
-    where all are N, with scale (G,)."""
+    """Outputs y (G, N, 3), matrices T (G, N, 9) and log-sum-exps (G, N) of q, k and v (G, N, 3) with scale (G,).
+
+    q, k and v are zero beyond their own ``lengths`` (G,); ``None`` means that all lengths are N.
+    """
     refuse_forward_mode()
     with full_precision(q.device):
         mixed, lse = cross_product_attention(q, k, outer(k, v).flatten(-2), valid_tokens(lengths, q.shape[1]), scale)
@@ -98,7 +102,7 @@ def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
 
 @flop_formula("vector_attention")
 def _(q, k, v, lengths, scale, out_shape) -> int:
-    """Scores of six features; sums of matrices."""
+    """FLOPs of scores, from six features, and of sums of matrices."""
     return 2 * q[0] * q[1] ** 2 * (6 + 9)
 
 
@@ -128,7 +132,7 @@ def _(grad: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
 
 @flop_formula("vector_attention_backward")
 def _(grad, out, mixed, lse, q, *rest, out_shape) -> int:
-    """Scores again, and two products for each product of the forward pass."""
+    """FLOPs of scores, which are computed again, and of two products for each product of the forward pass."""
     return 2 * q[0] * q[1] ** 2 * (6 + 2 * (6 + 9))
 
 

@@ -1,4 +1,4 @@
-"""Linear maps of the channels of many tokens, whose weights get their gradients from sums over all tokens."""
+"""Linear maps of the channels of tokens, with fast gradients of weights for many tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..backend import use_plain
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-MANY_TOKENS = 4096  # from which on an accelerator sums the gradients of weights in parts
-_PARTS = 64
+MANY_TOKENS = 4096  # with at least so many tokens, an accelerator sums the gradients of weights in parts
+_PARTS = 64  # number of these parts
 
 
 def channel_product(
@@ -23,9 +23,9 @@ def channel_product(
 ) -> Float[Tensor, "batch out tokens"]:
     """``weight @ x + bias``.
 
-    The gradient of the weights is a product of few outputs, each a sum over all tokens. Libraries for accelerators
-    give such an output of a batched product to one processor, and most of the others wait. So there the sum over many
-    tokens is one of 64 parts, which run at the same time.
+    The gradient of the weights is a matrix product with few outputs, each a sum over all tokens. Libraries for
+    accelerators compute each output of a batched product on one processor, and most of the others wait. On accelerators
+    the sum over many tokens is therefore split into 64 parts, which run at the same time.
     """
     if x.device.type == "cpu" or x.shape[2] < MANY_TOKENS or use_plain():
         return _product(weight, x, bias)

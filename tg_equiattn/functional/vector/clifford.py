@@ -1,6 +1,9 @@
-"""The geometric algebra Cl(3,0): components 1; e1, e2, e3; e23, e31, e12; e123, of grade 0 (a scalar, 0e), 1 (a polar
-vector, 1o), 2 (a bivector, as the axial vector it is dual to, 1e) and 3 (a pseudoscalar, 0o). The product of grades i
-and k has parts in some of the grades j: twenty grade paths (i, k -> j)."""
+"""The geometric algebra Cl(3,0).
+
+The components of a multivector are 1; e1, e2, e3; e23, e31, e12; e123. They have grade 0 (a scalar, 0e), 1 (a polar
+vector, 1o), 2 (a bivector, stored as the axial vector that it is dual to, 1e) and 3 (a pseudoscalar, 0o). The product
+of grades i and k has parts in some of the grades j. There are twenty such grade paths (i, k -> j).
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,15 @@ if TYPE_CHECKING:
 
 Components = tuple[Tensor, ...]
 GRADE_SIZES = (1, 3, 3, 1)
-GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # of each component
+GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # grade of each component
 COMPONENTS = 8
-_BLADES = (0b000, 0b001, 0b010, 0b100, 0b110, 0b101, 0b011, 0b111)  # the vectors that each component multiplies
+_BLADES = (0b000, 0b001, 0b010, 0b100, 0b110, 0b101, 0b011, 0b111)  # bit n: component is a product with e_(n+1)
 _ORIENTATION = (1, 1, 1, 1, 1, -1, 1, 1)  # e31 = -e1 e3
 
 
 def _sign(i: int, k: int) -> int:
-    """Sign of the product of components i and k: one swap for every vector of k that a larger one of i passes."""
+    """Sign of the product of components i and k. Each vector of i swaps with all smaller vectors of k, and each swap
+    changes the sign."""
     a, b = _BLADES[i], _BLADES[k]
     swaps = sum(((a >> n) & b).bit_count() for n in (1, 2))
     return (-1) ** swaps * _ORIENTATION[i] * _ORIENTATION[k] * _ORIENTATION[_BLADES.index(a ^ b)]
@@ -52,7 +56,7 @@ PATHS = tuple(
 
 
 def _signs(path: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Signs of the product of a path, and of the products that are its gradients for the left and right factor."""
+    """Signs of the product of a path, of the gradient of its left factor and of the gradient of its right factor."""
     i, k, j = path
     return _sign_of(i, k, j), _sign_of(j, k, i) * _REVERSE[k], _sign_of(i, j, k) * _REVERSE[i]
 
@@ -68,7 +72,7 @@ _REVERSE = (1, 1, -1, -1)  # signs of the grades of reversed products
 
 
 def grades_of_products(grades: Iterable[int]) -> list[int]:
-    """Grades of products of multivectors of some grades."""
+    """The grades that occur in products of multivectors of some grades."""
     return sorted({j for i, k, j in PATHS if {i, k} <= set(grades)})
 
 
@@ -83,7 +87,7 @@ def cross_product(a: Tensor, b: Tensor, dim: int) -> Tensor:
 def _product(
     i: int, k: int, j: int, a: Float[Tensor, "left channels tokens"], b: Float[Tensor, "right channels tokens"]
 ) -> Float[Tensor, "components channels tokens"]:
-    """The part of grade j of a product of grades i and k, but for its sign: a product with a number, a dot product, or
+    """The part of grade j of a product of grades i and k, without its sign: a product with a number, a dot product, or
     a cross product."""
     if not GRADE_SIZES[i] == GRADE_SIZES[k] == 3:
         return a * b
@@ -100,8 +104,8 @@ def _add(sums: dict[int, Tensor], grade: int, sign: int, product: Tensor, weight
 def _add_product(
     sums: dict[int, Tensor], path: tuple[int, int, int], sign: int, a: Tensor, b: Tensor, weight: Tensor
 ) -> None:
-    """Add the weighted product of two grades. Where one of them is a number, the weight multiplies that one, which has
-    the fewest components."""
+    """Add the weighted product of two grades. If one grade is a number, the weight multiplies it, since it has the
+    fewest components."""
     i, k, j = path
     if GRADE_SIZES[i] == 1:
         _add(sums, j, sign, b, a * weight)
@@ -114,7 +118,7 @@ def _add_product(
 def _paths(
     parts: Sequence[Tensor], weight: Float[Tensor, "20 channels"]
 ) -> Iterator[tuple[int, tuple[int, int, int], Float[Tensor, "channels 1"]]]:
-    """Number, grades and weight of the paths between grades that have channels."""
+    """Yield the number, grades and weight of each path between grades that have channels."""
     weights = weight[..., None].unbind()
     for n, (i, k, j) in enumerate(PATHS):
         if parts[i].shape[1] and parts[k].shape[1]:
@@ -131,7 +135,7 @@ def _products(weight: Tensor, x: Sequence[Tensor], y: Sequence[Tensor]) -> tuple
 def _placed(
     rows: Float[Tensor, "rows channels"], indices: Sequence[int], count: int
 ) -> Float[Tensor, "{count} channels"]:
-    """Rows among zeros."""
+    """Place rows at their indices among ``count`` rows, with zeros at the others."""
     if len(indices) == count:
         return rows
     first, *others = (F.pad(row[None], (0, 0, n, count - 1 - n)) for n, row in zip(indices, rows, strict=True))
@@ -145,7 +149,7 @@ class _ChannelwiseProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, *arguments) -> Components:  # all in one, as above
+    def forward(ctx, *arguments) -> Components:
         weight, *factors = arguments
         ctx.save_for_backward(weight, *factors)
         return _products(weight, factors[:4], factors[4:])
@@ -171,22 +175,29 @@ class _ChannelwiseProduct(torch.autograd.Function):
 
 
 def channelwise_product(weight: Float[Tensor, "20 channels"], x: Sequence[Tensor], y: Sequence[Tensor]) -> Components:
-    """Products of multivectors as parts by grade (components, C or 0, T), with weights by grade path. Grades that no
-    path reaches have no channels in the product."""
+    """Weighted geometric products of multivectors, channel by channel.
+
+    Multivectors are four parts, one for each grade, (components, C, T), or without channels (C = 0) for grades that are
+    zero. ``weight`` holds a number for each grade path and channel. Grades that no path reaches have no channels in the
+    product.
+    """
     return _products(weight, x, y) if use_plain() else _ChannelwiseProduct.apply(weight, *x, *y)
 
 
 class ProductTables(NamedTuple):
     """Tables for multivectors of some grades as one tensor (components, channels, tokens).
 
+    A *pair* below is a component of a product with a component of the left factor. It determines the component of the
+    right factor, which is absent if its grade is.
+
     Attributes:
         present: the grades.
         grade: grade of each component.
-        position: position of that grade among those present.
+        position: position of that grade in ``present``.
         place: position of each component among the components of a product.
-        right: right component, for all pairs of a component of a product and a left component; 0 if it is not there.
-        paths: grade path of each of these pairs.
-        signs: sign of each of these pairs; 0 if the right component is not there.
+        right: position of the right component of each pair; 0 if it is absent.
+        paths: grade path of each pair.
+        signs: sign of each pair; 0 if its right component is absent.
         one: the number 1.
     """
 
@@ -221,15 +232,17 @@ def channelwise_product_of_components(
     y: Float[Tensor, "left channels tokens"],
     tables: ProductTables,
 ) -> Float[Tensor, "out channels tokens"]:
-    """:func:`channelwise_product` in six operations, which make up to 64 numbers for each channel and token: for so few
-    of them that operations, and not numbers, take the time."""
+    """:func:`channelwise_product` in six operations, which form up to 64 numbers for each channel and token.
+
+    It is faster for few channels and tokens, for which calls of operations take most of the time.
+    """
     pairs = -1, len(x)
     weights = (weight.index_select(0, tables.paths) * tables.signs).view(*pairs, x.shape[1], 1)
     return (weights * y.index_select(0, tables.right).unflatten(0, pairs) * x).sum(1)
 
 
 def split_grades(x: Float[Tensor, "components channels tokens"], grades: Sequence[int]) -> list[Tensor]:
-    """One tensor of some grades as the parts of all four, without channels for the others."""
+    """Split one tensor with the components of some grades into four parts. Parts of other grades have no channels."""
     sizes = [size if g in grades else 0 for g, size in enumerate(GRADE_SIZES)]
     return [part if part.shape[0] else x[:, :0] for part in x.split(sizes)]
 
@@ -239,18 +252,20 @@ def geometric_product(x: Tensor, y: Tensor) -> Tensor:
 
     .. math:: (x y)_j = \sum_{i, k} \Gamma^{j}_{ik}\, x_i\, y_k, \qquad \Gamma \in \{-1, 0, 1\}
 
-    With x = s + v + I b + I p (I = e123, b the axial vector a bivector is dual to), it holds the products of scalars,
-    dot products and cross products of vectors: for two polar vectors, v w = v.w + I (v x w).
+    A multivector is x = s + v + I b + I p with a scalar s, a polar vector v, an axial vector b, a pseudoscalar p and
+    I = e123. The product contains products with scalars, dot products and cross products: for two polar vectors,
+    v w = v.w + I (v x w).
 
     Args:
-        x: left factors, with components (1; e1, e2, e3; e23, e31, e12; e123) on the last axis.
-        y: right factors, with the same components.
+        x: Left factors, with components (1; e1, e2, e3; e23, e31, e12; e123) on the last axis.
+        y: Right factors, with the same components.
 
     Shapes:
         ``(..., 8)`` each, broadcast against each other -> ``(..., 8)``.
 
     Raises:
-        ValueError: if the last axis is not 8, or dtypes or devices differ.
+        ValueError: if the last axis is not 8, if dtypes or devices differ, or for half precision on a CPU outside
+            autocast.
 
     Source: se3-hyena section 3.2; Ruhe et al., Clifford Group Equivariant Neural Networks (2023).
 

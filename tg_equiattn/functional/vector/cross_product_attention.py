@@ -2,9 +2,10 @@ r"""Softmax over the lengths of cross products in O(N) memory, tile by tile.
 
     T_i = sum_j p_ij w_j,    p_ij = softmax_j( scale |q_i x k_j| ),    |q x k|^2 = |q|^2 |k|^2 - (q.k)^2
 
-The square is a product of six quadratic features of q and six of k, whose differences cancel where vectors are nearly
-parallel: where matrix products may be rounded (TF32, bfloat16 on a CPU), all but weights (p, and slopes of scores)
-enters as sums of parts that neither rounds. Where a score is zero its derivative is taken as zero.
+The square is a product of six quadratic features of q and six of k. Its terms cancel if vectors are nearly parallel, so
+rounded factors would give wrong scores. If matrix products may round their factors (TF32, bfloat16 on a CPU), factors
+are therefore sums of parts that are exact in these formats. Only weights (p, and slopes of scores) may be rounded. The
+derivative of a score that is zero is taken as zero.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from ..backend import tile_numbers
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-_TILE_SCORES = 1 << 17  # scores of one tile on a CPU
-_TILE_KEYS = 512  # of one tile, at most, on the CPU
+_TILE_SCORES = 1 << 17  # scores of a chunk on a CPU
+_TILE_KEYS = 512  # largest number of keys of a chunk on a CPU
 _SAFE = 60.0  # scores up to here need no stabiliser: exp(60) times many millions is finite in float32
 
 
 def _next(x: Tensor) -> Tensor:
-    """(y, z, x) of (x, y, z); an index of a list would have to reach the device."""
+    """(y, z, x) of (x, y, z). Indexing by a list would copy the list to the device."""
     return x.roll(-1, -1)
 
 
@@ -46,12 +47,13 @@ def _key_features(k: Float[Tensor, "groups tokens 3"]) -> Float[Tensor, "groups 
 
 
 def _products_round(x: Tensor) -> bool:
-    """True if products of float32 may be rounded. On a GPU always, as splitting into parts costs little there."""
+    """True if matrix products of float32 may round their factors. On a GPU this is assumed, since splitting into parts
+    costs little there."""
     if x.dtype == torch.float64 or x.device.type != "cpu":
         return x.dtype != torch.float64
     try:
         return torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:  # set by newer means than these
+    except RuntimeError:  # the precision was set by torch's newer settings
         return True
 
 
@@ -65,7 +67,7 @@ def _bfloat16_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _exact_factors(
     a: Float[Tensor, "*batch n width"], b: Float[Tensor, "*batch m width"]
 ) -> tuple[Float[Tensor, "*batch n rank"], Float[Tensor, "*batch m rank"]]:
-    """Factors whose product is a b^T, rounded or not."""
+    """Factors whose product is a b^T, also if matrix products round their factors."""
     if not _products_round(a):
         return a, b
     (a1, a2, a3), (b1, b2, b3) = _bfloat16_parts(a), _bfloat16_parts(b)
@@ -73,7 +75,7 @@ def _exact_factors(
 
 
 def _parts_in_turn(x: Tensor) -> Tensor:
-    """(..., r) or its three parts in turn, for a product of which :func:`_summed_parts` adds them up."""
+    """x (..., r), or its three parts side by side if products may round. :func:`_summed_parts` adds their products."""
     return torch.cat(_bfloat16_parts(x), -1) if _products_round(x) else x
 
 
@@ -82,7 +84,7 @@ def _summed_parts(x: Tensor, width: int) -> Tensor:
 
 
 def _query_chain(q: Tensor, grad: Tensor) -> Tensor:
-    """The derivative of the query's features, applied."""
+    """The gradient of the query, from the gradient of its features."""
     square, mixed = grad.split(3, -1)
     return 2 * q * square + _last(q) * _next(mixed) + _next(q) * _last(mixed)
 
@@ -114,14 +116,14 @@ def cross_product_attention(
     mask: Bool[Tensor, "groups tokens"] | None,
     scale: Float[Tensor, " groups"],
 ) -> tuple[Float[Tensor, "groups tokens width"], Float[Tensor, "groups tokens"]]:
-    """Sums sum_j p_ij w_j and log-sum-exps; ``mask`` is true for valid keys."""
+    """The sums sum_j p_ij w_j and the log-sum-exps of scores; ``mask`` is true for valid keys."""
     groups, length, width = w.shape
     a, b = _exact_factors(_query_features(q), _key_features(k) * scale[:, None, None].square())
     ones = _parts_in_turn(torch.cat([w, torch.ones_like(w[..., :1])], -1))
     sums = torch.zeros_like(ones)
     top = w.new_full((groups, length, 1), torch.finfo(w.dtype).min)
     stabilise = True
-    if q.device.type == "cpu" and w.numel():  # where looking is free
+    if q.device.type == "cpu" and w.numel():  # reading a bound of the scores costs nothing there
         bound = q.square().sum(-1).amax(-1) * k.square().sum(-1).amax(-1)
         stabilise = not bool((bound.sqrt() * scale < _SAFE).all())
     if not stabilise:
@@ -154,7 +156,8 @@ def cross_product_attention_backward(
     lse: Float[Tensor, "groups tokens"],
     grad: Float[Tensor, "groups tokens width"],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and w from the gradient ``grad`` of the sums; ``shift`` is <grad, sums>."""
+    """Gradients of q, k and w from the gradient ``grad`` of the sums. ``shift`` is the scalar product of ``grad`` and
+    the sums, and ``lse`` the log-sum-exps."""
     groups, length, width = w.shape
     factor = scale[:, None, None].square()
     a, b = _query_features(q), _key_features(k) * factor

@@ -1,4 +1,4 @@
-"""The definition of vector self-attention, as differentiable operations of torch, some queries at a time."""
+"""The definition of vector self-attention in differentiable operations of torch, some queries at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK_PAIRS = 1 << 18  # pairs of a chunk on a CPU; the definition has some 16 
 
 
 def valid_tokens(lengths: Int[Tensor, " groups"] | None, length: int) -> Bool[Tensor, "groups {length}"] | None:
-    """Tokens within their sequence's own length; None if lengths are None."""
+    """A mask of the tokens within their sequence's own length; None if ``lengths`` are None."""
     return None if lengths is None else torch.arange(length, device=lengths.device) < lengths[:, None]
 
 

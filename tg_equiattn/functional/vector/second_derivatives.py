@@ -1,8 +1,8 @@
 r"""Second derivatives of vector self-attention, some queries at a time.
 
 A backward pass maps q, k, v and the gradient g of the output y to gradients of q, k and v. Its own backward pass, given
-directions dq, dk, dv, differentiates the change of <g, y> along these directions. With c = q x k, s = scale |c|,
-D_ij = <g_i, c_ij x v_j> and the same letters behind a d for changes,
+directions dq, dk, dv, differentiates the change of <g, y> along these directions. With c = q x k, s = scale |c| and
+D_ij = <g_i, c_ij x v_j>, and with d in front of a letter for its change,
 
     d<g, y> = sum_ij p_ij (D ds + dD) - sum_i h_i m_i,     h_i = sum_j p_ij D_ij,    m_i = sum_j p_ij ds_ij
 
@@ -38,7 +38,7 @@ def vector_second_derivatives(
     scale: Float[Tensor, " groups"],
     directions: Sequence[Float[Tensor, "groups tokens 3"] | None],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and g, given directions dq, dk and dv; ``None`` is zero."""
+    """Gradients of q, k, v and g from the directions dq, dk and dv; ``None`` means zero."""
     dq, dk, dv = (torch.zeros_like(q) if x is None else x for x in directions)
     groups, length, _ = q.shape
     valid = valid_tokens(lengths, length)
@@ -78,7 +78,8 @@ def _tile(
     valid: Bool[Tensor, "groups 1 tokens"] | None,
     scale: Float[Tensor, "groups 1 1"],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the operands of some queries, and their shares of the gradients of the operands of all keys."""
+    """Gradients of the operands of some queries, and the terms of these queries in the gradients of the operands of all
+    keys."""
     (left, mixed), (right, outer) = queries, keys
     (left_dq, left_q), (right_k, right_dk) = left.split(2, -1), right.split(2, -1)
     cross, d_cross = left_q @ right_k.mT, left @ right.mT

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 
 class Cells(NamedTuple):
-    """Lattice vectors as rows, in float64, unit vectors along directions that do not repeat; and the directions along
-    which a graph repeats: all three, two, or none."""
+    """Cells of graphs.
+
+    Attributes:
+        vectors: lattice vectors as rows, in float64; unit vectors along directions that do not repeat.
+        periodic: true for directions along which a graph repeats: all three, two, or none.
+    """
 
     vectors: Float[Tensor, "graphs 3 3"]
     periodic: Bool[Tensor, "graphs 3"]
@@ -30,12 +34,12 @@ class Cells(NamedTuple):
         return cls(unit, torch.zeros(count, 3, dtype=torch.bool, device=device))
 
     def select(self, graphs: Tensor | None) -> Cells:
-        """Cells of some of the graphs, ``None`` for all."""
+        """Cells of some of the graphs; ``None`` means all."""
         return self if graphs is None else Cells(*(x.index_select(0, graphs) for x in self))
 
     def normals(self) -> Float[Tensor, "graphs 3 3"]:
         """Unit vectors along directions that do not repeat: the normal of a slab, or x, y and z."""
-        across = torch.linalg.cross(self.vectors.roll(-1, 1), self.vectors.roll(-2, 1))  # the other two, for each
+        across = torch.linalg.cross(self.vectors.roll(-1, 1), self.vectors.roll(-2, 1))  # products of the other two
         length = across.square().sum(2, keepdim=True)
         across = across / torch.where(length > 0, length, 1.0).sqrt()
         unit = Cells.none(1, across.device).vectors
@@ -55,7 +59,7 @@ class Cells(NamedTuple):
 
 
 def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) -> Cells | None:
-    """Checked cells of ``count`` graphs, on the device of ``like``; ``None`` if no graph repeats."""
+    """Check the cells of ``count`` graphs and return them on the device of ``like``; ``None`` if no graph repeats."""
     if cell is None:
         none = isinstance(pbc, Tensor) and is_readable(pbc) and not bool(pbc.any())
         if pbc is not None and not none:

@@ -13,7 +13,7 @@ from .special_functions import boys_functions
 
 
 class Coulomb(Kernel):
-    r"""Coulomb potentials of Gaussian charges, 1 / r at large distances in the unit of the width.
+    r"""Coulomb potentials of Gaussian charges. At large distances they are 1 / r, with r in units of the width.
 
     .. math:: K(r) = \frac{s}{r}\, \mathrm{erf} \frac{r}{\sqrt 2 s} = \sqrt{\frac{2}{\pi}}\, F_0(t), \qquad
         \hat K(k) = \frac{4 \pi s}{k^2}\, e^{-s^2 k^2 / 2}, \qquad
@@ -24,7 +24,7 @@ class Coulomb(Kernel):
     Args:
         widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds.
         gains: ``(heads, C, lmax + 1)``, the factor of each degree of the solid harmonics.
-        bounds: the smallest and the largest width of each of the C kernels, as numbers.
+        bounds: The smallest and the largest width of each of the C kernels, as Python numbers in the unit of positions.
 
     Raises:
         ValueError: if shapes do not fit or a bound is not positive.
@@ -39,16 +39,16 @@ class Coulomb(Kernel):
     long_range: ClassVar[bool] = True
 
     def split(self, width: float) -> tuple[ShortRangeCoulomb, Coulomb]:
-        """Two kernels with this one as their sum: one that decays as a Gaussian, and the potential of charges of a
-        larger width, which needs few reciprocal vectors."""
+        """Split the kernel into a sum of two kernels: one that decays as a Gaussian, and the potential of charges of a
+        larger ``width``, which needs few reciprocal vectors."""
         short = ShortRangeCoulomb(self.widths, self.gains, tuple((low, width) for low, _ in self.bounds))
         gains = self.gains * (self.widths / width)[..., None] ** (degrees(self.gains) + 1)
         return short, Coulomb(torch.full_like(self.widths, width), gains, ((width, width),) * self.count)
 
     @staticmethod
     def split_ranges(low: float, width: float, scaled_cutoff: float) -> list[Range]:
-        """:meth:`Kernel.ranges` of the two kernels of :meth:`split`, for one kernel with the smallest width ``low``. No
-        tensor is made, as many widths are tried."""
+        """The :meth:`Kernel.ranges` of both kernels from :meth:`split`, for one kernel with the smallest width ``low``.
+        It makes no tensors, since many widths are tried."""
         short = Range(scaled_cutoff / low, scaled_cutoff * width, long_range=False)
         return [short, Range(scaled_cutoff / width, scaled_cutoff * width, long_range=True)]
 

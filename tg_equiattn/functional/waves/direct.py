@@ -65,7 +65,7 @@ def _chunk(interaction: Interaction, pos_i: Tensor, query: Tensor, pos: Tensor, 
 def own_terms(
     query: Float[Tensor, "nodes heads kernels contracted"], sources: Sources, interaction: Interaction
 ) -> Float[Tensor, "nodes heads out"]:
-    """The term j = i of the sums, a node's attention to itself without its images."""
+    """The terms j = i of the sums: the attention of each node to itself, but not to its images."""
     zero = query.new_zeros(1, 1, 1)
     at_zero = torch.cat([kernel.real_space(zero)[0, 0, :, :, 0] for kernel in interaction.kernels], 1)  # H, C, 1
     weights, value = query * at_zero, sources[-1]

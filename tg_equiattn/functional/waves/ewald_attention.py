@@ -44,10 +44,11 @@ def ewald_attention(
     makes every cell neutral.
 
     Args:
-        query: ``(T, heads, C, A)``, contracted with keys over A, for each of the C kernels of all kinds.
-        key: ``(T, heads, C, A)``, as queries.
-        value: ``(T, heads, V)``, the features that nodes pass on.
-        pos: Positions ``(T, 3)``. Give large coordinates in float64, whatever the features are.
+        query: Queries ``(T, heads, C, A)`` for each of the C kernels of all kinds. Their inner products with keys are
+            over A.
+        key: Keys ``(T, heads, C, A)``.
+        value: Values ``(T, heads, V)``, the features that nodes pass on.
+        pos: Positions ``(T, 3)``. Give large coordinates in float64, also if features are in float32.
         kernels: :class:`Gaussian`, :class:`Coulomb` and :class:`OscillatingGaussian` objects. Together they have the C
             kernels of queries and keys, in this order, and all have the same number of degrees.
         batch: Sorted int64 ``(T,)``, the graph of each node. ``None`` means one graph.
@@ -109,7 +110,7 @@ def ewald_attention(
 
 
 def _every_product(lmax: int) -> Product:
-    """Values times every harmonic up to a degree: (..., V) to (..., V (lmax + 1)²)."""
+    """The product that returns values times all harmonics up to degree ``lmax``: (..., V) to (..., V (lmax + 1)²)."""
 
     def product(features: Tensor, harmonics: Tensor | None, degree: int) -> Tensor:
         products = features.mT if harmonics is None else features[..., None] * harmonics[..., None, :]
@@ -122,10 +123,10 @@ def ewald_attention_impl(
     pos: Tensor, query: Tensor, sources: Sources, interaction: Interaction, node_batch: NodeBatch,
     cells: Cells | None, method: str,
 ) -> Tensor:  # fmt: skip
-    """:func:`ewald_attention` without checks, with any product of values with harmonics that is linear in both:
-    (T, heads, E)."""
+    """:func:`ewald_attention` without checks, with any product of values and harmonics that is linear in both. The
+    result is (T, heads, E)."""
     nodes = node_batch.centred(pos), query, *sources
-    sized = cells is None or interaction.max_hkl is not None  # enough for CUDA without waiting
+    sized = cells is None or interaction.max_hkl is not None  # then nothing has to be read, and CUDA need not wait
     unread = sized and node_batch.known_sizes is None
     if unread or not is_readable(pos) or not (cells is None or is_readable(cells.vectors)):
         return _without_reading(nodes, interaction, node_batch, cells, method)
@@ -158,7 +159,7 @@ def _sums(
 def _without_reading(
     nodes: Sequence[Tensor], interaction: Interaction, node_batch: NodeBatch, cells: Cells | None, method: str
 ) -> Tensor:
-    """All graphs in one group, by both methods if some may repeat and others not."""
+    """Sums over all graphs in one group. If some graphs may repeat and others not, both methods are computed."""
     if method == "nufft" or node_batch.ranks is not None:
         what = "method must not be 'nufft'" if method == "nufft" else "process_group must be None"
         raise ValueError(f"{what} while a model is traced or mapped over")

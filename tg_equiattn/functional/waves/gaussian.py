@@ -13,7 +13,7 @@ from .special_functions import cosine_functions
 
 
 class Gaussian(Kernel):
-    r"""Gaussians.
+    r"""Gaussians of the distance.
 
     .. math:: K(r) = e^{-r^2 / 2 s^2}, \qquad \hat K(k) = (2 \pi)^{3/2} s^3 e^{-s^2 k^2 / 2},
         \qquad s^l\, Y_l(\nabla) K = (-1)^l\, Y_l(r / s)\, K(r)
@@ -21,7 +21,7 @@ class Gaussian(Kernel):
     Args:
         widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds.
         gains: ``(heads, C, lmax + 1)``, the factor of each degree of the solid harmonics.
-        bounds: the smallest and the largest width of each of the C kernels, as numbers.
+        bounds: The smallest and the largest width of each of the C kernels, as Python numbers in the unit of positions.
 
     Raises:
         ValueError: if shapes do not fit or a bound is not positive.
@@ -43,7 +43,7 @@ class Gaussian(Kernel):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OscillatingGaussian(Kernel):
-    r"""Gaussians times cosines of the distance, whose sign alternates with the distance within a width.
+    r"""Gaussians times cosines of the distance. Their sign alternates with the distance.
 
     .. math:: K(r) = e^{-r^2 / 2 s^2} \cos \kappa r, \qquad \hat K(k) = (2 \pi)^{3/2}\, \frac{s^3}{2}
         \sum_{\pm} \Big( 1 \pm \frac{\kappa}{k} \Big) e^{-s^2 (k \pm \kappa)^2 / 2}
@@ -53,9 +53,9 @@ class OscillatingGaussian(Kernel):
     Args:
         widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds.
         gains: ``(heads, C, lmax + 1)``, the factor of each degree of the solid harmonics.
-        bounds: the smallest and the largest width of each of the C kernels, as numbers.
-        wavenumbers: ``(heads, C)``, the wavenumbers kappa.
-        largest: the largest wavenumber of each of the C kernels, as numbers.
+        bounds: The smallest and the largest width of each of the C kernels, as Python numbers in the unit of positions.
+        wavenumbers: ``(heads, C)``, the wavenumbers :math:`\kappa` in radians per unit of positions.
+        largest: The largest wavenumber of each of the C kernels, as Python numbers.
 
     Raises:
         ValueError: if shapes do not fit, or a bound or a largest wavenumber is not positive.

@@ -11,17 +11,22 @@ import torch
 from torch import Tensor
 
 Bounds = tuple[tuple[float, float], ...]
-# Features (..., V), harmonics (..., 2 l + 1) and their degree l to products. Without harmonics, features are
-# (..., 2 l + 1, V) and have been multiplied by each of them.
+# A function of features (..., V), harmonics (..., 2 l + 1) and their degree l that returns products. If harmonics are
+# None, features are (..., 2 l + 1, V) and have been multiplied by each of them.
 Product = Callable[[Tensor, Tensor | None, int], Tensor]
-# What nodes pass on: keys (..., heads, C, A) and values (..., heads, V), or, in place of their product, a source for
-# each kernel (..., heads, C, V), with A = 1.
+# Tensors that nodes pass on: keys (..., heads, C, A) and values (..., heads, V); or one tensor in place of their
+# products, a source for each kernel (..., heads, C, V), with A = 1.
 Sources = tuple[Tensor, ...]
 
 
 class Range(NamedTuple):
-    """Wavenumber ``cutoff`` and distance ``margin`` beyond which a kernel is below the promised error. A ``long_range``
-    kernel decays as 1 / r beyond its margin and has to be truncated along directions that do not repeat."""
+    """The range of a kernel in both spaces.
+
+    Attributes:
+        cutoff: wavenumber beyond which the kernel is below the promised error.
+        margin: distance beyond which it is below the promised error, or, with a long range, equal to 1 / r.
+        long_range: true if the kernel decays as 1 / r; it is truncated along directions that do not repeat.
+    """
 
     cutoff: float
     margin: float
@@ -36,8 +41,8 @@ class Kernel:
     Args:
         widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds.
         gains: ``(heads, C, lmax + 1)``, the factor g of each degree.
-        bounds: the smallest and the largest width of each of the C kernels, as numbers: the number of reciprocal
-            vectors depends on these alone.
+        bounds: The smallest and the largest width of each of the C kernels, as Python numbers. The number of reciprocal
+            vectors depends on them, and not on ``widths``.
 
     Raises:
         ValueError: if shapes do not fit or a bound is not positive.
@@ -74,7 +79,7 @@ class Kernel:
         return self.gains
 
     def single(self, kernel: int) -> "Kernel":
-        """One of the C kernels, as an object with C = 1."""
+        """The kernels of one index, as an object with C = 1."""
         these = slice(kernel, kernel + 1)
         values: list[Any] = [getattr(self, field.name) for field in dataclasses.fields(self)]
         chosen: list[Any] = [x[:, these] if isinstance(x, Tensor) else x[these] for x in values]
@@ -131,8 +136,14 @@ def per_wavenumber(x: Tensor, index: Tensor, like: Tensor) -> Tensor:
 
 
 class Interaction(NamedTuple):
-    """The terms that attention sums over nodes: kernels, the product of values with harmonics of a degree, the promised
-    ``error`` of reciprocal sums and the largest Miller indices of the kernel with the largest cutoff, if given."""
+    """The settings of sums over nodes.
+
+    Attributes:
+        kernels: the kernels.
+        product: the product of values with harmonics of one degree.
+        error: promised error of reciprocal sums, relative to the largest value of a kernel.
+        max_hkl: largest Miller indices for the kernel with the largest cutoff; ``None`` reads them from cells.
+    """
 
     kernels: tuple[Kernel, ...]
     product: Product
@@ -154,7 +165,7 @@ class Interaction(NamedTuple):
         return x
 
     def part(self, kernels: tuple[Kernel, ...]) -> "Interaction":
-        """The terms of some of the kernels, with the same reciprocal vectors."""
+        """The settings for some of the kernels, with the same reciprocal vectors."""
         bounds = self.hkl_bounds([own for kernel in kernels for own in kernel.ranges(self.scaled_cutoff)])
         most = None if bounds is None else tuple(max(each) for each in zip(*bounds, strict=True))
         return self._replace(kernels=kernels, max_hkl=most)

@@ -18,19 +18,24 @@ from .kernel import Range
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
 
-_MOST = 2**23  # reciprocal vectors of one graph and kernel: a larger table would not fit into memory
-_STEP, _STEPS = 1.15, 16  # factors by which a bound may be too small, each with an error of its own
+_MOST = 2**23  # largest number of reciprocal vectors of a graph and kernel; a larger table would not fit into memory
+_STEP, _STEPS = 1.15, 16  # errors name the needed bound in 16 steps, each by a factor of 1.15
 TAPER = 1.1  # weights fade to zero between the cutoff and this times the cutoff
 
 
 class Lattice(NamedTuple):
-    """Reciprocal vectors k of some kernels, those of one kernel after the other, one of each pair k and -k.
+    """Reciprocal vectors k of some kernels, one kernel after the other, with one vector of each pair k and -k.
 
-    The phase k . x of a node is the product of its ``angles``, 2 pi times its fractions in the box of the first kernel,
-    with ``numbers``, Miller indices times the ratio of boxes. In double precision there are ``wavevectors``;
-    ``weights``, how many of k and -k there are, over the volume, fading towards the end; and ``coulomb``, 4 pi / k²
-    truncated along directions that do not repeat, zeros if no kernel has a long range. ``kernel`` says which kernel k
-    is for (one entry for a single kernel), ``counts`` how many k each has.
+    The phase k . x of a node is the scalar product of its ``angles`` with ``numbers``.
+
+    Attributes:
+        angles: 2 pi times the fractional coordinates of nodes in the box of the first kernel.
+        numbers: Miller indices times the ratio of the box of the first kernel to that of k.
+        wavevectors: the vectors k, in float64.
+        weights: 2 for a pair k and -k and 1 for zero, divided by the volume; they fade to zero beyond the cutoff.
+        coulomb: 4 pi / k², truncated along directions that do not repeat; zeros if no kernel has a long range.
+        kernel: index of the kernel of each vector, or one entry for a single kernel.
+        counts: number of vectors of each kernel.
     """
 
     angles: Float[Tensor, "graphs nodes 3"]
@@ -48,15 +53,24 @@ def lattice_of(
 ) -> Lattice:  # fmt: skip
     r"""Reciprocal vectors up to the cutoffs of some kernels.
 
-    With ``bounds``, all Miller indices within them, whatever the cells are; without, those of one kernel, found by
-    reading the cells. The reciprocal vectors of a cell A are :math:`k = 2 \pi A^{-1} n` with three integers n, so at
-    a position x = f A the phase is :math:`2 \pi\, n \cdot f`. It depends on the fractions f alone, which are wrapped
-    before they are multiplied.
+    With ``bounds``, these are all Miller indices within the bounds, and cells are not read. Without bounds there is one
+    kernel, and its Miller indices are found by reading the cells. The reciprocal vectors of a cell A are
+    :math:`k = 2 \pi A^{-1} n` with three integers n, so at a position x = f A the phase is :math:`2 \pi\, n \cdot f`.
+    It depends on the fractions f only, which are wrapped before they are multiplied.
 
-    Along directions that do not repeat there is a box, so wide that images do not interact: the extent and the margin
-    of a kernel. Long-range kernels are truncated at R, the largest distance and the margin; their boxes have the
-    extent, R and the margin, those of slabs 2 R. Boxes depend on positions without gradients, as sums do not depend on
-    the box beyond the promised error. Boxes of several kernels differ by factors, so one set of fractions does.
+    Along directions that do not repeat there is a box, so wide that images do not interact: its side is the sum of the
+    extent and the margin of a kernel. Long-range kernels are truncated at R, the sum of the largest distance and the
+    margin. Their boxes have sides of extent + R + margin, and 2 R for slabs. Boxes depend on positions without
+    gradients, since sums depend on the box by less than the promised error. Boxes of several kernels differ by factors,
+    so they share one set of fractions.
+
+    Args:
+        cells: cells of the graphs.
+        pos: positions of the nodes.
+        extent: largest distance between nodes along each direction that does not repeat.
+        ranges: cutoffs and margins of the kernels.
+        dtype: dtype of the angles.
+        bounds: largest Miller indices of each kernel; ``None`` reads cells.
     """
     periodic, normals, truncates = cells.periodic, cells.normals(), any(own.long_range for own in ranges)
     table = _table([(TAPER * own.cutoff, own.margin, own.long_range) for own in ranges], torch.float64, pos.device)
@@ -93,7 +107,8 @@ def lattice_of(
 def _table(
     rows: Sequence[Sequence[float]], dtype: torch.dtype, device: torch.device
 ) -> Shaped[Tensor, "kernels numbers"]:
-    """Numbers of each kernel. Those of a single one are made on the device: a copy would wait for CUDA."""
+    """A table with a row of numbers for each kernel. A single row is made on the device, since a copy would wait for
+    CUDA."""
     if len(rows) > 1:
         return torch.tensor(rows, dtype=dtype, device=device)
     return torch.cat([torch.full((1, 1), x, dtype=dtype, device=device) for x in rows[0]], 1)
@@ -142,7 +157,7 @@ def _taper(
 
 
 def count_of_vectors(volume: float, end: float) -> float:
-    """About how many reciprocal vectors, one of each pair, a cell has."""
+    """The approximate number of reciprocal vectors of a cell up to the wavenumber ``end``, one of each pair."""
     return volume * end**3 / (12 * math.pi**2)
 
 
@@ -159,14 +174,14 @@ def _found(
 
 @cached(maxsize=1024)
 def _indices_of(entries: tuple[float, ...], end: float) -> Int[Tensor, "vectors 4"]:
-    """Miller indices of one cell and how many vectors each stands for, zero first."""
+    """Miller indices of one cell, zero first, and in the last column how many vectors each stands for."""
     cell = torch.tensor(entries, dtype=torch.float64, device="cpu").view(3, 3)
     count = count_of_vectors(float(cell.det().abs()), end)
     if count > _MOST:
         raise ValueError(
-            f"width must be larger, or method='direct', for so large a cell: {cell.tolist()} has {count:,.0f} "
-            f"reciprocal vectors shorter than {end:.3g}, and more than {_MOST:,} are refused; twice the width needs an "
-            "eighth of them"
+            f"width must be larger, or method 'direct' if graphs do not repeat, for so large a cell, got {count:,.0f} "
+            f"reciprocal vectors shorter than {end:.3g} for {cell.tolist()}; more than {_MOST:,} are refused, and "
+            "twice the width needs an eighth of them"
         )
     # |n_a| = |a . k| / 2 pi <= |a| end / 2 pi
     h, k, l = (math.floor(length * end / (2 * math.pi)) for length in cell.norm(dim=1).tolist())  # noqa: E741
@@ -176,16 +191,16 @@ def _indices_of(entries: tuple[float, ...], end: float) -> Int[Tensor, "vectors 
 
 
 def _half_lattice(bound: tuple[int, int, int], device: torch.device) -> Int[Tensor, "vectors 4"]:
-    """Miller indices within a bound and how many vectors each stands for: zero, then one of each pair of opposite
-    ones."""
+    """Miller indices within a bound, zero first and one of each pair n and -n, and in the last column how many vectors
+    each stands for."""
     number = torch.arange((math.prod(2 * n + 1 for n in bound) + 1) // 2, device=device)
     indices = _indices_at(number, torch.tensor(bound, device=device))
     return torch.cat([indices, torch.where((indices == 0).all(1, keepdim=True), 1, 2)], 1)
 
 
 def _indices_at(number: Int[Tensor, " vectors"], bound: Int[Tensor, "*vectors 3"]) -> Int[Tensor, "vectors 3"]:
-    """Miller indices with these numbers, counted from zero among all within a bound, in an order in which n and -n lie
-    opposite about zero."""
+    """Miller indices with these numbers. All indices within a bound are counted from the zero vector, in an order in
+    which n and -n are at equal distances from it."""
     first, second, third = (2 * bound + 1).unbind(-1)
     number = number + first * second * third // 2
     return torch.stack([number // (second * third), number // third % second, number % third], 1) - bound
@@ -194,8 +209,12 @@ def _indices_at(number: Int[Tensor, " vectors"], bound: Int[Tensor, "*vectors 3"
 def _bounded(
     lengths: Float[Tensor, "graphs kernels 3"], bounds: Sequence[tuple[int, int, int]], end: Float[Tensor, " kernels"]
 ) -> tuple[Int[Tensor, "graphs vectors 3"], Int[Tensor, "graphs vectors"], Int[Tensor, " vectors"], list[int]]:
-    """All Miller indices within the bounds of each kernel, for boxes with sides of these lengths, with no reciprocal
-    vectors beyond. Also how many vectors each index stands for, its kernel, and the number of each kernel."""
+    """All Miller indices within the bounds of each kernel, how many vectors each stands for, the kernel of each, and
+    the number of indices of each kernel.
+
+    Raise ValueError if a bound is too small for boxes with sides of these ``lengths`` and cutoffs ``end``. If values
+    cannot be read, the device raises an error later, or, under ``torch.vmap``, outputs are NaN.
+    """
     device = lengths.device
     needed = lengths * end[:, None] / (2 * math.pi)
     most = _table(bounds, torch.int64, device)  # P, 3
@@ -217,8 +236,11 @@ def _bounded(
 
 
 def _assert_bounds(needed: Float[Tensor, "graphs kernels 3"], bounds: Sequence[tuple[int, int, int]]) -> None:
-    """Assert on the device that Miller indices are within their bounds. Texts of such errors are fixed when a model is
-    compiled, so there is one for each factor by which a bound may be too small, the largest first."""
+    """Assert on the device that Miller indices are within their bounds.
+
+    The texts of such errors are fixed when a model is compiled. So there is a text for each of several factors by which
+    a bound may be too small, the largest first.
+    """
     if not needed.shape[0]:
         return
     largest = max(range(len(bounds)), key=lambda p: sum(bounds[p]))
@@ -226,7 +248,7 @@ def _assert_bounds(needed: Float[Tensor, "graphs kernels 3"], bounds: Sequence[t
         own, enough = needed[:, largest, axis].amax(), [math.ceil(most * _STEP**n) for n in range(_STEPS, -1, -1)]
         for more, less in itertools.pairwise(enough):
             text = f"max_hkl along lattice vector {'abc'[axis]} must be at least {more} for these cells, got {most}"
-            checks.must_hold((own < less + 1) | (own >= more + 1), text)
+            checks.must_hold((own < less + 1) | (own >= more + 1), text)  # own is not between the two
     checks.must_hold(
         (needed.amax(0) < _table(bounds, torch.int64, needed.device) + 1).all(),
         f"max_hkl must be far larger than {bounds[largest]} for these cells",

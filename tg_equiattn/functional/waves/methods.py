@@ -1,4 +1,4 @@
-"""The method that takes least time for a graph, from counts of operations."""
+"""Choice of the method that takes least time for a graph, from counts of operations."""
 
 from __future__ import annotations
 
@@ -23,21 +23,27 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 METHODS = ("auto", "direct", "ewald", "nufft")
-_WIDE = 1000  # reciprocal vectors per node that no crystal has: its cell is far wider than the graph
-_WARNED = 1e8  # nanoseconds from which on a wide cell is a warning
-_ALWAYS_DIRECT = 512  # nodes of an open graph up to which nothing else is counted
+_WIDE = 1000  # reciprocal vectors per node; with more, a cell is far wider than the graph in it
+_WARNED = 1e8  # nanoseconds; wide cells that take longer get a warning
+_ALWAYS_DIRECT = 512  # open graphs with at most so many nodes are summed directly
 
 # Nanoseconds on one core of a CPU: for a degree of a value of a kernel, for a product in a matrix product, for a phase,
 # for a reciprocal vector, for one channel of its product with harmonics of a degree, for spreading a node to one cell
 # of the grid of its transform, for a cell of the grid in a fast Fourier transform.
 _DEGREE, _PRODUCT, _PHASE, _VECTOR, _MIX, _SPREAD, _GRID = 5.0, 0.04, 4.0, 400.0, 20.0, 1.8, 10.0
-# Beside its degrees, for a value of a kernel with Boys functions or oscillations.
+# Additional nanoseconds for a value of a kernel with Boys functions or oscillations.
 _VALUE: dict[type[Kernel], float] = {Coulomb: 30.0, OscillatingGaussian: 35.0}
 
 
 class Prices(NamedTuple):
-    """Time on a device in units of one core of a CPU: of direct sums, of sums over nodes and reciprocal vectors, of
-    work for each reciprocal vector, whatever the number of nodes, and of non-uniform fast Fourier transforms."""
+    """Times of the steps of a device, relative to one core of a CPU.
+
+    Attributes:
+        direct: time of direct sums.
+        nodes: time of sums over nodes and reciprocal vectors.
+        vectors: time of work for each reciprocal vector that does not depend on the number of nodes.
+        nufft: time of non-uniform fast Fourier transforms.
+    """
 
     direct: float = 1.0
     nodes: float = 1.0
@@ -45,12 +51,17 @@ class Prices(NamedTuple):
     nufft: float = 1.0
 
 
-PRICES = {"cpu": Prices(), "cuda": Prices(0.0091, 0.0024, 0.0047, 0.01)}  # CUDA: of an H100, and a guess for nufft
+PRICES = {"cpu": Prices(), "cuda": Prices(0.0091, 0.0024, 0.0047, 0.01)}  # CUDA: an H100; nufft is a guess
 
 
 class Choice(NamedTuple):
-    """The method for a graph, the widths at which Coulomb kernels are split in reciprocal sums over an open graph, and
-    the logarithms of the numbers of reciprocal vectors and of nodes: graphs with equal choices are computed together.
+    """The choice for a graph. Graphs with equal choices are computed together.
+
+    Attributes:
+        method: the method.
+        splits: the widths at which Coulomb kernels are split in reciprocal sums over an open graph.
+        vectors: number of binary digits of the number of reciprocal vectors.
+        nodes: number of binary digits of the number of nodes.
     """
 
     method: str
@@ -63,7 +74,7 @@ def choose(
     method: str, pos: Float[Tensor, "nodes 3"], query: Float[Tensor, "nodes heads kernels contracted"],
     sources: Sources, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None,
 ) -> dict[Choice, list[int]]:  # fmt: skip
-    """Graphs of each choice; empty graphs are left out."""
+    """Choose the method of each graph. Return the graphs of each choice; empty graphs are left out."""
     repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
     if method == "direct" and any(repeats):
         raise ValueError("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat, got 'direct'")
@@ -103,9 +114,16 @@ def choose(
 def time_of_steps(
     size: int, vectors: Sequence[float], interaction: Interaction, shape: Sequence[int], channels: int, values: int
 ) -> tuple[float, float, float, float]:
-    """Nanoseconds on a core of a CPU for the steps that :class:`Prices` names, for a graph, from the number of
-    reciprocal vectors of each kernel, the shape of queries, the channels of a value and an output of a head together,
-    and the number of values of a node."""
+    """Nanoseconds on a core of a CPU for the steps that :class:`Prices` names, for one graph.
+
+    Args:
+        size: number of nodes.
+        vectors: number of reciprocal vectors of each kernel.
+        interaction: settings of the sums.
+        shape: shape of queries.
+        channels: channels of a value plus channels of an output, for one head.
+        values: number of values of a node: 1, or the number of kernels if each has a source of its own.
+    """
     _, heads, kernels, contracted = shape
     width, degrees = heads * contracted * channels, interaction.lmax + 1
     spread = (1 - math.log10(interaction.error)) ** 3  # grid cells of a node
@@ -131,8 +149,9 @@ def _warn_of_wide_cells(graph: int, size: int, vectors: Sequence[float], time: f
 def number_of_vectors(
     volume: float, sides: list[float], interaction: Interaction
 ) -> tuple[tuple[float, ...], list[float]]:
-    """The widths at which splitting the Coulomb kernels of an open graph leaves fewest reciprocal vectors, and the
-    number of reciprocal vectors of each kernel."""
+    """Choose the widths at which to split the Coulomb kernels of an open graph, so that there are fewest reciprocal
+    vectors. Return them and the number of reciprocal vectors of each kernel. ``volume`` and ``sides`` are those of
+    :func:`_extents`."""
     scaled = interaction.scaled_cutoff
 
     def count(ranges: Sequence[Range]) -> list[float]:
@@ -156,8 +175,8 @@ def number_of_vectors(
 def _extents(
     graph: int, pos: Float[Tensor, "nodes 3"], node_batch: NodeBatch, cells: Cells | None
 ) -> tuple[float, list[float]]:
-    """The volume of a crystal's cell and no sides, the area and the thickness of a slab, or 1 and the sides of an open
-    graph."""
+    """The volume of a cell along directions that repeat, and the extents along the others: the volume and no extents
+    for a crystal, the area and the thickness for a slab, 1 and three sides for an open graph."""
     device, start, size = pos.device, int(node_batch.starts[graph]), int(node_batch.sizes[graph])
     cell = Cells.none(1, device) if cells is None else cells.select(torch.tensor([graph], device=device))
     sides = cell.extents(pos.detach()[None, start : start + size], None, node_batch.ranks)[0]

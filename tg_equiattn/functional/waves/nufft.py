@@ -14,8 +14,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Float, Int, Shaped
 
-_TOGETHER = 16  # transforms, of two real channels each, whose grids are in memory at once
-_PLANS = 8  # plans kept for the next call, each with the memory of its grid
+_TOGETHER = 16  # number of transforms, of two real channels each, whose grids are in memory at once
+_PLANS = 8  # number of plans that are kept for the next call, each with the memory of its grid
 _LIBRARIES = {"cpu": "finufft", "cuda": "cufinufft"}
 
 
@@ -33,8 +33,8 @@ def sums_over_nodes(
     angles: Float[Tensor, "graphs nodes 3"], indices: Int[Tensor, "graphs vectors 3"],
     sources: Float[Tensor, "graphs nodes channels"], error: float,
 ) -> Float[Tensor, "graphs 2 vectors channels"]:  # fmt: skip
-    """Sums over nodes at any angles x for integers n, to a relative error: for sources c both sum_j cos(n_k . x_j) c_j
-    and sum_j sin(n_k . x_j) c_j."""
+    """Sums over nodes j for all reciprocal vectors k: sum_j cos(n_k . x_j) c_j and sum_j sin(n_k . x_j) c_j, with
+    angles x, integers n and sources c, to a relative ``error``."""
     return _Sums.apply(_over_nodes, _at_nodes, angles, indices, sources, error)
 
 
@@ -42,15 +42,16 @@ def sums_at_nodes(
     angles: Float[Tensor, "graphs nodes 3"], indices: Int[Tensor, "graphs vectors 3"],
     table: Float[Tensor, "graphs 2 vectors channels"], error: float,
 ) -> Float[Tensor, "graphs nodes channels"]:  # fmt: skip
-    """Sums over reciprocal vectors at nodes: sum_k cos(n_k . x_i) T^cos_k + sin(n_k . x_i) T^sin_k for a table T."""
+    """Sums over reciprocal vectors k at all nodes i: sum_k cos(n_k . x_i) T^cos_k + sin(n_k . x_i) T^sin_k, for a table
+    T, to a relative ``error``."""
     return _Sums.apply(_at_nodes, _over_nodes, angles, indices, table, error)
 
 
 class _Sums(torch.autograd.Function):
-    """One of the two sums of each graph. The other one is its transpose, so derivatives are made of both again.
+    """A sum over nodes or over reciprocal vectors, for each graph. The two sums are transposes of each other.
 
-    No registered operator: its backward calls this function itself with the two sums swapped, and so has derivatives of
-    any order, for which operators would need a backward operator each. Nothing traces it: reciprocal vectors are read.
+    Backward calls this function with the two sums swapped, so it has derivatives of any order; a registered operator
+    would need one more backward operator for each order. Tracers never reach it, since reciprocal vectors are read.
     """
 
     @staticmethod
@@ -72,7 +73,7 @@ class _Sums(torch.autograd.Function):
 
 
 def _slopes(angles: Tensor, indices: Tensor, table: Tensor, at_nodes: Tensor, error: float) -> Tensor:
-    """Derivatives by the angles of sum_im at_nodes_im f_im, with f the sums over the table at nodes."""
+    """Derivatives by the angles of the scalar product of ``at_nodes`` and the sums of ``table`` at nodes."""
     rotated = torch.stack([table[:, 1], -table[:, 0]], 1)
     steps = indices.to(table.dtype)
     along = (rotated * steps[:, None, :, None, axis] for axis in range(3))
@@ -83,7 +84,7 @@ def _over_nodes(
     angles: Float[Tensor, "nodes 3"], indices: Int[Tensor, "vectors 3"], sources: Float[Tensor, "nodes channels"],
     error: float,
 ) -> Float[Tensor, "2 vectors channels"]:  # fmt: skip
-    """Sums of one graph: pairs of channels are the real and imaginary parts of one transform."""
+    """:func:`sums_over_nodes` of one graph. A pair of channels is the real and imaginary part of one transform."""
     sides, index, opposite = _grid(indices)
     pairs = torch.complex(*_in_pairs(sources.T).unbind(1)).contiguous()
     out = []
@@ -100,8 +101,8 @@ def _at_nodes(
     angles: Float[Tensor, "nodes 3"], indices: Int[Tensor, "vectors 3"], table: Float[Tensor, "2 vectors channels"],
     error: float,
 ) -> Float[Tensor, "nodes channels"]:  # fmt: skip
-    """Sums of one graph: the real parts of sums of exp(i n x) (T^cos - i T^sin). A pair of channels is the real
-    and imaginary part of one transform, each with modes that are conjugate at opposite vectors."""
+    """:func:`sums_at_nodes` of one graph: the real parts of sums of exp(i n x) (T^cos - i T^sin). A pair of channels is
+    the real and imaginary part of one transform, each with modes that are conjugate at opposite vectors."""
     sides, index, opposite = _grid(indices)
     modes = _in_pairs(torch.complex(table[0], -table[1]).T / 2)  # pairs, 2, D
     out = []
@@ -116,7 +117,7 @@ def _at_nodes(
 
 
 def _in_pairs(channels: Shaped[Tensor, "channels numbers"]) -> Shaped[Tensor, "pairs 2 numbers"]:
-    """Channels two by two, the last one with zeros if their number is odd."""
+    """Channels in pairs; if their number is odd, the last channel is paired with zeros."""
     return torch.nn.functional.pad(channels, (0, 0, 0, channels.shape[0] % 2)).unflatten(0, (-1, 2))
 
 
@@ -133,11 +134,11 @@ def _transform(
     kind: int, angles: Float[Tensor, "nodes 3"], data: Tensor,
     sides: tuple[int, int, int], error: float,
 ) -> Tensor:  # fmt: skip
-    """Transforms of (transforms, nodes) to modes (kind 1, with exp(-i n x)) or of (transforms, *sides) to nodes (kind
-    2, with exp(i n x)).
+    """Non-uniform transforms of (transforms, nodes) to modes (kind 1, with exp(-i n x)), or of (transforms, *sides) to
+    nodes (kind 2, with exp(i n x)).
 
-    The tolerance is a third of the promised error, as far as the precision allows. CPUs take the smaller of the
-    library's two grids where it is accurate enough; not every release of cufinufft has it.
+    The tolerance is a third of the promised error, or what the precision allows. On CPUs the smaller of the library's
+    two grids is used if it is accurate enough; some releases of cufinufft do not have it.
     """
     device, single = data.device, data.dtype == torch.complex64
     tolerance = max(error / 3, 3e-5 if single else 1e-13)
@@ -162,6 +163,7 @@ def _plan(
     thread: int, device: str, kind: int, sides: tuple[int, int, int], transforms: int, tolerance: float, dtype: str,
     options: tuple[tuple[str, Any], ...],
 ) -> Any:  # fmt: skip
-    """Plan of a thread (a plan holds the points of one call) for a stream of a device."""
+    """The plan of a ``thread`` for a stream of a device. A plan holds the points of a call, so threads cannot share
+    one."""
     library = importlib.import_module(_LIBRARIES[device])
     return library.Plan(kind, sides, transforms, tolerance, 1 if kind == 2 else -1, dtype, **dict(options))

@@ -1,4 +1,4 @@
-"""Ewald attention by sums over reciprocal vectors, of a cell or of a box around what does not repeat."""
+"""Ewald attention by sums over reciprocal vectors of a cell, or of a box along directions that do not repeat."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def reciprocal_sums(
     .. math:: \mathrm{out}_i = \sum_{c, l} q_i^c \cdot \frac{1}{V} \sum_k g_{c l}\, u_c^l\, \hat K_c(k)\,
         e^{i k \cdot x_i} \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
 
-    Every kernel has reciprocal vectors of its own. If ``splits`` are given, the Coulomb kernels of open graphs are
-    split at these widths, one for each. With ``nufft``, sums are non-uniform fast Fourier transforms. In a traced
-    graph with ``max_hkl`` all kernels go through one expression: compile time grows with the length of a graph.
+    Every kernel has its own reciprocal vectors. If ``splits`` are given, each Coulomb kernel of open graphs is split at
+    its width among them. With ``nufft``, sums are non-uniform fast Fourier transforms. While tracing with ``max_hkl``,
+    all kernels are computed by one expression, since the time to compile grows with the length of a program.
     """
     most, extent, scaled, out = pos.shape[1], cells.extents(pos, mask, ranks), interaction.scaled_cutoff, []
     if ranks is not None:
@@ -67,7 +67,7 @@ def reciprocal_sums(
 def _groups(
     interaction: Interaction, splits: Sequence[float], traced: bool
 ) -> Iterator[tuple[slice, tuple[Kernel, ...]]]:
-    """Kernels that go through one expression, and the indices of their queries and keys."""
+    """Yield groups of kernels that are computed by one expression, and the indices of their queries and keys."""
     if traced and interaction.max_hkl is not None:
         yield slice(None), interaction.kernels
         return
@@ -95,7 +95,7 @@ def _mixed(
     weights: Float[Tensor, "graphs vectors heads degrees"], harmonics: Float[Tensor, "graphs vectors harmonics"],
     product: Product,
 ) -> Float[Tensor, "graphs 2 vectors contracted heads out"]:  # fmt: skip
-    """Products of sums over nodes, the cosines first, with Y_l(i k): i^l times the harmonics and weights."""
+    """Products of sums over nodes (of cosines, then of sines) with weights times Y_l(i k), which is i^l Y_l(k)."""
     out = []
     for degree in range(weights.shape[3]):
         rotated = torch.stack([-sums[:, 1], sums[:, 0]], 1) if degree % 2 else sums
@@ -118,8 +118,11 @@ def _by_nufft(
 def _by_products(
     mix: Callable[..., Tensor], lattice: Lattice, sources: Tensor, weights: Tensor, harmonics: Tensor, most: int
 ) -> Tensor:
-    """Sums by matrix products, in chunks of reciprocal vectors, which backward computes a second time. All ranks have
-    as many chunks, from the largest number of nodes of a rank, as they add up their sums in each chunk."""
+    """Sums by matrix products, in chunks of reciprocal vectors, which backward computes a second time.
+
+    Ranks add up their sums in each chunk, so all ranks need the same number of chunks. It follows from ``most``, the
+    largest number of nodes of a rank.
+    """
     angles, numbers, counts = lattice.angles, lattice.numbers, lattice.counts
 
     def chunk(angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:

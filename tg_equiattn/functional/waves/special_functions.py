@@ -14,14 +14,15 @@ from ...modes import runs_eagerly
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-Functions = Callable[[Tensor, int], Tensor]  # of t and lmax, with degrees 0 to lmax as a new first axis
+# A function of t and lmax that returns values of degrees 0 to lmax along a new first axis.
+Functions = Callable[[Tensor, int], Tensor]
 
 
 class _Ladder(torch.autograd.Function):
-    """Functions f_0 to f_l of t with df_l / dt = -f_{l+1}, so backward is a product with values that are known.
+    """Functions f_0 to f_l of t with df_l / dt = -f_{l+1}. Forward computes one more degree, which backward uses.
 
-    No registered operator: its backward would need another operator for every order of derivatives, while this one
-    calls itself with one degree more, and so has derivatives of any order, at t = 0 too.
+    Backward calls this function with one more degree, so it has derivatives of any order, also at t = 0; a registered
+    operator would need one more operator for each order.
     """
 
     @staticmethod
@@ -34,13 +35,13 @@ class _Ladder(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         t, known = ctx.saved_tensors
-        # to be differentiated again, the slopes have to be a function of t in the graph
+        # to be differentiated again, slopes have to be a function of t in autograd's graph
         slopes = _Ladder.apply(ctx.functions, t, ctx.lmax + 1) if torch.is_grad_enabled() else known
         return None, -(grad * slopes[1:]).sum(0), None
 
 
 def _differentiable(functions: Functions, t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
-    """Through :class:`_Ladder`, except where compilers and transforms need plain operations."""
+    """Apply functions through :class:`_Ladder`, or directly where compilers and transforms need plain operations."""
     return _Ladder.apply(functions, t, lmax) if runs_eagerly() else functions(t, lmax)
 
 
@@ -50,8 +51,8 @@ def boys_functions(t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degr
 
 
 def _boys(t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
-    """Below ``edge`` the series of the highest degree, whose terms are all positive, and the recursion down; above it
-    the error function and the recursion up. Both can be differentiated by autograd."""
+    """Boys functions in operations that autograd can differentiate: below ``edge`` the series of the highest degree,
+    whose terms are all positive, and the recursion down; above it the error function and the recursion up."""
     edge = 1.5 + lmax
     small = t < edge
     near, far = t.clamp(max=edge), t.clamp(min=edge)
@@ -76,7 +77,8 @@ def cosine_functions(y: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "de
 
 
 def _cosine(y: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
-    """Below ``edge`` the series, above it the recursion. Both can be differentiated by autograd."""
+    """The functions in operations that autograd can differentiate: below ``edge`` the series, above it the
+    recursion."""
     edge = (lmax + 2) ** 2 / 2
     small = y < edge
     near, far = torch.where(small, y, 0.0), torch.where(small, edge, y)
