@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 
 def reset_children(module: nn.Module) -> None:
-    """Call ``reset_parameters`` of every child that has this method; descend into children that do not."""
+    """Call ``reset_parameters`` of every child that has this method, and descend into children that do not have it."""
     for child in module.children():
         reset = getattr(child, "reset_parameters", None)
         if callable(reset):

@@ -52,7 +52,7 @@ def compile_regions(
 
 
 def _outermost(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[nn.Module]:
-    """Modules of these kinds that are in no other one of them."""
+    """The modules of these kinds that are not inside another one of them."""
     if isinstance(module, kinds):
         return [module]
     return [region for child in module.children() for region in _outermost(child, kinds)]

@@ -1,4 +1,4 @@
-"""Reading of scalars and vectors, dense or flat, as tokens."""
+"""Reads scalars and vectors, dense or flat, as tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from ..ranks import Ranks
 
 
 class Tokens(NamedTuple):
-    """Checked tokens: ``shape`` of the input, (B, N) or (T,), scalars (T, S), vectors (T, V, 3), and their batch."""
+    """Checked tokens.
+
+    Attributes:
+        shape: (B, N) for dense input, (T,) for flat input.
+        scalars: (T, S), with T = B N for dense input.
+        vectors: (T, V, 3).
+        node_batch: the sequences.
+    """
 
     shape: tuple[int, ...]
     scalars: Tensor
@@ -45,10 +52,10 @@ def read_tokens(
         out.append(x.flatten(0, len(shape) - 1))
     if flat:
         if lengths is not None:
-            raise ValueError("lengths must be None for flat input (T, ...): use batch")
+            raise ValueError("lengths must be None for flat input (T, ...), got a tensor: use batch")
         return Tokens(shape, out[0], out[1], NodeBatch.flat(first, batch, batch_size, max_num_nodes, ranks))
     if batch is not None or ranks is not None:
         name = "process_group" if batch is None else "batch"
-        raise ValueError(f"{name} must be None for input (B, N, ...): use lengths, or flat tokens (T, ...)")
+        raise ValueError(f"{name} must be None for input (B, N, ...), got one: use lengths, or flat tokens (T, ...)")
     checks.lengths(lengths, shape[0], shape[1], first.device)
     return Tokens(shape, out[0], out[1], NodeBatch.dense(shape[0], shape[1], lengths, first.device))

@@ -18,9 +18,9 @@ from ..vector.sequences import Sequences
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-_OCTAVES = 10  # periods of 4, 8, ... 2048 tokens
-_WIDTH = 16  # of the MLP
-_BLOCK_LAGS = 1 << 14  # lags of a block on a CPU
+_OCTAVES = 10  # number of periods: 4, 8, ... 2048 tokens
+_WIDTH = 16  # width of the MLP
+_BLOCK_LAGS = 1 << 14  # lags of a chunk on a CPU
 
 
 class ImplicitFilter(nn.Module):
@@ -28,15 +28,16 @@ class ImplicitFilter(nn.Module):
 
     .. math:: y_i = \sum_j h(i - j)\, x_j, \qquad h_c(l) = (1 + |l|)^{-a_c}\, \mathrm{MLP}_c(\varphi(l))
 
-    with l = i - j the lag. The features :math:`\varphi` are log(1 + \|l\|) / 4, the same with the sign of l, and sines
-    and cosines of 4 to 2048 tokens. The MLP has sines between its layers. The exponents a >= 0 are learned and start
-    between 1/2 and 1.
-
-    Source: Poli et al., Hyena Hierarchy (2023), section 3.3.
+    Here l = i - j is the lag. The features :math:`\varphi` are log(1 + \|l\|) / 4, the same with the sign of l, and
+    sines and cosines with periods from 4 to 2048 tokens. The MLP has sines between its layers. The exponents a >= 0 are
+    learned and start between 1/2 and 1.
 
     Args:
-        channels: number of filters.
-        causal: use earlier tokens only.
+        channels: Number of filters.
+        causal: Whether filters are zero at negative lags, so that outputs depend on earlier tokens only. The default is
+            ``False``.
+
+    Source: Poli et al., Hyena Hierarchy (2023), section 3.3.
     """
 
     def __init__(self, channels: int, causal: bool = False) -> None:
@@ -58,7 +59,7 @@ class ImplicitFilter(nn.Module):
             self.decay.copy_(start.expm1().log())  # the inverse of softplus
 
     def filter(self, length: int) -> Float[Tensor, "lags channels"]:
-        """Filters for sequences of this length."""
+        """Filters at all lags of sequences of this length."""
         lags = torch.arange(first_lag(length, self.causal), max(length, 1), device=self.decay.device)
         return map_chunks(self._at, tile_numbers(lags.device, _BLOCK_LAGS, 8 * _WIDTH), (lags,))
 
@@ -72,7 +73,8 @@ class ImplicitFilter(nn.Module):
         return x * torch.exp(-nn.functional.softplus(self.decay) * distance[:, None])
 
     def forward(self, x: Tensor, sequences: Sequences, channels: Tensor | None = None) -> Tensor:
-        """Convolve (T, channels) or (T, channels, 3), or, if ``channels`` gives the filter of each column, (T, dim)."""
+        """Convolve features (T, channels) or (T, channels, 3). If ``channels`` gives the filter of each column, x has
+        any number of columns, (T, dim)."""
         longest = sequences.longest
         h = self.filter(longest)
         h = h if channels is None else h.index_select(1, channels)

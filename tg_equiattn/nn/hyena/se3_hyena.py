@@ -21,11 +21,12 @@ from ..vector.scalars_and_vectors import ScalarVectorModule
 from .implicit_filter import ImplicitFilter
 
 FILTERS = ("data", "implicit")
-GATE_CHANNELS = 8  # multivectors within the gate
+GATE_CHANNELS = 8  # hidden multivectors of the gate's MLP
 
 
 def norm_of(order: str) -> str:
-    """Normalisation of ``"data"``: the length, as published, for tokens sorted by radius; else the root of it."""
+    """Normalisation of the filter ``"data"``: division by the length, as published, for tokens sorted by radius, and by
+    the root of the length otherwise."""
     return "forward" if order == "radial" else "ortho"
 
 
@@ -39,8 +40,11 @@ def check_causal(causal: bool, order: str) -> None:
 
 
 class HyenaOperator(TokenOperator):
-    """Mixes by the product of the query with a long convolution of the keys, or by the long convolution of queries and
-    keys. A Clifford MLP of the result gates it, and it multiplies the values."""
+    """The operator of SE(3)-Hyena on tokens by grade.
+
+    It mixes tokens by a long convolution of queries and keys (``"data"``), or by the product of queries with a long
+    convolution of the keys (``"implicit"``). A Clifford MLP of the result gates it, and it multiplies the values.
+    """
 
     SETTINGS = ("filter", "causal", *TokenOperator.SETTINGS)
 
@@ -59,7 +63,7 @@ class HyenaOperator(TokenOperator):
         checks.choice("filter", filter, FILTERS)
         check_causal(causal, order)
         implicit = filter == "implicit"
-        super().__init__(  # with an implicit filter, tokens of zeros must change nothing: no bias
+        super().__init__(  # with an implicit filter, tokens of zeros must have no effect, so there is no bias
             in_grades, out_grades, hidden_grades, causal=causal, order=order, num_blocks=num_blocks, bias=not implicit,
             **settings,
         )  # fmt: skip
@@ -102,7 +106,7 @@ class HyenaOperator(TokenOperator):
 class SE3HyenaOperator(ScalarVectorModule):
     r"""The SE(3)-Hyena operator: every token sees every other one in O(N log N), equivariantly.
 
-    With Clifford MLPs phi, gamma, xi, scalars f and vectors x (Algorithm 1),
+    The operator has Clifford MLPs phi, gamma and xi. For scalars f and vectors x it computes (Algorithm 1)
 
     .. math::
         q, k, v &= \phi(x, f) \\
@@ -130,32 +134,35 @@ class SE3HyenaOperator(ScalarVectorModule):
     two tokens exchange their distances (:doc:`/guarantees`): do not use it for dynamics, relaxation or phonons.
 
     Args:
-        scalar_channels: scalars of the input.
-        vector_channels: vectors of the input.
-        out_scalars: scalars of the output; ``None`` means those of the input.
-        out_vectors: vectors of the output; ``None`` means those of the input.
-        hidden_scalars: scalars of query, key and value; ``None`` means those of the input. If hidden and input channels
-            differ, a linear map takes the input to the residual.
-        hidden_vectors: vectors of query, key and value; ``None`` means those of the input.
-        filter: ``"data"``, the keys, as published, or ``"implicit"``, a learned function of the lag.
-        causal: let tokens see earlier tokens of their chain only. It needs ``order="input"``, and rules out ``pos`` and
-            edges from later tokens. With ``filter="data"`` outputs still depend on the sequence's length. The default
-            is ``False``; use ``True`` to predict the next token.
-        short_conv: taps, an odd number, of a short convolution of query, key and value before the long one, with one
-            weight a channel and tap; ``None`` for none. With ``causal=True`` it reaches back only. Recall needs it
-            (:doc:`/chains`).
-        order: ``"input"`` keeps the order of the tokens; ``"radial"`` sorts them by their distance to the centroid and
-            needs ``pos``. Use ``"radial"`` for clouds without an order.
-        local_context: update every token from its neighbors along ``edge_index`` first, by Clifford message passing.
-            Use it if a graph of near neighbors is known.
-        edge_channels: scalars of an edge, given as ``edge_attr``; they need ``local_context``.
-        num_blocks: blocks of every Clifford MLP. Use 2 for more products of channels, at about twice the time.
+        scalar_channels: Number of scalars of a token in the input.
+        vector_channels: Number of vectors of a token in the input.
+        out_scalars: Number of scalars in the output. ``None`` means as many as in the input.
+        out_vectors: Number of vectors in the output. ``None`` means as many as in the input.
+        hidden_scalars: Number of scalars of query, key and value. ``None`` means as many as in the input. If hidden and
+            input channels differ, a linear map takes the input to the residual.
+        hidden_vectors: Number of vectors of query, key and value. ``None`` means as many as in the input.
+        filter: Filter of the long convolution. ``"data"``, the default, means the keys, as published. ``"implicit"``
+            means a learned function of the lag; use it for chains whose beginning has no meaning.
+        causal: Whether tokens see earlier tokens of their chain only. It needs ``order="input"``, and rules out ``pos``
+            and edges from later tokens. With ``filter="data"`` outputs still depend on the sequence's length. The
+            default is ``False``; use ``True`` to predict the next token.
+        short_conv: Number of taps, odd, of a short convolution of query, key and value before the long one. It has one
+            weight for each channel and tap, and with ``causal=True`` it reaches back only. The default, ``None``, means
+            no short convolution. Recall needs it (:doc:`/chains`).
+        order: ``"input"``, the default, keeps the order of the tokens. ``"radial"`` sorts them by their distance to the
+            centroid and needs ``pos``; use it for clouds without an order.
+        local_context: Whether to update every token from its neighbors along ``edge_index`` first, by Clifford message
+            passing. The default is ``False``. Use it if a graph of near neighbors is known.
+        edge_channels: Number of scalars of an edge, which are given as ``edge_attr``. The default is 0; other numbers
+            need ``local_context``.
+        num_blocks: Number of blocks of every Clifford MLP. The default is 1. Use 2 for more products of channels, at
+            about twice the time.
 
     Shapes:
         ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again.
 
     Raises:
-        ValueError: if an argument or an input does not fit; it names the argument.
+        ValueError: if an argument is not allowed, or does not fit another one.
 
     Source: se3-hyena Algorithm 1, section 3.2; "grade-one and grade-two projections" there are grades 0 and 1. Poli et
     al., Hyena Hierarchy (2023), for the implicit filter and the short convolution.
@@ -194,29 +201,33 @@ class SE3HyenaOperator(ScalarVectorModule):
 
 @checks.python_numbers
 class SE3Hyena(ScalarVectorModule):
-    r"""Linear embedding, SE(3)-Hyena operators with residual connections, and an equivariant MLP (Figure 2b).
+    r"""The SE(3)-Hyena model: linear embedding, operators with residual connections, equivariant MLP (Figure 2b).
+
+    The operators are :class:`SE3HyenaOperator`, and the model has their symmetries.
 
     Args:
-        scalar_channels: scalars of the input.
-        vector_channels: vectors of the input.
-        out_scalars: scalars of the output; ``None`` means those of the input.
-        out_vectors: vectors of the output; ``None`` means those of the input.
-        hidden_scalars: scalars of a token between the layers.
-        hidden_vectors: vectors of a token between the layers.
-        num_layers: number of operators.
-        num_blocks: blocks of every Clifford MLP. Use 2 for more products of channels, at about twice the time.
-        pool: ``None``, or ``"mean"`` to take the mean over the tokens of each sequence before the MLP.
-        order: ``"input"`` keeps the order of the tokens; ``"radial"`` sorts them once by their distance to the centroid
-            and needs ``pos``. Use ``"radial"`` for clouds without an order.
-        attn_kwargs: ``filter``, ``causal``, ``short_conv``, ``local_context`` and ``edge_channels`` of
-            :class:`SE3HyenaOperator`.
+        scalar_channels: Number of scalars of a token in the input.
+        vector_channels: Number of vectors of a token in the input.
+        out_scalars: Number of scalars in the output. ``None`` means as many as in the input.
+        out_vectors: Number of vectors in the output. ``None`` means as many as in the input.
+        hidden_scalars: Number of scalars of a token between the layers. The default is 16.
+        hidden_vectors: Number of vectors of a token between the layers. The default is 128.
+        num_layers: Number of operators. The default is 3.
+        num_blocks: Number of blocks of every Clifford MLP. The default is 1. Use 2 for more products of channels, at
+            about twice the time.
+        pool: ``"mean"`` takes the mean over the tokens of each sequence before the MLP. The default, ``None``, does
+            not.
+        order: ``"input"``, the default, keeps the order of the tokens. ``"radial"`` sorts them once by their distance
+            to the centroid and needs ``pos``; use it for clouds without an order.
+        attn_kwargs: Further arguments of :class:`SE3HyenaOperator`: ``filter``, ``causal``, ``short_conv``,
+            ``local_context`` and ``edge_channels``.
 
     Shapes:
         ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again; to
         ``(B, out_scalars)`` and ``(B, out_vectors, 3)`` with ``pool="mean"``.
 
     Raises:
-        ValueError: if an argument or an input does not fit; it names the argument.
+        ValueError: if an argument is not allowed, or does not fit another one.
 
     Source: se3-hyena Figure 2b, sections 4.1.1 and 4.2.1.
 

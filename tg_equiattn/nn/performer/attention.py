@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 POSITIONS = ("window", "clipped", "sinusoid")
 METHODS = ("features", "pairs")
 VALUES = ("content", "offset")
-KEY_CHANNELS = 3  # few, so that random features are exact
-FEATURES = 64  # smallest default number of random features: see docs/graph_settings.md for their error
-PAIRS = 2  # pairs are faster for graphs of up to this many nodes for each random feature: see the same page
+KEY_CHANNELS = 3  # largest default number; with few channels random features have small errors
+FEATURES = 64  # smallest default number of random features; docs/graph_settings.md has their error
+PAIRS = 2  # method="pairs" is faster for graphs of up to this many nodes for each random feature; see the same page
 
 
 @checks.python_numbers
@@ -114,7 +114,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         dense ``(B, N, in_channels)`` -> ``(B, N, out_channels)``; ragged ``(N, in_channels)`` -> ``(N, out_channels)``.
 
     Raises:
-        ValueError: The message names the argument, the value given and what is allowed.
+        ValueError: If an argument is not allowed, or does not fit another one.
 
     Source: Choromanski et al. (2021) for the features, Likhosherstov et al. (2022) for their variance;
     relative-performer section 2.3 for ``"sinusoid"`` (strategy 1) and ``"clipped"`` (strategy 2, here with a weight
@@ -202,7 +202,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
 
     @property
     def in_channels(self) -> int:
-        """Channels of the input; -1 where they are not known yet."""
+        """Channels of the input; -1 if they are not known yet."""
         weight = self.query.weight
         return -1 if isinstance(weight, nn.UninitializedParameter) else weight.shape[1]
 
@@ -270,7 +270,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
                 f"input must be (B, N, {self.in_channels}), or (N, {self.in_channels}) with batch, got {tuple(x.shape)}"
             )
         if return_vectors and self.far_offsets is None:
-            raise ValueError("return_vectors must be False with values='content': only values='offset' has vectors")
+            raise ValueError("return_vectors must be False with values='content', got True: pass values='offset'")
         checks.same_kind(x, self.query.weight)
         checks.half_precision(input=x)
         nodes = Nodes(
@@ -282,10 +282,10 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         projection = None
         if self.features is not None:
             projection = self.features(x.device, torch.promote_types(x.dtype, torch.float32))
-        if not x.numel() and self.ranks is None:  # the step above counts, as on ranks that have nodes
+        if not x.numel() and self.ranks is None:  # after the features have counted the step, as on other ranks
             for linear in (self.query, self.key, self.key_bias):
                 if linear is not None:
-                    linear(x)  # a lazy one reads its width
+                    linear(x)  # a lazy layer reads its width
             out = with_zero_gradients(self, self.out(self.value(x)))
             return (out, out.new_zeros(*x.shape[:-1], self.heads, self.pos_dim)) if return_vectors else out
         query, value = self._project(self.query, nodes.x), self._project(self.value, nodes.x, self.head_channels)
@@ -309,11 +309,11 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
     def _project(
         self, linear: nn.Linear, x: Float[Tensor, "nodes channels"], channels: int | None = None
     ) -> Float[Tensor, "heads nodes d"]:
-        """A projection of nodes with heads in front, ``key_channels`` each by default."""
+        """A projection of nodes to heads of ``channels``, by default ``key_channels``."""
         return linear(x).unflatten(-1, (-1, channels or self.key_channels)).transpose(0, 1)
 
     def _suggest_pairs(self, node_batch: NodeBatch) -> None:
-        """Warn, at the first call, where all pairs of these graphs are less work than random features."""
+        """Warn, at the first call only, if all pairs of these graphs are less work than random features."""
         self._suggests_pairs = False
         most = PAIRS * cast(RandomFeatures, self.features).num_random_features
         average = node_batch.nodes / max(1, node_batch.count)

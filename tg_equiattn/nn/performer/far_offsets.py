@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class FarOffsets(nn.Module):
-    r"""Outputs from each head's weighted mean :math:`o_e` of offsets, smooth. The map starts at zero.
+    r"""A smooth map from the weighted mean offsets :math:`o_e` of all heads to outputs. It starts at zero.
 
-    It is a linear map of them, or where ``invariant`` of :math:`g / (1 + g^2)^{1/4}`, g their inner products between
-    heads.
+    The outputs are a linear map of the mean offsets. If ``invariant``, they are a linear map of
+    :math:`g / (1 + g^2)^{1/4}` with the inner products g of mean offsets between heads.
     """
 
     def __init__(self, heads: int, pos_dim: int, out_channels: int, invariant: bool) -> None:

@@ -1,4 +1,4 @@
-"""The input of a layer, dense, ragged or on a grid, as nodes one after the other."""
+"""Reads the input of a layer, dense, ragged or on a grid, as nodes one after the other."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ROUNDING = 0.01  # largest rounding of positions, in units of cutoff
 
 
 def check_pos(pos: object, position: Position) -> None:
-    """Raise ValueError for positions with another number of coordinates than a layer was made for, and where values are
-    read, for positions that are not finite or are rounded too much."""
+    """Raise ValueError for positions with another number of coordinates than the layer has. Where values are read, also
+    raise it for positions that are not finite or that are rounded too much."""
     pos_dim = position.pos_dim
     if isinstance(pos, Tensor) and pos.ndim > 1 and pos.shape[-1] != pos_dim:
         dim = pos.shape[-1]
@@ -52,10 +52,13 @@ def _check_values(pos: Float[Tensor, "nodes dim"], position: Position) -> None:
 
 
 class Nodes:
-    """A layer's input after all checks.
+    """The input of a layer after all checks.
 
-    ``x`` are features, ``pos`` positions, zero where masked, or ``None`` where none are needed, ``near`` the near
-    pairs, and ``node_batch`` the graphs. Attention over all pairs needs ``whole`` graphs.
+    Attributes:
+        x: features of the nodes.
+        pos: positions, zero for masked nodes; ``None`` if none are needed.
+        near: the near pairs; ``None`` if none are needed.
+        node_batch: the graphs. Attention over all pairs needs ``whole`` graphs, with known sizes.
     """
 
     x: Float[Tensor, "nodes channels"]
@@ -100,7 +103,7 @@ class Nodes:
                 _check_offsets(pos, self.near.offsets, self.near, position.whole_offsets)
 
     def _check_grid(self, grid: PixelGrid, position: Position, count: int, far_offsets: bool) -> None:
-        """Raise ValueError where a grid does not fit the input or the kind of positions."""
+        """Raise ValueError if a grid does not fit the input or the kind of positions."""
         if len(grid) * self.node_batch.count != count or len(grid.shape) != position.pos_dim:
             raise ValueError(
                 f"grid must have {position.pos_dim} axes and as many pixels as each graph has nodes, got {grid} "
@@ -161,7 +164,7 @@ def _even(
 def _check_offsets(
     pos: Float[Tensor, "nodes dim"], given: Float[Tensor, "pairs dim"], neighbors: SortedPairs, whole: bool
 ) -> None:
-    """Raise ValueError where offsets are not the differences of positions: as across the border of a periodic box, or
+    """Raise ValueError if offsets are not differences of positions, for example across the border of a periodic box, or
     after positions have moved."""
     given, pos = given.detach(), pos.detach()
     apart = (pos[neighbors.source].double() - pos[neighbors.target].double() - given.double()).abs().amax(-1)

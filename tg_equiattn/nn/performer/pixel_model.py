@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 EMBEDDINGS = ("linear", "mlp", "lookup")
-INTENSITIES = 256  # of 8 bits
+INTENSITIES = 256  # number of 8-bit intensities
 
 
 class PixelEmbedding(nn.Module):
-    """Embedding of pixels by a ``"linear"`` map, an ``"mlp"``, or the sum of a ``"lookup"`` in one table for each
-    channel, of 8-bit intensities: integers in [0, 255] or floats in [0, 1]."""
+    """Embedding of pixels by a ``"linear"`` map, by an ``"mlp"``, or by a ``"lookup"``: the sum over channels of rows
+    of a table of 8-bit intensities, which are integers in [0, 255] or floats in [0, 1]."""
 
     def __init__(self, in_channels: int, channels: int, kind: str = "linear") -> None:
         super().__init__()

@@ -45,12 +45,13 @@ OFFSETS: dict[str | None, Callable[[int, int, Any], Any]] = {
 class FeatureVariance(nn.Module):
     """The variance of the directions of random features, a learned number for each head, greater than 1/2.
 
-    The estimate is unbiased at every value (see :func:`softmax_features`). A small variance has a small error for short
-    queries and keys, and a large one for long ones, whose attention is sharp.
+    The estimate is unbiased for every variance (see :func:`softmax_features`). A small variance has a small error for
+    short queries and keys, and a large variance for long ones, whose attention is sharp.
 
-    With up to 4 channels it starts at 12: training then finds sharp attention, which it does not find from small values
-    (see docs/graph_settings.md). With more channels, features cannot follow sharp attention at any value. It then
-    starts where the error of a new layer is smallest whose input has unit variance: |q|^2 + |k|^2 is 2 sqrt(dim) / 3.
+    With up to 4 channels it starts at 12: training then finds sharp attention, which it does not find from small
+    variances (see docs/graph_settings.md). With more channels, features cannot follow sharp attention with any
+    variance. The variance then starts where the error of a new layer is smallest, for an input of unit variance, with
+    which |q|^2 + |k|^2 is 2 sqrt(dim) / 3.
 
     Source: Likhosherstov et al., Chefs' random tables (2022), FAVOR++, whose A is (1 - s) / 4 of the variance s.
     """
@@ -72,10 +73,10 @@ class FeatureVariance(nn.Module):
 
 
 class Position(nn.Module):
-    """Attention without positions, and what all kinds of positions have in common.
+    """Attention without positions, and the base class of all kinds of positions.
 
-    ``forward`` returns the weighted means of values. Without directions of random features (``projection``, which are
-    wider than queries by ``extra_channels``) it attends to all pairs exactly.
+    ``forward`` returns the weighted means of values. ``projection`` holds the directions of random features, which are
+    wider than queries by ``extra_channels``; if it is ``None``, weights are exact for all pairs.
     """
 
     needs_positions = False  # forward reads positions of nodes
@@ -92,7 +93,7 @@ class Position(nn.Module):
         self.variance: FeatureVariance | None = None
 
     def find_neighbors(self, pos: Float[Tensor, "nodes dim"], batch: Tensor | None) -> NeighborList:
-        """Near pairs of nodes: closer than the unit, by Manhattan distance where offsets are whole."""
+        """Near pairs of nodes, which are closer than the unit, by Manhattan distance if offsets are whole numbers."""
         if self.whole_offsets:
             edges, _ = neighbor_list(pos, self.unit + self.pos_dim / 2, batch=batch, metric="manhattan")
             offsets = offsets_between(pos, edges, True)
@@ -114,7 +115,7 @@ class Position(nn.Module):
 
 
 class SinusoidPosition(Position):
-    """Strategy 1: channels are added to queries and keys whose products depend on relative positions only."""
+    """Strategy 1: queries and keys get more channels, whose products depend on relative positions only."""
 
     needs_positions = True
     why = "position='sinusoid' needs it"
@@ -168,7 +169,7 @@ class ClippedPosition(Position):
 
 
 class WindowPosition(Position):
-    """Near pairs have an exact softmax weight with a bias of their offset, besides the weight that all pairs have."""
+    """Near pairs have an exact softmax weight with a bias of their offset, in addition to the weight of all pairs."""
 
     needs_neighbors = weighs_pairs = True
     why = "near pairs need offsets, from pos, edges or a grid"

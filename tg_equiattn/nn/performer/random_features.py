@@ -1,4 +1,4 @@
-"""The directions of random features as a module: they follow from a seed and the number of the draw."""
+"""A module that draws the directions of random features, which are determined by a seed and the number of the draw."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 _BYTES = 5  # seeds are below 2^40
-# Reading a number waits for an accelerator, and DistributedDataParallel writes buffers before every pass: there, only
-# the first writes are looked at.
+# Number of writes to the digits of a seed that are read on accelerators; later ones are ignored. Each read waits for
+# the device, and DistributedDataParallel writes buffers before every pass.
 _READS = 3
 
 
 def draw_directions(seed: int, number: int, num_random_features: int, dim: int) -> Float[Tensor, "features dim"]:
-    """Draw ``number`` of a seed, in float64 on the CPU: equal on every machine and rank."""
+    """The directions of draw ``number`` of a seed, in float64 on the CPU. They are equal on all machines and ranks."""
     generator = torch.Generator("cpu").manual_seed((seed * 1_000_003 + number) % 2**63)
     return orthogonal_projection(num_random_features, dim, generator)
 
 
 def digits_of(seed: int) -> Float[Tensor, " digits"]:
-    """A seed as small whole numbers: its bytes and a checksum. Averages of equal ones, in floating point, are equal."""
+    """A seed as small whole numbers, its bytes and a checksum, so that averages of equal seeds are exact."""
     text = seed.to_bytes(_BYTES, "big")
     return torch.tensor([*text, *zlib.crc32(text).to_bytes(4, "big")], dtype=torch.float32, device="cpu")
 
 
 def seed_of(digits: Float[Tensor, " digits"]) -> int | None:
-    """The seed of these digits; ``None`` for an average of several seeds, and for uninitialised memory."""
+    """The seed of these digits; ``None`` for an average of different seeds, and for uninitialised memory."""
     numbers = whole_numbers(digits.nan_to_num(-1.0))
     if not all(0 <= n < 256 for n in numbers):
         return None
@@ -53,7 +53,7 @@ def _new_seed(generator: torch.Generator | None = None) -> int:
 
 @torch.library.custom_op("tg_equiattn::random_directions", mutates_args=())
 def _directions_of(digits: Tensor, number: int, num_random_features: int, dim: int) -> Tensor:
-    """Directions of the digits of a seed, which ``torch.vmap`` may go over, as in an ensemble of stacked modules."""
+    """Directions of a seed, from its digits. ``torch.vmap`` may batch the digits, as in an ensemble of modules."""
     seed = seed_of(digits)
     if seed is None:
         raise RuntimeError("seed_digits must be stacked from those of modules, got other numbers")
@@ -72,7 +72,7 @@ def _(info, in_dims, digits, number, num_random_features, dim):
 
 @torch.library.custom_op("tg_equiattn::redraw_when_due", mutates_args=("directions", "clock"))
 def _redraw_when_due(directions: Tensor, clock: Tensor, seed: int, interval: int) -> None:
-    """Count a training step in a compiled graph; at every interval, draw again in place."""
+    """Count a training step in a compiled graph. After every ``interval`` steps, draw again in place."""
     clock[0] += 1
     if int(clock[0]) > interval:
         clock[0] = 1
@@ -81,18 +81,22 @@ def _redraw_when_due(directions: Tensor, clock: Tensor, seed: int, interval: int
 
 
 class RandomFeatures(nn.Module):
-    r"""Directions :math:`W`, ``(num_random_features, dim)``, orthogonal in blocks.
+    r"""Directions of random features, ``(num_random_features, dim)``, orthogonal in blocks.
 
-    Directions follow from a seed and the number of the draw, and are no buffer: averages of weights and buffers leave
-    them as they are. The seed is a buffer of small whole numbers, ``seed_digits``, which ``DistributedDataParallel``
-    makes equal on all ranks. The extra state has the training steps since the last draw and the number of the draw.
+    Directions are determined by a seed and the number of the draw. They are not a buffer, so averages of weights and
+    buffers do not change them. The seed is a buffer of small whole numbers, ``seed_digits``, which
+    ``DistributedDataParallel`` makes equal on all ranks. The extra state holds the number of training steps since the
+    last draw, and the number of the draw.
 
     Args:
-        num_random_features: number of directions, m.
-        dim: width of queries and keys, d.
-        redraw_interval: training steps between draws; ``None`` means that only :meth:`redraw_features` draws.
-        paired: whether the second half of the directions are the negatives of the first half, which are drawn. The
-            estimate stays unbiased, and its errors of odd order cancel (Choromanski et al. 2021, Lemma 1).
+        num_random_features: Number of directions m.
+        dim: Width d of queries and keys.
+        redraw_interval: Number of training steps between draws. Default ``None``: only :meth:`redraw_features` draws.
+        paired: Whether the second half of the directions is the negative of the first half. The estimate is then still
+            unbiased, and its errors of odd order cancel (Choromanski et al. 2021, Lemma 1). Default ``False``.
+
+    Raises:
+        ValueError: If ``num_random_features`` or ``redraw_interval`` is not a positive integer.
     """
 
     seed_digits: Tensor
@@ -123,9 +127,13 @@ class RandomFeatures(nn.Module):
         return self._seed
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new directions: the seed's next ones, or the first of a new seed that a CPU ``generator`` draws (give
-        every rank an equal one). They are written over the old ones, so that a captured graph reads them: call this
-        between training steps."""
+        """Draw new directions. They are written over the old ones, so that a captured graph reads them: call this
+        method between training steps.
+
+        Args:
+            generator: CPU generator that draws a new seed; give every rank an equal one. Default ``None``: the next
+                draw of the present seed.
+        """
         if generator is None:
             self._count_draw()
         else:
@@ -137,7 +145,7 @@ class RandomFeatures(nn.Module):
         self._begin(_new_seed())
 
     def forward(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Count a training step and give the directions on this device, in this dtype."""
+        """Count a training step, and return the directions on a device in a dtype."""
         if self.training and self.redraw_interval is not None:
             if torch.compiler.is_compiling():
                 rows = self._drawn_rows(device, dtype)
@@ -162,7 +170,7 @@ class RandomFeatures(nn.Module):
         return self.drawn(device, dtype)
 
     def _prepare(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Bring what was drawn up to date: before a call, and once while torch.compile traces."""
+        """Bring the directions up to date, before each call and once while torch.compile traces."""
         self._read_digits()
         self._draw()
         self.drawn(device, dtype)
@@ -177,8 +185,8 @@ class RandomFeatures(nn.Module):
     _number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _draw(self, in_place: bool = False) -> None:
-        """Draw again, unless this draw of this seed is there. A backward pass may still need the old directions, so
-        they are written over only if asked for."""
+        """Draw directions if the seed or the number of the draw has changed. A backward pass may still need the old
+        ones, so they are written over only if ``in_place``."""
         draw = self._seed, self._number()
         if draw != self._draw_of_drawn:
             build = functools.partial(draw_directions, *draw, self._rows, self.dim)
@@ -207,7 +215,7 @@ class RandomFeatures(nn.Module):
             self._seen = _write_of(self.seed_digits)
 
     def _read_digits(self) -> None:
-        """Take the seed from its digits, where something has written to them or put others in their place."""
+        """Read the seed from its digits if they have been written to or replaced."""
         digits, now = self.seed_digits, _write_of(self.seed_digits)
         if now == self._seen or not is_ordinary(digits):
             return

@@ -16,7 +16,7 @@ from .attention import POSITIONS, PerformerAttention
 from .pixel_model import MeanReadout, PerformerBlock, PixelEmbedding
 from .settings import CUTOFF
 
-REDRAW = 100  # training steps: with a draw at every step, the paper's models do not learn
+REDRAW = 100  # training steps between draws; with a draw at every step, the paper's models do not learn
 
 
 @checks.python_numbers
@@ -47,7 +47,7 @@ class RelativePerformer(StoresSettings):
         ``(B, in_channels, H, W)`` -> ``(B, num_classes)``; any H and W, not fixed at construction.
 
     Raises:
-        ValueError: The message names the argument, the value given and what is allowed.
+        ValueError: If an argument is not allowed, or does not fit another one, or if the input has another shape.
 
     Source: relative-performer section 2.3 and appendix A.2. The paper's code uses a class token instead of the mean.
 
@@ -124,8 +124,8 @@ class RelativePerformer(StoresSettings):
         return grid.pos(device, torch.promote_types(self.readout.head.weight.dtype, torch.float32))
 
     def _classify(self, x: Tensor, absolute_pos: Any, mean: Callable[[Tensor], Tensor], **attention: Any) -> Tensor:
-        """Class scores of pixels x (..., in_channels) at absolute positions, from their ``mean``; ``attention`` are
-        arguments of its call."""
+        """Class scores of pixels x (..., in_channels). ``mean`` is the mean over pixels, and ``attention`` holds
+        further arguments of attention layers."""
         x = self.embedding(x)
         if self.absolute is not None:
             x = x + self.absolute(absolute_pos).to(x.dtype)

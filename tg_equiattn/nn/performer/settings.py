@@ -27,7 +27,7 @@ def check_position(
 
 
 def cutoff_of(position: str | None, cutoff: float | None, offset: str | None) -> float:
-    """The cutoff of a layer, or its default; ValueError where it does not fit the kind of positions."""
+    """The cutoff of a layer, or its default. Raise ValueError if it does not fit the kind of positions."""
     if offset is None:
         if cutoff is not None:
             raise ValueError(f"cutoff must be None with offset=None, got {cutoff}: edges are the near pairs")

@@ -1,1 +1,1 @@
-"""Networks on tokens of scalars and vectors: Clifford MLPs, vector self-attention, what surrounds an operator."""
+"""Networks on tokens of scalars and vectors: Clifford MLPs, vector self-attention, and models of operators."""

@@ -1,5 +1,5 @@
-"""Clifford group equivariant layers over Cl(3,0), on tokens as parts by grade (:mod:`.grades`). Norms are
-sqrt(x^2 + eps), whose derivative is finite at zero."""
+"""Clifford group equivariant layers over Cl(3,0), on tokens as parts by grade (:mod:`.grades`). Norms are computed as
+sqrt(x^2 + eps), so that derivatives are finite at zero."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 _EPS = 1e-12
-FEW_NUMBERS = 1 << 17, 1 << 11  # channels times tokens up to which operations take the time, on a CPU last
-BLOCK_NUMBERS = 120_000  # channels times tokens of a block on a CPU
+FEW_NUMBERS = 1 << 17, 1 << 11  # on accelerators, on CPUs: channels times tokens for which calls take most of the time
+BLOCK_NUMBERS = 120_000  # channels times tokens of a chunk on a CPU
 
 
 class CliffordLinear(nn.Module):
-    """One channel matrix a grade, and a bias on grade 0; weights start as N(0, 1 / in_channels)."""
+    """A linear map of channels with a matrix for each grade, and a bias for grade 0. Weights are drawn from N(0, 1 / C)
+    with C input channels of the grade."""
 
     def __init__(self, in_grades: Grades, out_grades: Grades, bias: bool = True) -> None:
         super().__init__()
@@ -75,15 +76,20 @@ class CliffordLinear(nn.Module):
 
 
 class CliffordBlock(nn.Module):
-    r"""Activation, linear map, geometric product, layer normalisation of multivectors by grade, C channels.
-
-    With x the activated input (each grade times sigmoid(a inv + b), inv the scalar or the grade's squared norm),
-    y = linear(x) and n = y with each grade divided by sigmoid(a)(\|y\| - 1) + 1,
+    r"""Activation, linear map, geometric product and layer normalisation of multivectors.
 
     .. math:: z_j = \tfrac{1}{\sqrt 2} \Big( y_j + \sum_{i,k} w^{j}_{ik} \langle x_i\, n_k \rangle_j \Big)
 
-    over the twenty grade paths, channel by channel; then z is divided by its mean norm over channels and scaled.
-    The input has the ``grades``, the output also those that products make. Without ``bias`` zero stays zero.
+    Here x is the activated input: each grade is multiplied by sigmoid(a inv + b), where inv is the scalar or the
+    squared norm of the grade. y = linear(x), and n is y with each grade divided by sigmoid(a)(\|y\| - 1) + 1. The sum
+    runs over the twenty grade paths, channel by channel. The output is z divided by its mean norm over channels, times
+    a learned scale.
+
+    Args:
+        channels: Number of channels C of input and output.
+        grades: Grades of the input. The output also has the grades of products of these.
+        bias: Whether the linear map has a bias. Without it, zero stays zero.
+
     Source: Ruhe et al. (2023), Clifford Group Equivariant Neural Networks.
     """
 
@@ -107,7 +113,7 @@ class CliffordBlock(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         nn.init.zeros_(self.grade_norm)
-        nn.init.normal_(self.paths, std=0.5)  # four grades enter each
+        nn.init.normal_(self.paths, std=0.5)  # all four grades of the left factor enter each grade of a product
         nn.init.ones_(self.scale)
 
     def forward(self, x: Float[Tensor, "components channels tokens"]) -> Float[Tensor, "components channels tokens"]:
@@ -123,13 +129,13 @@ class CliffordBlock(nn.Module):
         divisors = torch.lerp(tables.one, norms, torch.sigmoid(self._rows(self.grade_norm, tables)))
         z = self._product(x, y / divisors.index_select(0, tables.position), tables)
         z = y + z if len(z) == len(y) else z.index_add(0, tables.place, y)
-        size = ((z * z).sum(0) + 2 * _EPS).sqrt().mean(0)  # the root of 2 of the sum divides out
+        size = ((z * z).sum(0) + 2 * _EPS).sqrt().mean(0)  # the factor 1 / sqrt(2) of z cancels
         return z * (self.scale[:, None] / (size + 2**0.5 * 1e-6))
 
     def _rows(
         self, parameter: Float[Tensor, "4 channels"], tables: ProductTables
     ) -> Float[Tensor, "grades channels 1"]:
-        """A parameter of the grades of the input."""
+        """The rows of a parameter for the grades of the input."""
         return (parameter if len(self.grades) == 4 else parameter.index_select(0, tables.present))[..., None]
 
     def _square_norms(
@@ -154,7 +160,8 @@ class CliffordBlock(nn.Module):
 
 
 class MultivectorMLP(nn.Module):
-    """Linear map to ``hidden`` multivectors, blocks, linear map, on parts. Without ``bias`` zero stays zero."""
+    """A linear map to ``hidden`` multivectors, blocks (:class:`CliffordBlock`) and a linear map, on parts by grade.
+    Without ``bias`` zero stays zero."""
 
     def __init__(
         self, in_grades: Grades, out_grades: Grades, hidden: int, num_blocks: int = 1, bias: bool = True
@@ -175,12 +182,12 @@ class MultivectorMLP(nn.Module):
         return self.out(split_grades(self.blocks(torch.cat(embedded)), self.grades))
 
     def tokens_per_block(self, device: torch.device) -> int:
-        """Tokens of a chunk, whose intermediate results fit the cache of a CPU; backward computes chunks again."""
+        """The number of tokens of a chunk. On a CPU, its intermediate results fit into the cache."""
         return max(64, tile_numbers(device, BLOCK_NUMBERS, 10 * COMPONENTS) // self.hidden)
 
     @property
     def reference_parameter(self) -> Tensor:
-        """A parameter, whose dtype and device the input must have."""
+        """A parameter with the dtype and device that the input must have."""
         return next(self.out.parameters())
 
     def reset_parameters(self) -> None:
@@ -191,20 +198,21 @@ class MultivectorMLP(nn.Module):
 class CliffordMLP(nn.Module):
     r"""An O(3)-equivariant multilayer perceptron on multivectors of Cl(3,0).
 
-    A linear map (one channel matrix a grade), ``num_blocks`` blocks of activation, linear map, geometric product and
-    layer normalisation (:class:`CliffordBlock`), and a linear map. Memory is that of inputs and outputs.
+    It consists of a linear map (one matrix of channels for each grade), ``num_blocks`` blocks of activation, linear
+    map, geometric product and layer normalisation, and a linear map. Only inputs and outputs of all tokens are in
+    memory: tokens are processed in chunks, which backward computes again.
 
     Args:
-        in_channels: multivector channels of the input.
-        out_channels: multivector channels of the output.
-        hidden_channels: multivector channels of the blocks; ``None`` means the larger of the other two.
-        num_blocks: number of blocks. With 2, the default, scalars and vectors reach every grade.
+        in_channels: Number of multivectors of the input.
+        out_channels: Number of multivectors of the output.
+        hidden_channels: Number of multivectors in the blocks. The default, ``None``, means the larger of the other two.
+        num_blocks: Number of blocks. With 2, the default, scalars and vectors reach every grade.
 
     Shapes:
         ``(..., in_channels, 8)`` -> ``(..., out_channels, 8)``, components (1; e1, e2, e3; e23, e31, e12; e123).
 
     Raises:
-        ValueError: if an argument or the input does not fit; it names the argument.
+        ValueError: if an argument is not allowed, or if the input has another shape, dtype or device.
 
     Source: se3-hyena section 3.2; Ruhe et al., Clifford Group Equivariant Neural Networks (2023).
 

@@ -1,6 +1,7 @@
 """Channels of a token by grade of Cl(3,0): scalars 0e | polar vectors 1o | axial vectors 1e | pseudoscalars 0o.
 
-Tokens are features (T, dim) with the grades side by side, or parts: four tensors (components, channels, T)."""
+Tokens are stored as *features* (T, dim), with the grades side by side, or as *parts*, four tensors (components,
+channels, T)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Parts = list[Tensor]
 
 
 class Grades(NamedTuple):
-    """Numbers of channels of the grades 0 (0e), 1 (1o), 2 (1e), 3 (0o)."""
+    """Numbers of channels of the grades 0 (0e), 1 (1o), 2 (1e) and 3 (0o)."""
 
     scalars: int = 0
     vectors: int = 0
@@ -37,7 +38,7 @@ class Grades(NamedTuple):
         return Grades(*(a + b for a, b in zip(self, other, strict=True)))
 
     def only(self, wanted: tuple[bool, ...]) -> Grades:
-        """The grades that are wanted, without the others."""
+        """The channels of the ``wanted`` grades, and 0 for the others."""
         return Grades(*(channels if want else 0 for channels, want in zip(self, wanted, strict=True)))
 
     def channels(self) -> list[int]:
@@ -46,19 +47,19 @@ class Grades(NamedTuple):
         return [channel for channel, size in enumerate(sizes) for _ in range(size)]
 
     def split(self, x: Float[Tensor, "tokens dim"]) -> list[Float[Tensor, "tokens channels components"]]:
-        """Features to the four grades."""
+        """Split features into the four grades."""
         sizes = [size * channels for size, channels in zip(GRADE_SIZES, self, strict=True)]
         columns = zip(x.split(sizes, 1), self, GRADE_SIZES, strict=True)
         return [part.unflatten(1, (channels, size)) for part, channels, size in columns]
 
     def parts(self, x: Float[Tensor, "tokens dim"]) -> Parts:
-        """Features to parts, whose tokens are side by side in memory."""
+        """Convert features to parts. Tokens of parts are contiguous in memory."""
         sizes = [size * channels for size, channels in zip(GRADE_SIZES, self, strict=True)]
         rows = zip(x.T.contiguous().split(sizes), self, GRADE_SIZES, strict=True)
         return [part.unflatten(0, (channels, size)).transpose(0, 1) for part, channels, size in rows]
 
     def reachable(self, products: int) -> tuple[bool, bool, bool, bool]:
-        """Grades that can differ from zero after so many geometric products, and after a bias, which adds scalars."""
+        """True for grades that can differ from zero after this number of geometric products and a bias of scalars."""
         found = {0} | {grade for grade, channels in enumerate(self) if channels}
         for _ in range(products):
             found |= set(grades_of_products(found))
@@ -66,17 +67,17 @@ class Grades(NamedTuple):
 
 
 def joined(*tokens: Parts) -> Parts:
-    """The channels of several tokens side by side, grade by grade."""
+    """Concatenate the channels of several parts, grade by grade."""
     return [torch.cat(grade, 1) for grade in zip(*tokens, strict=True)]
 
 
 def features(parts: Parts) -> Float[Tensor, "tokens dim"]:
-    """Parts to features."""
+    """Convert parts to features."""
     return torch.cat([part.transpose(0, 1).flatten(0, 1) for part in parts if part.shape[1]]).T.contiguous()
 
 
 def with_position(parts: Parts, pos: Float[Tensor, "tokens 3"]) -> Parts:
-    """Parts with positions as one more polar vector."""
+    """Add positions to parts as one more polar vector."""
     return [parts[0], torch.cat([parts[1], pos.T[:, None]], 1), *parts[2:]]
 
 

@@ -1,4 +1,4 @@
-"""One step of Clifford message passing along the edges of a graph."""
+"""Clifford message passing along the edges of a graph."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class LocalContext(nn.Module):
-    r"""One step of Clifford message passing, as in Geometric Hyena by the authors of SE(3)-Hyena.
+    r"""A step of Clifford message passing, as in Geometric Hyena by the authors of SE(3)-Hyena.
 
     .. math:: x_i \leftarrow x_i + \psi\Big(x_i, \tfrac{1}{|N(i)|} \sum_{j \in N(i)} \phi(x_j - x_i, e_{ij})\Big)
 
-    with Clifford MLPs phi and psi, and scalars e of the edges. The position is one of the vectors of x. The mean is
-    zero for a token without edges.
+    Here phi and psi are Clifford MLPs, and e are scalars of the edges. The position is one of the vectors of x. The
+    mean is zero for a token without edges.
     """
 
     def __init__(self, grades: Grades, channels: int, edge_channels: int, num_blocks: int) -> None:
@@ -43,7 +43,7 @@ class LocalContext(nn.Module):
         sums = x.new_zeros(x.shape[0], self.messages.dim)
         if torch.is_grad_enabled() or not runs_eagerly():
             sums = sums.index_add(0, target, self._messages(tokens, source, target, scalars))
-        else:  # messages of all edges at once would not fit
+        else:  # messages of all edges together might not fit into memory
             for some in zip(*(y.split(16 * step) for y in (source, target, scalars)), strict=True):
                 sums.index_add_(0, some[1], self._messages(tokens, *some))
         degree = x.new_zeros(x.shape[0]).index_add(0, target, torch.ones_like(target, dtype=x.dtype))
@@ -57,7 +57,7 @@ class LocalContext(nn.Module):
         target: Int[Tensor, " edges"],
         scalars: Float[Tensor, "edges channels"],
     ) -> Float[Tensor, "edges out"]:
-        """Messages of tokens, whose positions are the last columns."""
+        """Messages along edges, from tokens whose last columns are positions."""
         difference = tokens.index_select(0, source) - tokens.index_select(0, target)
         return map_chunks(self._message, self.message.tokens_per_block(tokens.device), (difference, scalars))
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 class TokenNetwork(StoresSettings):
-    """Network from tokens of some grades to tokens, or pooled sequences, of other grades. Subclasses have
-    ``forward(x, tokens)`` and call their last layers ``out``."""
+    """Base class of networks that map tokens of some grades to tokens, or pooled sequences, of other grades. Subclasses
+    have ``forward(x, tokens)``, and their last layers are ``out``."""
 
     out: nn.Module
     causal: bool = False
@@ -57,7 +57,7 @@ class TokenNetwork(StoresSettings):
         edge_index: Tensor | None,
         edge_attr: Tensor | None,
     ) -> Tensor:
-        """Check and place the user's arguments, then call ``forward``. Features x must have been checked."""
+        """Check the user's arguments, put tokens in order and call ``forward``. Features x must have been checked."""
         with full_precision(x.device):
             x, tokens = place_tokens(
                 x.to(self.reference_parameter.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
@@ -88,11 +88,11 @@ class TokenNetwork(StoresSettings):
         )  # fmt: skip
 
     def reachable(self, given: Grades) -> Grades:
-        """Output channels that can differ from zero if only the input grades ``given`` do."""
+        """The output channels that can differ from zero if all input grades other than ``given`` are zero."""
         return self.out_grades
 
     def check_reachable(self, name: str) -> None:
-        """Raise ValueError, naming the argument that sets the output, if part of the output would always be zero."""
+        """Raise ValueError if part of the output would always be zero. ``name`` is the argument of its channels."""
         reachable = self.reachable(self.in_grades if self.causal else self.in_grades.plus(POSITION))
         grades = zip(("0e", "1o", "1e", "0o"), self.out_grades, reachable, strict=True)
         zero = [grade for grade, wanted, found in grades if wanted and not found]
@@ -107,7 +107,7 @@ class TokenNetwork(StoresSettings):
 
     @property
     def reference_parameter(self) -> Tensor:
-        """A parameter, whose dtype and device the input must have."""
+        """A parameter with the dtype and device that the input must have."""
         return next(self.out.parameters())
 
     def reset_parameters(self) -> None:
@@ -126,8 +126,8 @@ def _check_no_later_source(time: Int[Tensor, "2 edges"]) -> None:
 
 
 class TokenOperator(TokenNetwork, ABC):
-    """Projection to query, key and value, mixing along the sequence, residual and output MLP (Algorithm 1). ``bias``
-    says if the projection has biases; :class:`.SE3HyenaOperator` describes the other arguments."""
+    """Base class of operators: projection to query, key and value, mixing of tokens, residual and output MLP (Algorithm
+    1). Without ``bias`` the projection has no biases; :class:`.SE3HyenaOperator` describes the other arguments."""
 
     SETTINGS: ClassVar[tuple[str, ...]] = ("short_conv", "local_context", "edge_channels")
     """Names that ``attn_kwargs`` of a model may have."""
@@ -204,7 +204,7 @@ class TokenOperator(TokenNetwork, ABC):
     def combine(
         self, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Combine values and mixed channels, (1, S, T) and (3, V, T), to the residual update of the tokens."""
+        """The update that is added to tokens, from values and mixed channels: scalars (1, S, T), vectors (3, V, T)."""
 
 
 def _side_by_side(x: Tensor, y: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ def _side_by_side(x: Tensor, y: Tensor) -> Tensor:
 
 
 class TokenModel(TokenNetwork):
-    """Linear embedding, operators with residual connections, pooling, Clifford MLP (Figure 2b)."""
+    """A model: linear embedding, operators with residual connections, pooling and a Clifford MLP (Figure 2b)."""
 
     out: MultivectorMLP
 

@@ -1,4 +1,4 @@
-"""Tokens as operators take them: chains in one piece and in order, positions relative to the mean of the graph."""
+"""Preparation of tokens for operators: tokens of a chain are contiguous and in order, and positions are centred."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TokenBatch(NamedTuple):
-    """Properties of tokens beside their features, for operators.
+    """Data of tokens that operators need in addition to features.
 
     Attributes:
         pos: positions relative to the mean of the graph, zero for padding and without positions.
@@ -36,7 +36,7 @@ class TokenBatch(NamedTuple):
     edges: NeighborList | None = None
 
     def restore(self, x: Tensor) -> Tensor:
-        """(T, ...) in the order of the user, zero for padding."""
+        """Features (T, ...) in the order of the user, zero for padding."""
         x = self.graphs.zero_padding(x)
         return x if self.slots is None else self.slots.unpack(x)
 
@@ -52,8 +52,18 @@ def place_tokens(
     invariants: Sequence[slice],
     needs_positions: bool,
 ) -> tuple[Float[Tensor, "tokens dim"], TokenBatch]:
-    """Check what users say about tokens, and put them in order: the one they give, or by chain, or ``by`` radius.
-    Columns ``invariants`` of x decide between tokens at one radius."""
+    """Check the user's arguments, and put tokens in order.
+
+    Args:
+        x: features of the tokens.
+        pos: their positions, as the user gives them.
+        node_batch: the graphs.
+        along: the user's order, chains and indices.
+        by: the order of the module, ``"input"`` or ``"radial"``. It is used if the user gives no order and no chains.
+        causal: true if the module is causal, so that positions are refused.
+        invariants: columns of x with invariants, which order tokens at equal radii.
+        needs_positions: true if part of the output would be zero without positions.
+    """
     along.check(node_batch, by)
     if pos is None and needs_positions:
         raise ValueError(
@@ -86,7 +96,8 @@ def place_tokens(
 def order_and_sequences(
     node_batch: NodeBatch, along: ChainArguments, order: Int[Tensor, " tokens"] | None
 ) -> tuple[Int[Tensor, " tokens"] | None, Sequences]:
-    """The order to put tokens in, by chain if there are chains or as given, and the sequences they then lie along."""
+    """The order of the tokens, by chain if there are chains and else the given one, and the sequences of tokens in this
+    order."""
     index, chain = along.index, along.chain
     if chain is not None:
         order = by_chain(node_batch, chain)

@@ -1,4 +1,4 @@
-"""Scalars and vectors, dense or flat, through a network on tokens by grade."""
+"""The base class of modules that apply a network on tokens by grade to scalars and vectors, dense or flat."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _grades(default: Grades, **channels: int | None) -> Grades:
 
 
 def _flat(shape: tuple[int, ...], **arguments: Tensor | None) -> list[Tensor | None]:
-    """Numbers of tokens, flattened. ValueError unless they have the shape of padded tokens, (B, N)."""
+    """Flatten arguments with a number for each token. Raise ValueError for padded tokens, (B, N), of another shape."""
     for name, value in arguments.items():
         if len(shape) == 2 and isinstance(value, Tensor) and tuple(value.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
@@ -34,8 +34,8 @@ def _flat(shape: tuple[int, ...], **arguments: Tensor | None) -> list[Tensor | N
 
 
 class ScalarVectorModule(NotScriptable, torch.nn.Module):
-    """Reads scalars and vectors of users as tokens by grade, calls a network that ``make`` builds from grades, and
-    splits its output."""
+    """A module that reads scalars and vectors as tokens by grade, calls a network, and splits its output. The function
+    ``make`` builds the network from the grades of input, output and hidden tokens."""
 
     def __init__(
         self, make: Callable[..., TokenNetwork], scalar_channels: int, vector_channels: int,
@@ -99,9 +99,9 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         channels, reference = (inside.scalars, inside.vectors), module.reference_parameter
         tokens = read_tokens(scalars, vectors, channels, reference, lengths, batch, batch_size, max_num_nodes)
         shape, device = tokens.shape, tokens.scalars.device
-        if pos is not None and isinstance(pos, Tensor) and tuple(pos.shape) != (*shape, 3):
-            raise ValueError(f"pos must have shape {(*shape, 3)}, got {tuple(pos.shape)}")
         if isinstance(pos, Tensor):
+            if tuple(pos.shape) != (*shape, 3):
+                raise ValueError(f"pos must have shape {(*shape, 3)}, got {tuple(pos.shape)}")
             pos = pos.flatten(0, -2)
         order, index, chain = _flat(shape, order=order, index=index, chain=chain)
         if order is not None and len(shape) == 2:

@@ -18,7 +18,7 @@ from .scalars_and_vectors import ScalarVectorModule
 
 
 class VectorAttentionOperator(TokenOperator):
-    """Mixes vectors by cross-product attention and scalars by softmax attention, without a gate."""
+    """An operator that mixes vectors by cross-product attention and scalars by softmax attention, without a gate."""
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
         def kernel(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
@@ -38,31 +38,33 @@ class VectorAttentionOperator(TokenOperator):
 class VectorSelfAttention(ScalarVectorModule):
     r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
 
-    The operator of :class:`SE3HyenaOperator` with :func:`~tg_equiattn.functional.vector_attention` in place of
-    convolution and gate. It is equivariant to rotations, reflections and translations, and without ``short_conv`` to
-    permutations. Time is O(N^2) and memory O(N). Second derivatives of scalar attention take O(N^2) memory.
+    The layer is :class:`SE3HyenaOperator` with :func:`~tg_equiattn.functional.vector_attention` instead of convolution
+    and gate. It is equivariant to rotations, reflections and translations, and without ``short_conv`` to permutations.
+    It takes O(N^2) time and O(N) memory. Second derivatives of scalar attention take O(N^2) memory.
 
     Args:
-        scalar_channels: scalars of the input.
-        vector_channels: vectors of the input.
-        out_scalars: scalars of the output; ``None`` means those of the input.
-        out_vectors: vectors of the output; ``None`` means those of the input.
-        hidden_scalars: scalars of query, key and value; ``None`` means those of the input. If hidden and input channels
-            differ, a linear map takes the input to the residual.
-        hidden_vectors: vectors of query, key and value; ``None`` means those of the input.
-        short_conv: taps, an odd number, of a short convolution of query, key and value, with one weight a channel and
-            tap; ``None`` for none. Use 3 if neighbors along the sequence belong together (:doc:`/chains`); outputs
-            then depend on the order of the tokens.
-        local_context: update every token from its neighbors along ``edge_index`` first, by Clifford message passing.
-            Use it if a graph of near neighbors is known.
-        edge_channels: scalars of an edge, given as ``edge_attr``; they need ``local_context``.
-        num_blocks: blocks of every Clifford MLP. Use 2 for more products of channels, at about twice the time.
+        scalar_channels: Number of scalars of a token in the input.
+        vector_channels: Number of vectors of a token in the input.
+        out_scalars: Number of scalars in the output. ``None`` means as many as in the input.
+        out_vectors: Number of vectors in the output. ``None`` means as many as in the input.
+        hidden_scalars: Number of scalars of query, key and value. ``None`` means as many as in the input. If hidden and
+            input channels differ, a linear map takes the input to the residual.
+        hidden_vectors: Number of vectors of query, key and value. ``None`` means as many as in the input.
+        short_conv: Number of taps, odd, of a short convolution of query, key and value with one weight for each channel
+            and tap. The default, ``None``, means no short convolution. Use 3 if neighbors along the sequence belong
+            together (:doc:`/chains`); outputs then depend on the order of the tokens.
+        local_context: Whether to update every token from its neighbors along ``edge_index`` first, by Clifford message
+            passing. The default is ``False``. Use it if a graph of near neighbors is known.
+        edge_channels: Number of scalars of an edge, which are given as ``edge_attr``. The default is 0; other numbers
+            need ``local_context``.
+        num_blocks: Number of blocks of every Clifford MLP. The default is 1. Use 2 for more products of channels, at
+            about twice the time.
 
     Shapes:
         ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again.
 
     Raises:
-        ValueError: if an argument or an input does not fit; it names the argument.
+        ValueError: if an argument is not allowed, or does not fit another one.
 
     Source: se3-hyena appendix B; the projections and the output MLP are those of section 3.
 
@@ -97,28 +99,31 @@ class VectorSelfAttention(ScalarVectorModule):
 
 @checks.python_numbers
 class VectorTransformer(ScalarVectorModule):
-    r"""Linear embedding, vector self-attention with residual connections, and an equivariant MLP.
+    r"""A model of vector self-attention: linear embedding, layers with residual connections, and an equivariant MLP.
 
-    :class:`SE3Hyena` with :class:`VectorSelfAttention` in place of its operators.
+    The model is :class:`SE3Hyena` with :class:`VectorSelfAttention` instead of its operators.
 
     Args:
-        scalar_channels: scalars of the input.
-        vector_channels: vectors of the input.
-        out_scalars: scalars of the output; ``None`` means those of the input.
-        out_vectors: vectors of the output; ``None`` means those of the input.
-        hidden_scalars: scalars of a token between the layers.
-        hidden_vectors: vectors of a token between the layers.
-        num_layers: number of attention layers.
-        num_blocks: blocks of every Clifford MLP. Use 2 for more products of channels, at about twice the time.
-        pool: ``None``, or ``"mean"`` to take the mean over the tokens of each sequence before the MLP.
-        attn_kwargs: ``short_conv``, ``local_context`` and ``edge_channels`` of :class:`VectorSelfAttention`.
+        scalar_channels: Number of scalars of a token in the input.
+        vector_channels: Number of vectors of a token in the input.
+        out_scalars: Number of scalars in the output. ``None`` means as many as in the input.
+        out_vectors: Number of vectors in the output. ``None`` means as many as in the input.
+        hidden_scalars: Number of scalars of a token between the layers. The default is 16.
+        hidden_vectors: Number of vectors of a token between the layers. The default is 128.
+        num_layers: Number of attention layers. The default is 3.
+        num_blocks: Number of blocks of every Clifford MLP. The default is 1. Use 2 for more products of channels, at
+            about twice the time.
+        pool: ``"mean"`` takes the mean over the tokens of each sequence before the MLP. The default, ``None``, does
+            not.
+        attn_kwargs: Further arguments of :class:`VectorSelfAttention`: ``short_conv``, ``local_context`` and
+            ``edge_channels``.
 
     Shapes:
         ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again; to
         ``(B, out_scalars)`` and ``(B, out_vectors, 3)`` with ``pool="mean"``.
 
     Raises:
-        ValueError: if an argument or an input does not fit; it names the argument.
+        ValueError: if an argument is not allowed, or does not fit another one.
 
     Source: se3-hyena sections 4.1.1 and 4.2.1, appendix B.
 

@@ -1,5 +1,5 @@
-"""Sequences that long and short convolutions run along: the tokens of a graph, or of each of its chains, in their
-order, with gaps where an index skips numbers."""
+"""Sequences for long and short convolutions: the tokens of each graph, or of each of its chains, in order, with gaps
+where an index skips numbers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ class Sequences:
 
 
 def by_chain(node_batch: NodeBatch, chain: Int[Tensor, " tokens"]) -> Int[Tensor, " tokens"]:
-    """The order that puts the tokens of each chain of a graph together and leaves theirs alone; padding stays last."""
+    """An order of tokens in which chains are contiguous. Tokens keep their order within a chain, graphs theirs, and
+    padding stays at the end of its graph."""
     order = chain.argsort(stable=True)
     graph = 2 * node_batch.batch
     graph = graph if node_batch.mask is None else graph + (~node_batch.mask).long()
@@ -110,7 +111,8 @@ def sequences_of(
     num_chains: int | None,
     max_num_nodes: int | None,
 ) -> Sequences:
-    """Sequences of tokens whose chains are contiguous. ValueError for an index that does not increase along them."""
+    """Make the sequences of tokens whose chains are contiguous. Raise ValueError if the index does not increase along a
+    sequence."""
     if (index is None and chain is None) or not node_batch.nodes:
         return Sequences(node_batch)
     valid, graph = node_batch.mask, node_batch.batch
@@ -153,7 +155,7 @@ def _number_of_chains(first: Bool[Tensor, " tokens"], num_chains: int | None) ->
 
 
 def _flat_rows(spans: Int[Tensor, " sequences"], longest: int | None) -> NodeBatch:
-    """Slots of sequences one after the other."""
+    """A batch of the slots of sequences, one sequence after the other. The spans are read."""
     known = as_numbers(spans)
     if longest is not None and max(known) > longest:
         raise ValueError(f"max_num_nodes must be at least {max(known)}, the largest span of index, got {longest}")
@@ -163,7 +165,7 @@ def _flat_rows(spans: Int[Tensor, " sequences"], longest: int | None) -> NodeBat
 
 
 def _dense_rows(spans: Int[Tensor, " sequences"], longest: int | None) -> NodeBatch:
-    """As many slots for each sequence, where their spans are not read."""
+    """A batch with ``longest`` slots for each sequence, for spans that cannot be read."""
     if longest is None:
         raise ValueError(
             "max_num_nodes must be given with index that is traced or that torch.vmap goes over, got None: pass a "
@@ -174,7 +176,7 @@ def _dense_rows(spans: Int[Tensor, " sequences"], longest: int | None) -> NodeBa
 
 
 def _slots_of_tokens(slot: Int[Tensor, " tokens"], slots: int, valid: Bool[Tensor, " tokens"] | None) -> Slots:
-    """Gathers of tokens into slots, and back; padding has none."""
+    """The assignment of tokens to slots; padding has no slot."""
     place = slot if valid is None else torch.where(valid, slot, slots)
     node = torch.arange(slot.shape[0], device=slot.device)
     token = torch.full((slots + 1,), -1, device=slot.device).scatter(0, place, node)[:slots]

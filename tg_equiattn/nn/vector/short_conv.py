@@ -1,4 +1,4 @@
-"""The short convolution along sequences."""
+"""Short convolution along sequences."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ class ShortConv(nn.Module):
 
     .. math:: y_i = \sum_{t=0}^{K-1} w_t\, x_{i+t-s}
 
-    with K taps, s = (K - 1) / 2, or s = K - 1 if ``causal``. Missing tokens and tokens beyond the ends count as zero.
+    Here K is the number of taps, and s = (K - 1) / 2, or s = K - 1 if ``causal``. Missing tokens and tokens beyond the
+    ends count as zero.
 
     Args:
-        channels: the channel of each feature. The components of a vector share one channel, so they share weights.
-        taps: K, an odd number from 3 on.
-        causal: use earlier tokens only.
+        channels: The channel of each feature. The components of a vector share one channel, so they share weights.
+        taps: Number of taps K, odd and at least 3.
+        causal: Whether outputs depend on earlier tokens only. The default is ``False``.
+
+    Raises:
+        ValueError: if ``taps`` is not an odd number from 3 on.
     """
 
     def __init__(self, channels: Sequence[int], taps: int, causal: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The layer of Ewald attention behind its hosts: projections of nodes, kernels of learned widths, and their sums."""
+"""The base class of layers of Ewald attention: projections of nodes, kernels of learned widths, and their sums."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .spherical_features import Coupling, HarmonicProduct, Irrep, split_rows
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-_CONTENT = 0.1  # size of the part of queries and keys that depends on features, at the start, beside a constant 1
+_CONTENT = 0.1  # initial size of the part of queries and keys that depends on features; the other part is 1
 
 
 class EwaldLayer(Shared, NotScriptable, StoresSettings):
-    """Ewald attention on irreps, each degree and parity once, in rising order, with components before channels.
+    """Ewald attention on rows of irreps: each degree and parity once, in rising order, with components before channels.
 
-    Subclasses say in ``coupling`` how three degrees couple, and read their features in ``forward``, which calls
-    :meth:`attend`. At the start queries and keys of invariants are near 1, others near 0.
+    ``coupling`` of a subclass returns the couplings of three degrees. Its ``forward`` reads features and calls
+    :meth:`attend`. At the start queries and keys of invariants are near 1, and others are near 0.
     """
 
     coupling: Coupling
@@ -67,10 +67,8 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
         self.width, self.max_width, self.heads, self.lmax = width, max_width, heads, lmax
         self.avg_num_nodes, self.error, self.method, self.max_hkl = avg_num_nodes, error, method, max_hkl
         self.counts = tuple(counts.values())
-        self.bounds, self.band = (
-            _bounds(width, max_width, *self.counts),
-            1.5 * math.pi / width / max(1, num_oscillating),
-        )
+        self.bounds = _bounds(width, max_width, *self.counts)
+        self.band = 1.5 * math.pi / width / max(1, num_oscillating)
         self.rows_in, self.rows_out, count = tuple(rows_in), tuple(rows_out), sum(self.counts)
         values, found = ([irrep.shared(heads) for irrep in rows] for rows in (rows_in, rows_out))
         self.product = HarmonicProduct(values, found, lmax, heads, self.coupling)
@@ -123,7 +121,7 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
         return NeutralSources(num_elements, scalars, shape, charged, sum(sizes), cutoff, avg_num_neighbors)
 
     def _invariants(self) -> int:
-        """Where the invariants are among the irreps of the input."""
+        """The index of the invariants among the irreps of the input."""
         return [irrep.invariant for irrep in self.rows_in].index(True)
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -147,10 +145,10 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
         self, x: Float[Tensor, "nodes dim_in"], pos: Float[Tensor, "nodes 3"], node_batch: NodeBatch,
         cell: Tensor | None, pbc: Tensor | None, neutral: NeutralSources | None = None, atoms: Atoms | None = None,
     ) -> Float[Tensor, "nodes dim_out"]:  # fmt: skip
-        """Features and positions of nodes, and cells, to features: checked except for cells.
+        """Attention of nodes, from checked features x and positions, and from cells that are checked here.
 
         With ``neutral`` sources for ``atoms``, features include elements, a node does not attend to itself, and
-        Coulomb kernels use invariant keys alone.
+        Coulomb kernels use invariant keys only.
         """
         cells, heads = cells_of(cell, pbc, node_batch.count, x), self.heads
         with full_precision(pos.device):
@@ -185,7 +183,8 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
         key: Float[Tensor, "nodes heads kernels contracted"], value: Float[Tensor, "nodes heads dim"],
         interaction: Interaction, node_batch: NodeBatch, neutral: NeutralSources | None, atoms: Atoms | None,
     ) -> Iterator[tuple[Float[Tensor, "nodes heads kernels contracted"], Interaction, Sources]]:  # fmt: skip
-        """Queries, kernels and sources that are summed together: all, or Coulomb kernels apart from the others."""
+        """Yield queries, kernels and sources that are summed together: all of them, or Coulomb kernels apart from the
+        others if sources are neutral."""
         if neutral is None or atoms is None:
             yield query, interaction, (key, value)
             return

@@ -1,4 +1,4 @@
-"""Prices of the methods of Ewald attention, measured on a device."""
+"""Measures the prices of the methods of Ewald attention on a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from .ewald_attention import EwaldAttention
 
 
 class _Sizes(NamedTuple):
-    """Sizes of what is measured: nodes in the open, the side of a cell of one node, and nodes in a cell of a side."""
+    """Sizes of the measured graphs.
+
+    Attributes:
+        direct: nodes of an open graph.
+        wide: side of a cell with one node.
+        nodes: nodes of another cell.
+        side: side of this cell.
+    """
 
     direct: int
     wide: float
@@ -62,7 +69,8 @@ def measure_ewald_prices(device: torch.device | str = "cpu") -> dict[str, float]
 
 @torch.no_grad()
 def _run(device: torch.device, method: str, size: int, side: float) -> tuple[float, Prices]:
-    """Nanoseconds of one call, for nodes in a cubic cell or in the open, and the expected ones of its steps."""
+    """The measured nanoseconds of a call and the expected ones of its steps, for nodes in a cubic cell of a side, or in
+    an open graph if the side is 0."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         layer = EwaldAttention(8, 8, width=1.0, num_gaussians=2, num_coulomb=0, method=method).to(device)

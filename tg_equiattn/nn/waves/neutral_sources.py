@@ -15,12 +15,18 @@ from ..modules import StoresSettings
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-_LARGE = 0.5  # remainder from which on there is a warning, relative to the largest source of an atom
+_LARGE = 0.5  # largest remainder without a warning, relative to the largest source of an atom
 
 
 class Atoms(NamedTuple):
-    """Data of a host that neutral sources read: the elements of atoms as one-hot rows, both directions of each edge
-    with its squared length, and the total charges of graphs, if the data has any."""
+    """Data of atoms that neutral sources read.
+
+    Attributes:
+        elements: elements of the atoms, as one-hot rows.
+        edge_index: edges, in both directions.
+        square: squared length of each edge.
+        total_charge: total charge of each graph; ``None`` if the data has none.
+    """
 
     elements: Float[Tensor, "nodes elements"]
     edge_index: Int[Tensor, "2 edges"]
@@ -37,9 +43,9 @@ class NeutralSources(StoresSettings):
         \Big( Q - \sum_i c_{z_i} \Big)
 
     Transfers along edges are antisymmetric, so they conserve the sum over every fragment: distant fragments do not
-    change each other's sources. Only the remainder, what constants lack of the stated total Q, is spread over all
-    atoms of a graph, with learned positive weights w. Q is a learned constant times the total charge of the graph, zero
-    without one. Components that rotate have neither constants nor charges, and a sum of zero.
+    change each other's sources. The remainder is the stated total Q minus the sum of the constants. It is spread over
+    all atoms of a graph, with learned positive weights w. Q is a learned constant times the total charge of the graph,
+    or zero if it has none. Components that rotate have neither constants nor charges, and their sum is zero.
 
     Args:
         num_elements: Number of elements.

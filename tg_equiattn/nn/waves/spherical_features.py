@@ -21,8 +21,8 @@ Coupling = Callable[[int, int, int], Tensor]
 
 
 class Irrep(NamedTuple):
-    """Channels of one degree l and parity. A row of features holds the 2 l + 1 components one after the other, each
-    with all channels."""
+    """Channels of one degree l and parity. A row of features holds the 2 l + 1 components one after the other, and each
+    component holds all channels."""
 
     degree: int
     parity: int
@@ -46,15 +46,19 @@ class Irrep(NamedTuple):
 def split_rows(
     x: Float[Tensor, "*nodes dim"], irreps: Sequence[Irrep]
 ) -> list[Float[Tensor, "*nodes components channels"]]:
-    """Components and channels of each irrep of rows."""
+    """Split rows into the components and channels of each irrep."""
     blocks = zip(x.split([irrep.size * irrep.channels for irrep in irreps], -1), irreps, strict=True)
     return [block.unflatten(-1, (irrep.size, irrep.channels)) for block, irrep in blocks]
 
 
 @ordinary_tensors()
 def gaunt_coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+1 2*second+1 2*out+1"]:
-    """The only invariant product of three degrees, with norm 1, for degrees with an even sum up to 5: the mean of three
-    harmonics over the sphere, which is that over the corners of an icosahedron."""
+    """The invariant product of three degrees, with norm 1, which is unique. The sum of the degrees must be even and at
+    most 5.
+
+    It is the mean over the sphere of products of three harmonics. For these degrees the mean over the corners of an
+    icosahedron is the same.
+    """
     golden = (1 + math.sqrt(5)) / 2
     corners = [(0.0, a, b * golden) for a in (-1, 1) for b in (-1, 1)]
     points = torch.cat([torch.tensor(corners, dtype=torch.float64).roll(n, 1) for n in range(3)])
@@ -75,11 +79,13 @@ def _couplings(
 
 
 class HarmonicProduct(nn.Module):
-    r"""A bilinear, equivariant map: products of a head's features with harmonics up to lmax, mixed by weights, with
-    couplings C of three degrees that have norm 1.
+    r"""A bilinear, equivariant map of features and solid harmonics: products of both, with learned weights.
 
     .. math:: \mathrm{out}^{c'}_{m'} = \sum_{\text{paths}} \sum_{c, m, n} w_{c c'}\,
         \sqrt{2 l'' + 1}\, C_{m n m'}\, x^c_m\, Y_n
+
+    A path couples the degree of a feature x, the degree of harmonics Y up to ``lmax`` and the degree :math:`l''` of an
+    output, with a coupling C of norm 1. Each head has its own weights w, which mix channels c and c'.
     """
 
     def __init__(
@@ -137,7 +143,7 @@ def _product(
         matrix = coupling.view(size, wide).mT
     else:
         matrix = (harmonics[..., None] * coupling).sum(-2).unflatten(-1, (size, wide)).mT
-    if size < wide:  # mix channels where there are fewer components
+    if size < wide:  # mix the channels of fewer components
         return _apply(matrix, _mix(x, weight))
     return _mix(_apply(matrix, x), weight)
 
