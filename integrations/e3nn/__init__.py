@@ -1,5 +1,5 @@
 """Global geometric context as e3nn modules: SE(3)-Hyena, vector self-attention and Ewald attention on node features
-with irreps. Components of inputs and outputs have about unit variance, as everywhere in e3nn."""
+with irreps. As in e3nn, components of inputs and outputs should have about unit variance."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Ewald attention between atoms, as the adapters of MACE and NequIP use it."""
+"""Ewald attention between atoms, for the adapters of MACE and NequIP."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .ewald_attention import IrrepsEwaldAttention
 
 @compile_mode("unsupported")
 class AtomsEwaldAttention(IrrepsEwaldAttention):
-    r"""Ewald attention that reads elements and whose Coulomb sources are neutral.
+    r"""Ewald attention that reads elements, with neutral sources of Coulomb kernels.
 
-    An embedding of the element joins the scalars that queries, keys and values see. The term of an atom with itself is
-    left out, but not its periodic images. Sources of Coulomb kernels are those of
+    An embedding of the element is added to the scalars from which queries, keys and values are computed. The term of an
+    atom with itself is left out, but not the terms with its periodic images. Sources of Coulomb kernels are those of
     :class:`tg_equiattn.nn.waves.neutral_sources.NeutralSources`.
 
-    A state_dict of a layer without elements, as earlier releases saved them, makes this layer one without.
+    Loading a state_dict without elements, as earlier releases saved it, turns elements and neutral sources off.
 
     Parameters
     ----------
@@ -56,7 +56,8 @@ class AtomsEwaldAttention(IrrepsEwaldAttention):
     def forward(  # type: ignore[override]  # atoms are required
         self, x: Tensor, pos: Tensor, batch: Tensor | None = None, *, atoms: Atoms, **graphs: Any
     ) -> Tensor:
-        """Evaluate, with the arguments of `IrrepsEwaldAttention` and the atoms."""
+        """Evaluate. ``atoms`` are the elements, edges and charges; the other arguments are those of
+        `IrrepsEwaldAttention`."""
         return self.evaluate(x, pos, batch, neutral=self.neutral, atoms=atoms, **graphs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:

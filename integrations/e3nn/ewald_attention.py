@@ -32,9 +32,14 @@ def _coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+1 2*s
 class IrrepsEwaldAttention(EwaldLayer):
     r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.
 
-    :class:`tg_equiattn.nn.EwaldAttention`, where the formula, its accuracy, errors and sources are, on any irreps:
-    queries, keys and values are linear maps of the features, inner products are over all their irreps, and products of
-    values with harmonics are Clebsch-Gordan products.
+    .. math::
+
+        \mathrm{out}_i = \frac{1}{\bar N} \sum_j \sum_{c, l} g_{c l}\, \langle q_i, k_j \rangle_c\;
+        W \big[ v_j \otimes s_c^l\, Y_l(\nabla) K_c(x_i - x_j) \big]
+
+    This is :class:`tg_equiattn.nn.EwaldAttention`, which describes accuracy, symmetries and sources, on any irreps.
+    Queries, keys and values are linear maps of the features, inner products are over all their irreps, and products of
+    values with solid harmonics Y are Clebsch-Gordan products. K are kernels of learned widths s.
 
     Parameters
     ----------
@@ -187,7 +192,7 @@ class IrrepsEwaldAttention(EwaldLayer):
 
 
 def _rows(name: str, irreps: o3.Irreps) -> list[Irrep]:
-    """Each degree and parity that has channels, once, in rising order."""
+    """The irreps that have channels, each degree and parity once, in rising order."""
     kinds = sorted({(ir.l, ir.p) for mul, ir in irreps if mul})
     if not kinds:
         raise ValueError(f"{name} must have at least one irrep, got {irreps}")
@@ -195,7 +200,7 @@ def _rows(name: str, irreps: o3.Irreps) -> list[Irrep]:
 
 
 def _columns(irreps: str, inverse: bool = False) -> Int[Tensor, " columns"]:
-    """The column of a feature for each number of a row, or the inverse permutation."""
+    """The column in features for each column of rows (of `EwaldLayer`), or the inverse permutation."""
     parsed, found = o3.Irreps(irreps), []
     each = list(zip(parsed, parsed.slices(), strict=True))
     for own in _rows("irreps", parsed):

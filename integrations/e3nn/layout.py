@@ -1,4 +1,4 @@
-"""Conversion between features in the order of their irreps and tokens by grade, and checks of features."""
+"""Checks of features, and conversion between features in the order of their irreps and tokens by grade."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRADE_OF = {(0, 1): 0, (1, -1): 1, (1, 1): 2, (0, -1): 3}  # (l, parity)
 
 
 def grades_of(name: str, irreps: o3.Irreps) -> Grades:
-    """Channels by grade. Raise ValueError for no irreps, or irreps that multivectors do not have."""
+    """Numbers of channels by grade. Raise ValueError without irreps, or for irreps that multivectors do not have."""
     counts = [0] * 4
     for mul, ir in irreps:
         if (ir.l, ir.p) not in GRADE_OF:
@@ -53,12 +53,13 @@ def channels(irreps: o3.Irreps) -> list[int]:
 
 
 def like_its_copies(product: o3.TensorProduct) -> o3.TensorProduct:
-    """A copy of a product. e3nn adds buffers when it copies, and averages of models pair the buffers by order."""
+    """A copy of a product. e3nn adds buffers when it copies a product. Averages of models pair a model and its copy by
+    the order of buffers, so both need the same buffers."""
     return copy.deepcopy(product)
 
 
 class Features(NamedTuple):
-    """Plain values of irreps for ``forward``, as torch.compile cannot read irreps."""
+    """The dimension and the text of irreps, for ``forward``: torch.compile cannot read irreps."""
 
     dim: int
     text: str
@@ -77,6 +78,6 @@ def check_features(name: str, x: Tensor, features: Features, reference: Tensor) 
 
 
 def describe(module: torch.nn.Module) -> str:
-    """e3nn's way to print a module."""
+    """The text of a module in e3nn's format."""
     weights = sum(p.numel() for p in module.parameters())
     return f"{type(module).__name__}({module.irreps_in} -> {module.irreps_out} | {weights} weights)"

@@ -35,13 +35,13 @@ class LongTensorProduct(NotScriptable, StoresSettings):
 
         u_i = \frac{1}{n} \sum_j x^{(1)}_j \otimes_w x^{(2)}_{i-j}
 
-    with :math:`\otimes_w` an `e3nn.o3.TensorProduct`, n the graph's own number of nodes, and indices modulo n, or past
-    nodes only (``causal=True``). The tensor product is bilinear, so it is evaluated at frequencies instead of pairs:
-    three evaluations a frequency, :math:`O(N \log N)` in all. The path ``1o x 1o -> 1e`` is, but for its weight, the
-    long convolution by cross products of :func:`tg_equiattn.functional.vector_long_conv`.
+    Here :math:`\otimes_w` is an `e3nn.o3.TensorProduct`, and n is the graph's own number of nodes. Indices are taken
+    modulo n; with ``causal=True`` the sum runs over past nodes only. The tensor product is bilinear, so it is evaluated
+    at frequencies instead of pairs, three times for each frequency: this takes :math:`O(N \log N)` time. The path
+    ``1o x 1o -> 1e`` is, except for its weight, :func:`tg_equiattn.functional.vector_long_conv`.
 
-    The idea of the `SE(3)-Hyena Operator for Scalable Equivariant Learning <https://arxiv.org/abs/2407.01049>`_ paper,
-    section 3.2, beyond vectors.
+    The layer extends section 3.2 of the `SE(3)-Hyena Operator for Scalable Equivariant Learning
+    <https://arxiv.org/abs/2407.01049>`_ paper from vectors to all irreps.
 
     Parameters
     ----------
@@ -55,12 +55,12 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         irreps of the output
 
     instructions : list of tuple, optional
-        paths of the product, as of `e3nn.o3.TensorProduct`, by default all that the selection rules allow, fully
-        connected, whose weights grow as the cube of multiplicities; give instructions with ``'uuu'`` to have few
-        weights or none. All nodes share the weights.
+        paths of the product, as for `e3nn.o3.TensorProduct`; by default all that the selection rules allow, fully
+        connected, so that the number of weights grows as the cube of multiplicities; use instructions with ``'uuu'``
+        for few weights or none; all nodes share the weights
 
     causal : bool
-        let nodes see earlier nodes only, by default all
+        whether nodes see earlier nodes only, by default ``False``
 
     Examples
     --------
@@ -142,8 +142,7 @@ class LongTensorProduct(NotScriptable, StoresSettings):
 
         chain : `torch.Tensor`, optional
             any number for each chain, int64 of shape ``(nodes,)``; convolutions run along each chain of a graph by
-            itself;
-            without it each graph is one chain
+            itself; without it each graph is one chain
 
         order : `torch.Tensor`, optional
             a permutation of the nodes within each graph, of shape ``(nodes,)``
@@ -183,7 +182,7 @@ class LongTensorProduct(NotScriptable, StoresSettings):
     def convolve(
         self, x1: Float[Tensor, "nodes dim1"], x2: Float[Tensor, "nodes dim2"], sequences: Sequences
     ) -> Float[Tensor, "nodes dim_out"]:
-        """Evaluate on sequences that have been read already."""
+        """Evaluate on checked features and sequences."""
         if not x1.shape[0]:
             return x1.new_zeros(0, self.irreps_out.dim)
 
@@ -203,7 +202,7 @@ class LongTensorProduct(NotScriptable, StoresSettings):
 
 
 def _recomputed_whole(product: torch.nn.Module) -> AbstractContextManager[None]:
-    """A context without the early stop of checkpoints: it is an exception, which the TorchScript in products of e3nn
-    0.4.4 turns into an error."""
+    """A context that disables the early stop of checkpoints. The early stop is an exception, which fails in the
+    TorchScript of e3nn 0.4.4's products."""
     scripted = any(isinstance(part, torch.jit.ScriptModule) for part in product.children())
     return set_checkpoint_early_stop(False) if scripted else nullcontext()

@@ -24,8 +24,8 @@ from .layout import Features, check_features, columns_by_grade, columns_by_irrep
 
 
 class IrrepsModule(NotScriptable, torch.nn.Module):
-    """Reads node features as tokens by grade, calls a network that ``make`` builds from grades, and reorders its
-    output."""
+    """A module that reads node features as tokens by grade, calls a network, and reorders its output. The function
+    ``make`` builds the network from the grades of input, output and hidden tokens."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
 
         chain : `torch.Tensor`, optional
             any number for each chain, int64 of shape ``(nodes,)``; convolutions run along each chain of a graph by
-            itself, while positions are centred, and attention mixes, over the whole graph;
-            without it each graph is one chain
+            itself, while positions are centred, and attention mixes, over the whole graph; without it each graph is one
+            chain
 
         order : `torch.Tensor`, optional
             a permutation of the nodes within each graph, of shape ``(nodes,)``, used instead of the module's order
@@ -136,9 +136,9 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
 class IrrepsSE3HyenaOperator(IrrepsModule):
     r"""Global geometric context in :math:`O(N \log N)`: every node of a graph sees every other one.
 
-    :class:`tg_equiattn.nn.SE3HyenaOperator` on irreps; see there for formulas, errors and sources. Axial vectors (1e)
-    and pseudoscalars (0o) pass through the vector and the scalar stream and keep their parity. A convolution depends on
-    the order of the nodes. With ``order='radial'`` outputs jump where two nodes exchange their distances
+    This is :class:`tg_equiattn.nn.SE3HyenaOperator` on irreps; that class has the formulas and sources. Axial vectors
+    (1e) are processed with the vectors and pseudoscalars (0o) with the scalars, and all keep their parity. Outputs
+    depend on the order of the nodes. With ``order='radial'`` they jump where two nodes exchange their distances
     (:doc:`/guarantees`): do not use it for dynamics, relaxation or phonons.
 
     Parameters
@@ -158,27 +158,28 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
         lag; use ``'implicit'`` for chains whose beginning has no meaning
 
     causal : bool
-        let nodes see earlier nodes of their chain only, by default all; it needs ``order='input'`` and rules out
+        whether nodes see earlier nodes of their chain only, by default ``False``; needs ``order='input'`` and rules out
         ``pos`` and edges from later nodes; with ``filter='data'`` outputs still depend on the size of the graph; use it
         to predict the next node
 
     short_conv : int, optional
-        taps, an odd number, of a short convolution of query, key and value before the long one, with one weight a
-        channel and tap, by default none; recall needs it (:doc:`/chains`)
+        number of taps, odd, of a short convolution of query, key and value before the long one, with one weight for
+        each channel and tap; by default there is none; recall needs it (:doc:`/chains`)
 
     order : {'input', 'radial'}
         ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
         ``pos``; use ``'radial'`` for clouds without an order
 
     local_context : bool
-        update every node from its neighbors along ``edge_index`` first, by Clifford message passing, by default not;
-        use it if a graph of near neighbors is known
+        whether to update every node from its neighbors along ``edge_index`` first, by Clifford message passing, by
+        default ``False``; use it if a graph of near neighbors is known
 
     edge_channels : int
-        scalars of an edge, given as ``edge_attr``, by default 0; they need ``local_context``
+        number of scalars of an edge, given as ``edge_attr``, by default 0; other numbers need ``local_context``
 
     num_blocks : int
-        blocks of every Clifford MLP, by default 1; use 2 for more products of channels, at about twice the time
+        number of blocks of every Clifford MLP, by default 1; use 2 for more products of channels, at about twice the
+        time
 
     Examples
     --------
@@ -212,9 +213,9 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
 @compile_mode("unsupported")
 @python_numbers
 class IrrepsSE3Hyena(IrrepsModule):
-    r"""Linear embedding, :class:`IrrepsSE3HyenaOperator` s with residual connections, and a Clifford MLP.
+    r"""The SE(3)-Hyena model: linear embedding, operators with residual connections, and a Clifford MLP.
 
-    :class:`tg_equiattn.nn.SE3Hyena` on irreps.
+    The operators are :class:`IrrepsSE3HyenaOperator`. This is :class:`tg_equiattn.nn.SE3Hyena` on irreps.
 
     Parameters
     ----------
@@ -231,18 +232,19 @@ class IrrepsSE3Hyena(IrrepsModule):
         number of operators, by default 3
 
     num_blocks : int
-        blocks of every Clifford MLP, by default 1; use 2 for more products of channels, at about twice the time
+        number of blocks of every Clifford MLP, by default 1; use 2 for more products of channels, at about twice the
+        time
 
     pool : {None, 'mean'}
-        ``'mean'`` takes the mean over the nodes of each graph before the MLP, by default there is none
+        ``'mean'`` takes the mean over the nodes of each graph before the MLP; by default there is no mean
 
     order : {'input', 'radial'}
         ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
         ``pos``; use ``'radial'`` for clouds without an order
 
     attn_kwargs : dict, optional
-        ``filter``, ``causal``, ``short_conv``, ``local_context`` and ``edge_channels`` of
-        :class:`IrrepsSE3HyenaOperator`
+        further arguments of :class:`IrrepsSE3HyenaOperator`: ``filter``, ``causal``, ``short_conv``, ``local_context``
+        and ``edge_channels``
 
     Examples
     --------
@@ -276,8 +278,9 @@ class IrrepsSE3Hyena(IrrepsModule):
 class IrrepsVectorSelfAttention(IrrepsModule):
     r"""Equivariant self-attention over the nodes of a graph: vectors by cross products, scalars by softmax attention.
 
-    :class:`tg_equiattn.nn.VectorSelfAttention` on irreps; see there for formulas, errors and sources. Use it instead of
-    :class:`IrrepsSE3HyenaOperator` for nodes without an order, up to a few thousand: its time is :math:`O(N^2)`.
+    This is :class:`tg_equiattn.nn.VectorSelfAttention` on irreps; that class has the formulas and sources. Use it
+    instead of :class:`IrrepsSE3HyenaOperator` for nodes without an order, up to a few thousand: it takes
+    :math:`O(N^2)` time.
 
     Parameters
     ----------
@@ -292,18 +295,19 @@ class IrrepsVectorSelfAttention(IrrepsModule):
         the input to the residual
 
     short_conv : int, optional
-        taps, an odd number, of a short convolution of query, key and value, with one weight a channel and tap, by
-        default none; with it, outputs depend on the order of the nodes
+        number of taps, odd, of a short convolution of query, key and value, with one weight for each channel and tap;
+        by default there is none; with it, outputs depend on the order of the nodes
 
     local_context : bool
-        update every node from its neighbors along ``edge_index`` first, by Clifford message passing, by default not;
-        use it if a graph of near neighbors is known
+        whether to update every node from its neighbors along ``edge_index`` first, by Clifford message passing, by
+        default ``False``; use it if a graph of near neighbors is known
 
     edge_channels : int
-        scalars of an edge, given as ``edge_attr``, by default 0; they need ``local_context``
+        number of scalars of an edge, given as ``edge_attr``, by default 0; other numbers need ``local_context``
 
     num_blocks : int
-        blocks of every Clifford MLP, by default 1; use 2 for more products of channels, at about twice the time
+        number of blocks of every Clifford MLP, by default 1; use 2 for more products of channels, at about twice the
+        time
 
     Examples
     --------

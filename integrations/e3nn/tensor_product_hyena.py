@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     r"""Global geometric context in :math:`O(N \log N)` on features of any irreps.
 
-    The flow of :class:`IrrepsSE3HyenaOperator` with e3nn's maps in place of Clifford MLPs and
-    :class:`LongTensorProduct` in place of the convolutions of scalars and vectors. With ``filter='data'``,
+    The operator is :class:`IrrepsSE3HyenaOperator` with e3nn's maps instead of Clifford MLPs, and with
+    :class:`LongTensorProduct` instead of convolutions of scalars and vectors. With ``filter='data'`` it computes
 
     .. math::
 
         q, k, v = \mathrm{Linear}(x), \quad u = q \otimes_w k, \quad \hat u = \sigma(\gamma(u)) \cdot u,
         \quad x' = \mathrm{Linear}(\mathrm{Linear}(x) + \hat u \otimes_{w'} v)
 
-    with one gate a channel and :math:`\gamma` a linear map of the scalars and squared norms of u. With
-    ``filter='implicit'``, :math:`u_i = q_i \otimes_w \sum_j h(i - j) k_j`. Positions enter relative to the mean of
-    their graph, as one more 1o.
+    with one gate for each channel, where :math:`\gamma` is a linear map of the scalars and squared norms of u. With
+    ``filter='implicit'``, :math:`u_i = q_i \otimes_w \sum_j h(i - j) k_j`. Positions relative to the mean of their
+    graph are one more 1o of the input.
 
     Parameters
     ----------
@@ -63,12 +63,12 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         lag; use ``'implicit'`` for chains whose beginning has no meaning
 
     causal : bool
-        let nodes see earlier nodes of their chain only, by default all; it needs ``order='input'`` and rules out
+        whether nodes see earlier nodes of their chain only, by default ``False``; needs ``order='input'`` and rules out
         ``pos``; with ``filter='data'`` outputs still depend on the size of the graph; use it to predict the next node
 
     short_conv : int, optional
-        taps, an odd number, of a short convolution of query, key and value before the long one, with one weight a
-        channel and tap, by default none; recall needs it (:doc:`/chains`)
+        number of taps, odd, of a short convolution of query, key and value before the long one, with one weight for
+        each channel and tap; by default there is none; recall needs it (:doc:`/chains`)
 
     order : {'input', 'radial'}
         ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
@@ -106,7 +106,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
                 raise ValueError(f"{name} must have at least one irrep, got {irreps}")
         self.irreps_hidden = hidden
         if not _products({ir for _, ir in hidden}, {ir for _, ir in hidden}, hidden):
-            raise ValueError(f"irreps_hidden must have a path from its product with itself, 0e or 1e say, got {hidden}")
+            raise ValueError(f"irreps_hidden must have an irrep of products of its own, got {hidden}: add 0e or 1e")
         self.project = o3.Linear(self.irreps_in + o3.Irreps("1o"), hidden + hidden + hidden)
         columns = channels(hidden + hidden + hidden)
         self.short_conv = None if short_conv is None else ShortConv(columns, short_conv, causal)
@@ -178,8 +178,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
 
         chain : `torch.Tensor`, optional
             any number for each chain, int64 of shape ``(nodes,)``; convolutions run along each chain of a graph by
-            itself, while positions are centred over the whole graph;
-            without it each graph is one chain
+            itself, while positions are centred over the whole graph; without it each graph is one chain
 
         order : `torch.Tensor`, optional
             a permutation of the nodes within each graph, of shape ``(nodes,)``, used instead of the module's order
@@ -232,17 +231,17 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
 
 
 def _scalars(irreps: o3.Irreps) -> list[slice]:
-    """Columns of the 0e."""
+    """The columns of scalars 0e."""
     return [part for (_, ir), part in zip(irreps, irreps.slices(), strict=True) if ir == o3.Irrep("0e")]
 
 
 def _products(left: set[o3.Irrep], right: set[o3.Irrep], hidden: o3.Irreps) -> set[o3.Irrep]:
-    """Irreps of hidden that occur in products."""
+    """The irreps of ``hidden`` that occur in products of ``left`` and ``right``."""
     return {ir for _, ir in hidden if any(ir in a * b for a in left for b in right)}
 
 
 def _reachable(irreps_in: o3.Irreps, hidden: o3.Irreps) -> set[o3.Irrep]:
-    """Irreps of the output that can differ from zero by selection rules."""
+    """The irreps of the output that can differ from zero by selection rules."""
     given = {ir for mul, ir in irreps_in if mul}
     query = {ir for _, ir in hidden if ir in given}
     return query | _products(_products(query, query, hidden), query, hidden)

@@ -1,13 +1,13 @@
 """Group self-attention between escnn layers: every module here is an ``escnn.nn.EquivariantModule``.
 
-Works for every discrete gspace: the modules that begin with ``R2`` for planar ones, ``rot2dOnR2(N)``,
-``flipRot2dOnR2(N)``, ``flip2dOnR2()`` and ``trivialOnR2()``; those that begin with ``R3`` for ``octaOnR3()``,
+The modules support every discrete gspace. Modules that begin with ``R2`` are for planar ones: ``rot2dOnR2(N)``,
+``flipRot2dOnR2(N)``, ``flip2dOnR2()`` and ``trivialOnR2()``. Modules that begin with ``R3`` are for ``octaOnR3()``,
 ``fullOctaOnR3()``, ``icoOnR3()``, ``fullIcoOnR3()``, ``rot2dOnR3(N)``, ``dihedralOnR3(N)``, ``conicalOnR3(N)``,
-``cylindricalOnR3(N)``, ``fullCylindricalOnR3(N)``, ``mirOnR3()``, ``invOnR3()`` and ``trivialOnR3()``;
-``between_fields`` and ``group_from_gspace`` for both. Whole models are those of the core on tensors,
-``tg_equiattn.nn.GroupTransformer(group_from_gspace(gspace), ...)``. escnn's field types, and so escnn models, do not
-pickle (their change-of-group maps are local functions): ``export()`` a model to pickle, deep-copy or compile it, and
-keep ``state_dict()`` for checkpoints.
+``cylindricalOnR3(N)``, ``fullCylindricalOnR3(N)``, ``mirOnR3()``, ``invOnR3()`` and ``trivialOnR3()``.
+``between_fields`` and ``group_from_gspace`` are for both. For whole models on tensors use
+``tg_equiattn.nn.GroupTransformer(group_from_gspace(gspace), ...)``. escnn's field types, and so escnn models, cannot be
+pickled (their change-of-group maps are local functions): ``export()`` a model to pickle, deep-copy or compile it, and
+use ``state_dict()`` for checkpoints.
 """
 
 from .._host import require

@@ -16,7 +16,7 @@ from .types import count_fields
 
 
 class RdAttentionModule(RdModule):
-    """An :class:`RdModule` of attention, whose keys may be other fields' (``context_type``)."""
+    """An :class:`RdModule` of attention. Keys and values may come from other fields, of type ``context_type``."""
 
     def forward(
         self,
@@ -26,8 +26,16 @@ class RdAttentionModule(RdModule):
         context: GeometricTensor | None = None,
         context_mask: Tensor | None = None,
     ) -> GeometricTensor:
-        """Attend, as :meth:`tg_equiattn.nn.GroupAttention.forward`; the context is of ``context_type``, or of
-        ``in_type`` where there is none."""
+        """Attention of the pixels of ``input`` to its own pixels or to those of a context.
+
+        Args:
+            input: Fields of ``in_type``.
+            mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels. Masked pixels have no effect on
+                other pixels, and their outputs are zero. ``None`` means that all pixels are valid.
+            context: Fields of ``context_type`` from which keys and values are made; without a ``context_type``, fields
+                of ``in_type``. ``None`` means ``input``.
+            context_mask: Bool, true at valid pixels of the context. ``None`` means ``mask``.
+        """
         out = self.core(self._fields(input), mask, context=self._context(context), context_mask=context_mask)
         return self._wrap(out)
 
@@ -38,8 +46,9 @@ class RdAttentionModule(RdModule):
         self, input: GeometricTensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
         mask: Tensor | None = None, *, context: GeometricTensor | None = None, context_mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """The weights of chosen pixels, as :meth:`tg_equiattn.nn.GroupAttention.attention_map`; elements are in the
-        order of ``fibergroup.elements``."""
+        """Attention weights of chosen query pixels. Arguments and result are those of
+        :meth:`tg_equiattn.nn.GroupAttention.attention_map`, with fields for ``x`` and ``context``. Group elements are
+        in the order of ``fibergroup.elements``."""
         core: Any = self.core
         fields, context_fields = self._fields(input), self._context(context)
         return core.attention_map(fields, pixel, mask, context=context_fields, context_mask=context_mask)
@@ -70,8 +79,8 @@ class R2LiftingAttention(_Layer):
     Args:
         in_type (FieldType): Type of the input: trivial fields.
         out_type (FieldType): Type of the output: regular fields of the same gspace.
-        heads (int): Number of attention heads. With locality every head starts at its own offset: nine
-            heads fill a 3 x 3 window, 27 a cube.
+        heads (int): Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x
+            3 window, 27 a cube.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
             ``out_type`` divided by ``heads``, rounded up, and at least one for each part of the axial encoding.
         kernel_size (int): Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size.
@@ -85,8 +94,8 @@ class R2LiftingAttention(_Layer):
             one MLP of the whole offset; ``"full"`` one MLP of offset and group element together. ``None`` is attention
             by content alone and needs ``kernel_size=None``; keys may then come from an image of another size.
         locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
-            offset and prefers pixels near it. ``"auto"`` means 4, and 1 for
-            groups with elements that do not map the pixel grid to itself. ``None`` means no locality.
+            offset and prefers pixels near it. ``"auto"`` means 4, and 1 for groups with elements that do not map the
+            pixel grid to itself. ``None`` means no locality.
         content_heads (int): Number of heads with queries and keys. The other heads weight pixels by position alone,
             which makes them a convolution. ``None`` means an eighth of the heads, rounded up, and all of them without
             locality or over all pixels.
@@ -99,8 +108,8 @@ class R2LiftingAttention(_Layer):
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
 
     Raises:
-        ValueError: for other field types (with the layer or the 1x1 ``R2Conv`` that takes them), continuous gspaces
-            (with the ``RestrictionModule``), and bad arguments.
+        ValueError: if a field type is not supported (the error names the layer or the 1x1 convolution to use), if the
+            gspace is continuous (the error names the ``RestrictionModule``), or if another argument is not allowed.
 
     Example:
         >>> from escnn import gspaces, nn
@@ -144,8 +153,8 @@ class R2GroupAttention(_Layer):
     Args:
         in_type (FieldType): Type of the input: regular fields.
         out_type (FieldType): Type of the output: regular fields of the same gspace.
-        heads (int): Number of attention heads. With locality every head starts at its own offset: nine
-            heads fill a 3 x 3 window, 27 a cube.
+        heads (int): Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x
+            3 window, 27 a cube.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
             ``out_type`` divided by ``heads``, rounded up, and at least one for each part of the axial encoding.
         kernel_size (int): Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size.
@@ -163,9 +172,9 @@ class R2GroupAttention(_Layer):
             one MLP of the whole offset; ``"full"`` one MLP of offset and group element together. ``None`` is attention
             by content alone and needs ``kernel_size=None``; keys may then come from an image of another size.
         locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
-            offset and prefers pixels near it. With ``relation="relative"`` every head also prefers one
-            group element at the start. ``"auto"`` means 4, and 1 for groups with elements that do not map the
-            pixel grid to itself. ``None`` means no locality.
+            offset and prefers pixels near it. With ``relation="relative"`` every head also prefers one group element at
+            the start. ``"auto"`` means 4, and 1 for groups with elements that do not map the pixel grid to itself.
+            ``None`` means no locality.
         content_heads (int): Number of heads with queries and keys; needs ``relation="frame"``. The other heads weight
             pixels by position alone, which makes them a separable group convolution. ``None`` means an eighth of the
             heads, rounded up, and all of them without locality or over all pixels.
@@ -178,8 +187,8 @@ class R2GroupAttention(_Layer):
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
 
     Raises:
-        ValueError: for other field types (with the layer or the 1x1 ``R2Conv`` that takes them), continuous gspaces
-            (with the ``RestrictionModule``), and bad arguments.
+        ValueError: if a field type is not supported (the error names the layer or the 1x1 convolution to use), if the
+            gspace is continuous (the error names the ``RestrictionModule``), or if another argument is not allowed.
 
     Example:
         >>> from escnn import gspaces, nn
@@ -235,23 +244,23 @@ class R2GlobalAttention(_Layer):
         encoding (str): Encoding of relative positions in the window. ``"axial"`` is one MLP for each axis, ``"joint"``
             one MLP of the whole offset, ``"full"`` one MLP of offset and group element together.
         locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
-            offset and prefers pixels near it. ``"auto"`` means 4, and 1 for
-            groups with elements that do not map the pixel grid to itself. ``None`` means no locality.
-        num_random_features (int): Number of random features. More features make far weights more accurate at
-            proportional cost. ``None`` means d log d, d the width of a head, at least 16.
+            offset and prefers pixels near it. ``"auto"`` means 4, and 1 for groups with elements that do not map the
+            pixel grid to itself. ``None`` means no locality.
+        num_random_features (int): Number of random features. More features make the weights of distant
+            pixels more accurate at proportional cost. ``None`` means d log d, d the width of a head, at least 16.
         redraw_interval (int): Training steps between two draws of the random features. ``None`` keeps the first draw.
         context_type (FieldType): Type of the ``context`` of cross attention: fields of the same kind and gspace as
             ``in_type``, which every call then needs. ``None`` is self-attention; a call may still pass a context of
             ``in_type``.
         dropout (float): Probability, in training, of dropping an attention weight of the window and an output of the
-            far part.
+            random features.
 
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
 
     Raises:
-        ValueError: for other field types (with the layer or the 1x1 ``R2Conv`` that takes them), continuous gspaces
-            (with the ``RestrictionModule``), and bad arguments.
+        ValueError: if a field type is not supported (the error names the layer or the 1x1 convolution to use), if the
+            gspace is continuous (the error names the ``RestrictionModule``), or if another argument is not allowed.
     """
 
     dim = 2
@@ -270,7 +279,12 @@ class R2GlobalAttention(_Layer):
         )  # fmt: skip
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """As :meth:`tg_equiattn.nn.GlobalGroupAttention.redraw_features`."""
+        """Draw new random features.
+
+        Args:
+            generator (torch.Generator): A CPU generator for the draw; give an equal one to every rank. ``None`` means
+                the next draw of the stored seed.
+        """
         self.core.redraw_features(generator)  # type: ignore[operator]
 
 

@@ -30,6 +30,9 @@ class R2AttentionBlock(RdAttentionModule):
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H - 2 crop, W - 2 crop)``.
 
+    Raises:
+        ValueError: if an argument is not allowed, or if ``attention`` is for fields of another dimensionality.
+
     Example:
         >>> from escnn import gspaces, nn
         >>> from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GroupAttention
@@ -65,7 +68,12 @@ class R2AttentionBlock(RdAttentionModule):
         self.check_size = tuple(side + 2 * crop for side in self.check_size)
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """As :meth:`tg_equiattn.nn.GroupAttentionBlock.redraw_features`."""
+        """Draw new random features if the attention is global; otherwise do nothing.
+
+        Args:
+            generator (torch.Generator): A CPU generator for the draw; give an equal one to every rank. ``None`` means
+                the next draw of the stored seed.
+        """
         self.core.redraw_features(generator)  # type: ignore[operator]
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -81,8 +89,20 @@ class R3AttentionBlock(R2AttentionBlock):
 
 
 class R2RegularLayerNorm(RdModule):
-    """Layer normalisation over the fields of a regular type, which the output has, too, at every pixel and group
-    element: :class:`tg_equiattn.nn.RegularLayerNorm`."""
+    """Layer normalisation over the regular fields of images, separately at every pixel and group element.
+
+    The formula and its source are at :class:`tg_equiattn.nn.RegularLayerNorm`.
+
+    Args:
+        in_type (FieldType): Type of input and output: regular fields.
+        eps (float): Constant that is added to the variance. The default is 1e-5.
+
+    Shapes:
+        ``(B, in_type.size, H, W)`` -> the same.
+
+    Raises:
+        ValueError: if ``in_type`` does not consist of regular fields of a discrete gspace of images.
+    """
 
     dim = 2
 
@@ -93,6 +113,10 @@ class R2RegularLayerNorm(RdModule):
 
 
 class R3RegularLayerNorm(R2RegularLayerNorm):
-    """:class:`R2RegularLayerNorm` of volumes."""
+    """Layer normalisation of volumes; arguments are those of :class:`R2RegularLayerNorm`.
+
+    Shapes:
+        ``(B, in_type.size, D, H, W)`` -> the same.
+    """
 
     dim = 3

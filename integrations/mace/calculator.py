@@ -1,4 +1,4 @@
-"""MACE's calculator with the energy of long range, and with stress of slabs."""
+"""MACE's calculator with the long-range energy, and with the stress of slabs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from .features import CALCULATED
 class LongRangeCalculator(MACECalculator):
     """``MACECalculator`` for models with long range.
 
-    ``results["long_range_energy"]`` is the energy that attention adds to the readouts (``after="energies"``), in eV,
-    the mean of a committee. Stress of slabs is divided by the volume of the cell of ``atoms``; MACE divides it by the
-    volume of a padded cell. If that cell has no volume, there is no stress, and asking for it raises ASE's
-    ``PropertyNotImplementedError``.
+    ``results["long_range_energy"]`` is the energy in eV that attention adds to the readouts (``after="energies"``). For
+    a committee it is the mean. Stress of slabs is divided by the volume of the cell of ``atoms``; MACE divides it by
+    the volume of a padded cell. If the cell of ``atoms`` has no volume, there is no stress, and asking for it raises
+    ASE's ``PropertyNotImplementedError``.
 
-    The total charge is read from ``atoms.info["charge"]``, or from the key that ``info_keys`` names. If only
-    ``atoms.info["total_charge"]`` is given, as in training data, an error says so.
+    The total charge is read from ``atoms.info["charge"]``, or from the key that ``info_keys`` names.
 
     Args:
         arguments: Arguments of ``mace.calculators.MACECalculator``.
         options: Keyword arguments of ``mace.calculators.MACECalculator``.
+
+    Raises:
+        ValueError: in a calculation, if ``atoms.info`` has the total charge under a key that is not read, for example
+            ``"total_charge"``, as in training data.
 
     Example::
 

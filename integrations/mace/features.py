@@ -1,4 +1,4 @@
-"""Attention with measured scales, and the data of the call of a model that it runs in."""
+"""Attention with measured scales, and the data of a call of a model, which it reads."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from ..e3nn.atoms_attention import AtomsEwaldAttention
 from ..e3nn.ewald_attention import IrrepsEwaldAttention
 from .labels import NetForces, fitted_kernels, fitted_size
 
-# An energy starts from elements that are nearly alike, and from features of the size of their differences.
+# Initial size of the differences of elements and of features in attention that gives energies.
 _CONTENT = 0.1
-# A product of five matrices, whose weights all move by the learning rate, then changes about as its gain does.
+# Factor of the weights of attention that gives energies. An optimizer moves all weights by the learning rate. With this
+# factor, the product of five matrices changes about as much as the gain.
 _SLOWNESS = 100.0
-_FAST = ("neutral.constants", "neutral.charges")  # charges of elements and of graphs, which stay as they are
+_FAST = ("neutral.constants", "neutral.charges")  # charges of elements and of graphs, which have no such factor
 
 
 class Call:
-    """Data of one call of a model for its blocks, and the energies of atoms that long range adds, (T, 1)."""
+    """Data of one call of a model, which its blocks read, and the long-range energies of atoms, (T, 1), which they
+    write."""
 
     def __init__(self, data: dict[str, Any], displacement: Tensor | None) -> None:
         self.data, self.displacement = data, displacement
@@ -38,20 +40,22 @@ CALCULATED: contextvars.ContextVar[list[dict[str, Any]] | None] = contextvars.Co
 class LongRangeFeatures(torch.nn.Module):
     """``gain`` times attention, with scales that are measured once, on the atoms of ``data``.
 
-    With ``energies`` the output is an energy of each atom that keeps its scale while messages change. Values of all
-    elements start with one sign, so net forces are not small differences. Features of an atom are bounded, as those of
-    new models grow tenfold in a few steps. Weights are stored multiplied by ``slowness``: a step of Adam does not
-    depend on the size of a weight, so weights change that much less, relative to their size.
+    With ``energies`` the output is an energy of each atom, and its scale should not change while messages do:
+
+    - Values of all elements start with one sign, so that net forces are not small differences.
+    - Features of an atom are bounded, since those of new models grow tenfold in a few steps.
+    - Weights are stored multiplied by ``slowness``. A step of Adam does not depend on the size of a weight, so weights
+      change more slowly by this factor, relative to their size.
 
     Args:
         attention: The layer.
         gain: Initial value of the learned gain.
-        x: Features that attention sees.
-        near: Output of the target, to whose size that of attention is set.
+        x: Features that attention reads.
+        near: Output of the block or readout. Outputs of attention are scaled to its size.
         data: The batch.
-        energies: True if the output is an energy.
-        labels: Energies of graphs to which that size is fitted instead, if there are any.
-        net: Net forces on fragments to which all kernels are fitted instead, if there are any.
+        energies: True if the output is an energy. The default is ``False``.
+        labels: Energies of graphs, to which the scale is fitted instead. The default, ``None``, means no labels.
+        net: Net forces on fragments, to which all kernels are fitted instead. The default, ``None``, means none.
     """
 
     scale_in: Tensor
@@ -66,7 +70,7 @@ class LongRangeFeatures(torch.nn.Module):
         self.attention = attention
         self.gain = torch.nn.Parameter(x.new_tensor(gain))
         self.register_buffer("slowness", x.new_tensor(_SLOWNESS if energies else 0.0))
-        self.slow = energies  # whether slowness is not 0, which a GPU would have to be asked for
+        self.slow = energies  # true if slowness is not 0, so that its value need not be read from a GPU
         self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
         with torch.no_grad():
             if energies and attention.neutral is not None:
@@ -128,14 +132,15 @@ class LongRangeFeatures(torch.nn.Module):
 
 
 def atoms_of(data: dict[str, Any], displacement: Tensor | None, attention: IrrepsEwaldAttention) -> dict[str, Any]:
-    """Arguments of attention. MACE strains positions in its dictionary, but not cells, so they are strained here."""
+    """Arguments of attention from the data of a call. MACE strains the positions in its data but not the cells, so
+    cells are strained here."""
     if data.get("pbc") is None:
-        raise ValueError("data must have pbc, which AtomicData.from_config takes of configurations, got none")
+        raise ValueError("data must have pbc, got none: AtomicData.from_config reads it from configurations")
     cell = data["cell"].view(-1, 3, 3)
     if displacement is not None:
         cell = cell + cell @ (displacement + displacement.mT) / 2
     own = {}
-    if isinstance(attention, AtomsEwaldAttention):  # models that earlier releases saved have attention without atoms
+    if isinstance(attention, AtomsEwaldAttention):  # in models of earlier releases, attention has no atoms
         first, second = data["edge_index"]
         vectors = data["positions"][second] - data["positions"][first] + data["shifts"]
         own["atoms"] = Atoms(data["node_attrs"], data["edge_index"], vectors.square().sum(1), data.get("total_charge"))

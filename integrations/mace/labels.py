@@ -1,4 +1,4 @@
-"""The size of long-range energies, from labels of a batch: net forces on fragments, or energies."""
+"""Fits of the size of long-range energies to the labels of a batch: net forces on fragments, or energies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,18 @@ _RIDGE = 0.05  # penalty of energies of atoms, relative to the mean square of ne
 
 
 def lacking_energies(model: MACE, data: dict[str, Tensor], energy: Tensor) -> tuple[Tensor | None, bool]:
-    """The energies of graphs that the model lacks, (graphs,), in the unit of readouts, ``None`` without labels that
-    differ; and True if that is most of what they have beside single atoms, as before training."""
+    """The difference between labels and energies of a model, and whether the model is untrained.
+
+    Args:
+        model: The model.
+        data: The batch, with or without labels.
+        energy: Energies of graphs from the model.
+
+    Returns:
+        The differences, (graphs,), in the unit of readouts; ``None`` if there are no labels, or if they do not differ
+        among graphs. And True if the differences vary more than half as much as the labels without the energies of
+        single atoms, as before training.
+    """
     if data.get("energy") is None or data["ptr"].numel() < 3 or not bool(data["energy"].any()):
         return None, False
     single = model.atomic_energies_fn(data["node_attrs"])
@@ -31,7 +41,8 @@ def lacking_energies(model: MACE, data: dict[str, Tensor], energy: Tensor) -> tu
 
 
 def fitted_size(labels: Tensor, found: Tensor, data: dict[str, Tensor]) -> float:
-    """Size that energies of atoms (T, 1) should have, with a sign, from a fit of their sums to labels of graphs."""
+    """The size, with a sign, that energies of atoms ``found`` (T, 1) should have: their sums over graphs are fitted to
+    labels of graphs, together with an energy of each element."""
     batch, counts = data["batch"], data["ptr"].diff().to(found.dtype)
     elements = found.new_zeros(len(counts), data["node_attrs"].shape[1]).index_add(0, batch, data["node_attrs"])
     others = elements if len(counts) > elements.shape[1] + 2 else counts[:, None]
@@ -43,8 +54,12 @@ def fitted_size(labels: Tensor, found: Tensor, data: dict[str, Tensor]) -> float
 
 
 class NetForces(NamedTuple):
-    """Forces of labels, summed over each fragment that edges connect, (fragments, 3), in the unit of readouts; and the
-    fragment of each atom, (T,)."""
+    """Net forces on the fragments that edges connect.
+
+    Attributes:
+        labels: forces of labels, summed over each fragment, (fragments, 3), in the unit of readouts.
+        fragment: the fragment of each atom, (T,).
+    """
 
     labels: Tensor
     fragment: Tensor
@@ -54,8 +69,10 @@ class NetForces(NamedTuple):
 
 
 def net_forces(model: MACE, data: dict[str, Tensor]) -> NetForces | None:
-    """The net forces on fragments, which message passing cannot explain: its forces on each fragment sum to zero.
-    ``None`` if no graph has two fragments, or without labels of forces."""
+    """The net forces on fragments from labels; ``None`` if no graph has two fragments, or without labels of forces.
+
+    Forces by message passing sum to zero on each fragment, so message passing cannot explain net forces.
+    """
     forces, nodes = data.get("forces"), data["positions"].shape[0]
     if forces is None or not bool(forces.any()):
         return None
@@ -69,9 +86,11 @@ def net_forces(model: MACE, data: dict[str, Tensor]) -> NetForces | None:
 
 
 def fitted_kernels(forces: Sequence[Tensor], energies: Sequence[Tensor], net: NetForces) -> Tensor:
-    """Factor of each kernel, (kernels,), from a ridge fit of forces on atoms that the kernels give to net forces on
-    fragments. The penalty is on energies of atoms, (T, 1), so kernels that act between fragments are preferred to
-    those that act within them."""
+    """The factor of each kernel, (kernels,), from a ridge fit to net forces on fragments.
+
+    ``forces`` and ``energies`` are those of atoms from each kernel, (T, 3) and (T, 1). Forces are fitted, and the
+    penalty is on energies, so that kernels that act between fragments are preferred to kernels that act within them.
+    """
     columns = torch.stack([net.of_atoms(each).flatten() for each in forces], 1).to("cpu", torch.float64)
     if not columns.any() or not net.labels.any():
         return columns.new_ones(columns.shape[1])

@@ -1,4 +1,4 @@
-"""Ewald attention after the product blocks of a MACE model, or beside its last readout."""
+"""Ewald attention after product blocks of a MACE model, or in addition to its last readout."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def add_long_range(
         batch: Sample of the training data, as MACE's loaders give it, on which the scales are measured. It should be
             typical of the data. With "energies" kernels are scaled by a fit to the forces of its labels, summed over
             each fragment that edges connect: messages leave these sums at zero. If no graph has two fragments, or
-            without forces, the scale is the factor by which energies of the new layer fit best what the model lacks of
-            its labels, beside an energy of each element, but at least so that they differ as much among graphs. Without
-            labels it is the size of the outputs of the last readout.
+            without forces, the scale comes from a fit of long-range energies to the difference between labels and
+            energies of the model, together with an energy of each element; long-range energies differ among graphs at
+            least as much as these differences. Without labels it is the size of the outputs of the last readout.
         width: Width of the narrowest kernel, in the unit of positions. The default, ``None``, means half of the model's
             ``r_max``: messages already model shorter distances.
         gain: Initial value of the learned gain. The default, ``None``, means 0, which leaves a model as it is. With
@@ -174,7 +174,8 @@ _WITH: dict[type, type] = {
 
 
 class _Refusal:
-    """Replaces e3nn's attribute that says how a module is compiled: reading it raises the reason why it cannot be."""
+    """A class attribute that raises NotImplementedError when it is read. It replaces e3nn's attribute that says how a
+    module is compiled."""
 
     def __get__(self, module: object, owner: type) -> NoReturn:
         raise NotImplementedError(
@@ -185,7 +186,7 @@ class _Refusal:
 
 
 class _LongRangeModel(MACE):
-    """Gives the data and the strain to the product blocks, which MACE does not."""
+    """A MACE model that passes data and strain to its blocks with attention."""
 
     __e3nn_compile_mode__ = __prepare_scriptable__ = _Refusal()
 
@@ -232,7 +233,7 @@ class _LongRangeModel(MACE):
         return out
 
     def _graph_energies(self, energies: Tensor, data: Mapping[str, Tensor]) -> Tensor:
-        """The energy of long range in each graph, (graphs,), scaled as MACE scales the output of readouts."""
+        """The long-range energy of each graph, (graphs,), scaled as MACE scales the outputs of readouts."""
         if hasattr(self, "scale_shift"):
             scale, head = torch.atleast_1d(self.scale_shift.scale), data.get("head")
             energies = energies * (scale[:1] if head is None else scale[head[data["batch"]]])[:, None]
@@ -266,8 +267,8 @@ def _warn_of_slabs(pbc: Tensor) -> None:
 def _seen(
     model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module]
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """For these product blocks and readouts, the features that attention will see and their own output; and the energy
-    of each graph."""
+    """Run the model. Return, for each of the product blocks and readouts ``targets``, the features that attention will
+    read and the output of the target; and the energy of each graph."""
     found: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
 
     def see(target: torch.nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Long range of one model on another: a model with one of its heads, or one that is fine-tuned."""
+"""Transfer of long range between models: to a model with one head, or to a fine-tuned model."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ def copy_long_range(source: MACE, target: MACE) -> MACE:
         target: A ``MACE`` or ``ScaleShiftMACE`` with the same blocks and features. Its elements are among those of
             ``source``.
 
+    Returns:
+        The target, with long range.
+
     Raises:
-        ValueError: if an element of ``target`` is not one of ``source``.
+        ValueError: if an element of ``target`` is not an element of ``source``.
     """
     known, wanted = source.atomic_numbers.tolist(), target.atomic_numbers.tolist()
     if unknown := [z for z in wanted if z not in known]:
@@ -58,7 +61,7 @@ def copy_long_range(source: MACE, target: MACE) -> MACE:
 
 
 def without_long_range(model: MACE) -> MACE:
-    """Make the plain model that :func:`add_long_range` was given, with the weights that it has now.
+    """Make a copy of a model without its long range, with the present weights.
 
     Args:
         model: A model made by :func:`add_long_range`. It stays as it is.

@@ -45,11 +45,11 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             computes both.
         max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. The
             default, ``None``, reads cells. Compiled models need it if frames repeat.
-        features: Number of channels of each irrep that attend, at most. The default is 16, and ``None`` means all.
-            Time grows with it.
+        features: Largest number of channels of each irrep in attention. The default is 16, and ``None`` means all
+            channels. More channels take more time.
         gain: Initial value of the learned gain. The default, 0, leaves a trained model as it is.
-        max_num_nodes: Atoms of the largest frame, for models that are compiled for batches. Without it each frame takes
-            as long as one with all atoms of the batch.
+        max_num_nodes: Number of atoms of the largest frame, for models that are compiled for batches. The default,
+            ``None``, means all atoms of the batch, so that each frame takes as long as one frame with all of them.
         type_names: Names of the types of atoms, as NequIP's modules get them.
         r_max: Cutoff of the model's edges, in the unit of positions.
         avg_num_neighbors: Constant by which transfers of Coulomb sources along edges are divided, 1 by default.
@@ -145,7 +145,8 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         )  # fmt: skip
 
     def _repeating(self, data: AtomicDataDict.Type, cell: Tensor, pbc: Tensor | None) -> tuple[Any, Any]:
-        """The cell and the lattice vectors (graphs, 3) along which frames repeat, from edges if there is no ``pbc``."""
+        """The cell, and a mask (graphs, 3) of the lattice vectors along which frames repeat, which comes from edges if
+        there is no ``pbc``. Both are None if no frame repeats."""
         if pbc is None:
             crossing = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] != 0).to(cell.dtype)
             batch, source = data.get(AtomicDataDict.BATCH_KEY), data[AtomicDataDict.EDGE_INDEX_KEY][0]
@@ -173,17 +174,17 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
     @model_modifier(persistent=False)
     @classmethod
     def far_crystals(cls, model: torch.nn.Module) -> torch.nn.Module:
-        """For compiling: all frames repeat along all lattice vectors, whether edges cross them or not."""
+        """Compile for frames that repeat along all lattice vectors, whether edges cross them or not."""
         return cls._all_are(model, True, True, True)
 
     @model_modifier(persistent=False)
     @classmethod
     def far_slabs(cls, model: torch.nn.Module) -> torch.nn.Module:
-        """For compiling: all frames repeat along the first two lattice vectors."""
+        """Compile for frames that repeat along the first two lattice vectors."""
         return cls._all_are(model, True, True, False)
 
     @model_modifier(persistent=False)
     @classmethod
     def far_molecules(cls, model: torch.nn.Module) -> torch.nn.Module:
-        """For compiling: no frame repeats, whatever its cell is."""
+        """Compile for frames that do not repeat, whatever their cells are."""
         return cls._all_are(model, False, False, False)

@@ -19,9 +19,10 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
     """NequIP's ``NequIPGNNModel`` with :class:`LongRange` after some of its layers: a builder for configuration files.
 
     Args:
-        after: Layers, counted from 0, that attention follows. The last one has scalars alone.
-        long_range: Arguments of :class:`LongRange`. ``width`` is half of ``r_max`` by default; ``avg_num_nodes`` and
-            ``avg_num_neighbors`` are the mean of the model's ``avg_num_neighbors``, if it has any.
+        after: Layers, counted from 0, that attention follows. The default is the first one. The last one has scalars
+            only.
+        long_range: Arguments of :class:`LongRange`. By default ``width`` is half of ``r_max``, and ``avg_num_nodes``
+            and ``avg_num_neighbors`` are the mean of the model's ``avg_num_neighbors``, or 1 if it has none.
         model: Arguments of :func:`nequip.model.NequIPGNNModel`.
 
     Raises:

@@ -96,9 +96,12 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
 
     Raises:
-        ValueError: The message names the argument, the value given and what is allowed. If neither :obj:`batch` nor
-            :obj:`ptr` is given in the first call, as by :class:`torch_geometric.nn.GPSConv` without
-            :obj:`ptr=data.ptr`, and no edge joins blocks of nodes, there is a warning.
+        ValueError: If an argument is not allowed, or does not fit another one.
+
+    Warns:
+        UserWarning: If neither :obj:`batch` nor :obj:`ptr` is given in the first call, as by
+            :class:`torch_geometric.nn.GPSConv` without :obj:`ptr=data.ptr`, and nodes come in blocks that no edge
+            joins.
 
     Example:
         >>> import torch
@@ -150,12 +153,12 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
 
     @property
     def in_channels(self) -> int:
-        """Size of each input sample; -1 where it is not known yet."""
+        """Size of each input sample; -1 if it is not known yet."""
         return self.attention.in_channels
 
     @property
     def process_group(self) -> Any:
-        """Whose processes share the nodes of every graph; :obj:`None` where all are here."""
+        """The :mod:`torch.distributed` group whose processes share the nodes of graphs; :obj:`None` without one."""
         return self.attention.process_group
 
     @process_group.setter
@@ -224,7 +227,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         if near is None and grid is None and edge_index is not None:
             near = self._neighbors(edge_index, edge_attr, pos, edge_offset, x.shape[0], batch is None)
             if near is not None and near.between_positions and not self.attention.needs_positions:
-                pos = None  # offsets are those of pos, which is checked
+                pos = None  # not needed: offsets are differences of pos, which has been checked
         if self.explain and near is not None and near.weights is None:
             raise ValueError("neighbors must come from this layer's neighbors() where it is explained, got others")
         return self.attention(
@@ -257,7 +260,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         self, edge_index: Adj, edge_attr: Tensor | None, pos: Tensor | None, edge_offset: Tensor | None, num_nodes: int,
         single: bool,
     ) -> NeighborList | None:  # fmt: skip
-        """Checked and sorted edges of nodes taken for a ``single`` graph, or whose graphs are checked later."""
+        """Checks and sorts edges, except for their graphs. ``single`` is true if all nodes are taken for one graph."""
         if self.flow == "target_to_source" and is_sparse(edge_index):
             raise ValueError("edge_index must not be an adjacency matrix with flow='target_to_source'")
         edge_index, edge_attr = plain_edges(edge_index, edge_attr, num_nodes)
@@ -283,7 +286,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         )  # fmt: skip
 
     def _explained(self, edge_index: Tensor) -> Tensor | None:
-        """The mask of edges under explanation, which their near weights are multiplied by."""
+        """The edge mask of an explanation, which multiplies the weights of near pairs; :obj:`None` without one."""
         if not self.explain:
             return None
         if self._edge_mask is None:

@@ -46,8 +46,8 @@ class RelativeGPSBlock(torch.nn.Module):
             :obj:`cutoff`, and in 3-D :obj:`pos_dim`, too. (default: :obj:`None`)
 
     Raises:
-        ValueError: The message names the argument, the value given and what is allowed. With :obj:`method="pairs"` it
-            is also raised for a graph with more than :math:`2^{32}` scores of all heads (16 GiB in float32).
+        ValueError: If an argument is not allowed, or does not fit another one. With :obj:`method="pairs"`, also for a
+            graph with more than :math:`2^{32}` scores of all heads (16 GiB in float32).
 
     Shapes:
         - **input:** node features :math:`(|\mathcal{V}|, C)`, edge indices :math:`(2, |\mathcal{E}|)`, edge features
@@ -189,12 +189,12 @@ class RelativeGPSBlock(torch.nn.Module):
         """
         if not self._features_in_attention:
             edge_attr = None
-            if is_sparse(edge_index):  # without the values, which are not for the attention
+            if is_sparse(edge_index):  # leave out its values, which attention does not use
                 edge_index, _ = plain_edges(edge_index, None, num_nodes)
         return self.attention.neighbors(edge_index, batch, edge_attr, pos, edge_offset=edge_offset, num_nodes=num_nodes)
 
     def _check_conv(self, edge_index: Adj | None, named: dict[str, Any]) -> None:
-        """Raises ValueError for arguments of :obj:`conv` that it does not take, and without the edges that it needs."""
+        """Raises ValueError for arguments that :obj:`conv` does not take, and if edges that it needs are missing."""
         if self.conv is None and named:
             raise ValueError(f"{', '.join(named)} must not be given where conv is None")
         unknown = [name for name in named if self._conv_names is not None and name not in self._conv_names]

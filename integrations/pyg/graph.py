@@ -1,4 +1,4 @@
-"""From what PyG users pass, edges of any kind and a batch index, to the core's."""
+"""Conversion of PyG's arguments, edges of any kind and a batch index, to those of the core."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def plain_edges(
     edge_index, edge_attr: Float[Tensor, "edges ..."] | None, nodes: int
 ) -> tuple[Int[Tensor, "2 edges"], Float[Tensor, "edges ..."] | None]:
-    """Edges and their features from a Tensor, EdgeIndex, or adjacency with targets as rows, as in PyG.
+    """Edges (2, E) and their features, from a Tensor, an EdgeIndex, or an adjacency with targets as rows, as in PyG.
 
-    Values of several columns of an adjacency are features, unless ``edge_attr`` is given in the order of its rows.
+    Values of an adjacency with several columns are features, unless ``edge_attr`` is given, in the order of its rows.
     """
     if isinstance(edge_index, EdgeIndex):
         edge_index = edge_index.as_tensor()
@@ -46,7 +46,7 @@ def plain_edges(
 
 
 def check_sources(edge_index: object, edge_attr: object, edge_offset: object, grid: object) -> None:
-    """Raise ValueError where arguments would be passed over."""
+    """Raise ValueError for arguments that would have no effect."""
     for name, given in (("edge_attr", edge_attr), ("edge_offset", edge_offset)):
         if given is not None and edge_index is None:
             raise ValueError(f"{name} must be None where edge_index is None: it has a row for each edge")
@@ -79,8 +79,8 @@ def _check_ptr(ptr: Int[Tensor, " starts"], nodes: int) -> None:
 
 
 def warn_of_hidden_batch(edge_index: Int[Tensor, "2 edges"], nodes: int) -> None:
-    """Warn if nodes come in blocks that no edge leaves: a batch of graphs has them, and so has one graph of several
-    parts."""
+    """Warn if nodes come in several blocks that no edge leaves. They may be a batch of graphs whose batch index was not
+    passed, or one graph of several parts."""
     if not edge_index.shape[1]:
         return
     low, high = edge_index.aminmax(dim=0)

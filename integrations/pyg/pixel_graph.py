@@ -18,23 +18,24 @@ class PixelGraph(BaseTransform):
     r"""Makes a graph of pixels of :obj:`data.image`, of shape :math:`(C, H, W)`, or of voxels, :math:`(C, D, H, W)`
     (functional name: :obj:`pixel_graph`).
 
-    Pixels in row order become nodes with features :obj:`x` of shape :math:`(H W, C)` and positions :obj:`pos`, x right
-    and y up, of voxels x, y and z; pixels closer than :obj:`cutoff` are joined both ways, with the offset
-    :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i in :obj:`edge_offset`. The image itself is left out.
-    8-bit intensities become numbers in :math:`[0, 1]`, other integers floating point as they are. Graphs of one shape
-    share the memory of edges and positions, until one of them is written to, which the others do not see.
+    Pixels in row order become nodes with features :obj:`x` of shape :math:`(H W, C)` and positions :obj:`pos` (x right
+    and y up; x, y and z for voxels). Pixels closer than :obj:`cutoff` are joined both ways, with the offset
+    :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i in :obj:`edge_offset`. The image itself is removed.
+    8-bit intensities become numbers in :math:`[0, 1]`; other integers become floating point numbers of the same value.
+    Graphs of equal shape share the memory of edges and positions until one of them is written to; the others then stay
+    as they are.
 
     Args:
         cutoff (float, optional): Pixels at a smaller Manhattan distance are joined, in the unit of :obj:`pos`.
             (default: :obj:`6`)
         periodic (bool, optional): If set to :obj:`True`, opposite borders of the image touch, and offsets are the
-            shortest ones. Give layers :obj:`edge_offset` then, since positions do not tell these. (default:
-            :obj:`False`)
+            shortest ones. Pass :obj:`edge_offset` to layers then, since these are not differences of positions.
+            (default: :obj:`False`)
         spacing (float or tuple, optional): Distance of neighboring pixels: one number, or one for each axis of the
             image, in order. Layers with tables of offsets need :obj:`1`. (default: :obj:`1`)
 
     Raises:
-        ValueError: The message names the argument, the value given and what is allowed.
+        ValueError: If an argument is not allowed, or does not fit another one.
 
     Example:
         >>> import torch
@@ -48,7 +49,7 @@ class PixelGraph(BaseTransform):
         self.cutoff, self.periodic, self.spacing = cutoff, periodic, spacing
 
     def grid(self, *shape: int) -> PixelGrid:
-        """The grid of an image's shape, which layers take in place of edges and positions."""
+        """The grid of an image of this shape. Layers take it instead of edges and positions."""
         return PixelGrid(shape, self.cutoff, self.periodic, self.spacing)
 
     def forward(self, data: Data) -> Data:
@@ -64,7 +65,7 @@ class PixelGraph(BaseTransform):
         data.edge_index, data.edge_offset = _own(edge_index, image.device), _own(offsets, image.device)
         if not (image.is_floating_point() or image.is_complex()):
             image = image.to(torch.get_default_dtype()) / (255 if image.dtype == torch.uint8 else 1)
-        data.x = image.flatten(1).T.clone(memory_format=torch.contiguous_format)  # of memory of its own
+        data.x = image.flatten(1).T.clone(memory_format=torch.contiguous_format)  # shares no memory with the image
         data.pos = _own(pos, image.device)
         del data.image
         return data
