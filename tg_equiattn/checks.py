@@ -110,7 +110,7 @@ def same_kind(x: Tensor, reference: Tensor, name: str = "input") -> None:
         raise ValueError(f"{name} must be on {reference.device} as the parameters are, got {x.device}")
     if x.dtype != reference.dtype:
         autocast = has_autocast(x.device.type) and torch.is_autocast_enabled(x.device.type)
-        if not autocast or x.dtype == torch.float64:  # which autocast leaves alone
+        if not autocast or x.dtype == torch.float64:  # autocast does not convert float64
             raise ValueError(f"{name} must be {reference.dtype} as the parameters are, got {x.dtype}")
 
 

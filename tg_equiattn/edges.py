@@ -102,7 +102,8 @@ def _check_finite(offsets: Tensor) -> None:
 @checks.of_values
 def _check_weights(weights: Tensor) -> None:
     if not bool((weights >= 0).all()):
-        raise ValueError(f"weights must not be negative or NaN, got {float(weights.min())}; use 0 to leave out an edge")
+        came = float(weights.detach().min())
+        raise ValueError(f"weights must not be negative or NaN, got {came}; use 0 to leave out an edge")
 
 
 def check_graph_of_edges(

@@ -106,7 +106,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
                 raise ValueError(f"{name} must have at least one irrep, got {irreps}")
         self.irreps_hidden = hidden
         if not _products({ir for _, ir in hidden}, {ir for _, ir in hidden}, hidden):
-            raise ValueError(f"irreps_hidden must have an irrep of products of its own, got {hidden}: add 0e or 1e")
+            raise ValueError(f"irreps_hidden must have an irrep of its product with itself, got {hidden}: add 0e")
         self.project = o3.Linear(self.irreps_in + o3.Irreps("1o"), hidden + hidden + hidden)
         columns = channels(hidden + hidden + hidden)
         self.short_conv = None if short_conv is None else ShortConv(columns, short_conv, causal)

@@ -110,7 +110,7 @@ class Operands:
         return x.narrow(x.ndim - len(self.spatial), start, count + (2 * self.shifts.radius if padded else 0))
 
     def valid(self, images: slice) -> Float[Tensor, "#b *spatial"] | None:
-        """One at valid keys and zero at others; None if all windows have valid keys only."""
+        """A mask with ones at valid keys and zeros at others; None if all windows have valid keys only."""
         if self.mask is None:
             return None if self.circular else self.query.new_ones(1, *self.spatial)
         return (self.mask if len(self.mask) == 1 else self.mask[images]).to(self.query.dtype)

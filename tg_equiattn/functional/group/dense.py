@@ -65,7 +65,7 @@ class DenseOperands:
         self.pairs: Any = offsets_of_pairs(self.spatial, query.device) if encoded else None
         (batch, heads), pixels, seen = query.shape[:2], math.prod(self.spatial), self.keys * key.shape[4]
         budget = tile_numbers(query.device, _CHUNK, 6) if chunk < 0 else chunk
-        self.slices = [[slice(None)]] * 3  # of pixels, images and heads
+        self.slices = [[slice(None)]] * 3  # slices of pixels, images and heads
         if budget:
             step = max(1, min(pixels, budget // (seen * max(1, min(_HEADS, batch * heads)))))
             step = math.ceil(pixels / math.ceil(pixels / step))  # chunks of equal size

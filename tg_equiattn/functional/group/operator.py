@@ -139,7 +139,7 @@ def windowed_attention_backward(
         for chunk in x:
             some, images = (chunk.images, chunk.heads), _flat_images(x, chunk, query, key, value)
             mean = -grad_lse[some]
-            if x.elements.queries == 1:  # of slopes; with a sum over t that of each t is made from its weights
+            if x.elements.queries == 1:  # the mean of slopes; with a sum over t, _add_gradients_ computes it for each t
                 mean += (grad[some] * out[some]).sum(2).unsqueeze(3)
             given = [x.flat(y) for y in (grad[some], mean, lse[some])]
             sums = [torch.zeros_like(y) for y in images[:3]]

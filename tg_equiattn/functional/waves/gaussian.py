@@ -101,7 +101,7 @@ class OscillatingGaussian(Kernel):
         zero = square == 0
         safe = torch.where(zero, 1.0, square).sqrt()
         k = torch.where(zero, 0.0, safe)
-        exponent = -2 * k * wavenumbers * widths.square()  # of the second exponential, relative to the first
+        exponent = -2 * k * wavenumbers * widths.square()  # exponent of the second Gaussian minus that of the first
         slope = torch.where(zero, -2 * wavenumbers * widths.square(), torch.expm1(exponent) / safe)
         first = (-(widths * (k - wavenumbers)).square() / 2).exp()
         return (2 * math.pi) ** 1.5 * widths**3 / 2 * first * (1 + exponent.exp() + wavenumbers * slope)

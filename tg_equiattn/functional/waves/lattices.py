@@ -82,7 +82,7 @@ def lattice_of(
         wide = torch.where(is_slab, 2 * radius[..., None], box + radius[..., None])
         box = torch.where(truncated[:, None] != 0, wide, box)
     full = torch.where(periodic[..., None], cells.vectors, normals * box[:, 0, :, None])
-    ratio = torch.where(periodic[:, None], 1.0, box[:, :1] / box)  # of the first box and that of each kernel
+    ratio = torch.where(periodic[:, None], 1.0, box[:, :1] / box)  # first box over the box of each kernel
     inverse, volume = _inverse(full)
     fractions = torch.einsum("bnx,bxa->bna", pos, inverse)
     fractions = fractions - torch.where(periodic[:, None], fractions.detach().round(), 0.0)
@@ -99,7 +99,7 @@ def lattice_of(
     weights = stands.to(full.dtype) / volume * _taper(vectors, cutoff[kernel])
     coulomb = torch.zeros_like(weights)
     if truncates:
-        normal = torch.where(periodic[..., None], 0.0, normals).sum(1, keepdim=True)  # of slabs, which have one
+        normal = torch.where(periodic[..., None], 0.0, normals).sum(1, keepdim=True)  # the normal of a slab
         coulomb = _coulomb(numbers, vectors, radius, normal, periodic)
     return Lattice((2 * math.pi * fractions).to(dtype), steps, vectors, weights, coulomb, kernel, counts)
 

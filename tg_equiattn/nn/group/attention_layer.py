@@ -60,9 +60,9 @@ def _geometry(group: FiniteGroup, window: Window) -> Float[Tensor, "H D d"] | Fl
 class AttentionLayer(NotScriptable, Masked, StoresSettings):
     """A layer of self-attention or cross attention; see :class:`LiftingAttention` and :class:`GroupAttention`."""
 
-    plain = False  # whether to use standard operators of torch only, for exporters
-    lifts = False  # whether the input has no group elements
-    separable = False  # whether by default some heads have no content
+    plain = False  # true to use standard operators of torch only, for exporters
+    lifts = False  # true if the input has no group elements
+    separable = False  # true if some heads have no content by default
 
     def __init__(
         self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
@@ -82,14 +82,14 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         checks.probability(dropout=dropout)
         self.group, self.in_channels, self.out_channels, self.dropout = group, in_channels, out_channels, dropout
         self.heads, self.context_channels = heads, context_channels
-        lattice = bool(group.isometries.lattice.all())  # whether elements map pixels to pixels
+        lattice = bool(group.isometries.lattice.all())  # true if all elements map pixels to pixels
         check_encoding(encoding, kernel_size, locality)
         strength = default_locality(locality, lattice, encoding)
         if window_shape is None:
             window_shape = "square" if kernel_size is None or lattice else "disk"
         self.window = Window(group.dim, kernel_size, window_shape, padding_mode)
         self._relation = make_relation(self.relation, group, self.scale_window, kernel_size is None)
-        parts = group.dim + (self._relation.arguments is not None)  # of the axial encoding
+        parts = group.dim + (self._relation.arguments is not None)  # number of parts of the axial encoding
         self.head_channels = default_head_channels(head_channels, heads, out_channels, parts)
         head_channels = self.head_channels
         separable = self.separable and self._relation.separates_heads and kernel_size is not None

@@ -18,9 +18,9 @@ class GEViT(GroupTransformer):
 
     Heads have half of the output channels of their layer, encodings are axial, windows square, and there is no
     locality. The logits are invariant under the group and, up to borders, crops and pools, under translations.
-    ``cyclic(n)`` gives the papers' Rn_SA, ``dihedral(n)`` RnM_SA and
-    ``trivial(2)`` Z2_SA. The presets :meth:`rotmnist`, :meth:`cifar10` and :meth:`patchcamelyon` are the papers'
-    models. For new work :class:`GroupTransformer` with its defaults is faster and trains better.
+    ``cyclic(n)`` gives the papers' Rn_SA, ``dihedral(n)`` gives RnM_SA, and ``trivial(2)`` gives Z2_SA. The presets
+    :meth:`rotmnist`, :meth:`cifar10` and :meth:`patchcamelyon` are the papers' models. For new work,
+    :class:`GroupTransformer` with its defaults is faster and trains better.
 
     Args:
         group: The finite group.
@@ -67,7 +67,7 @@ class GEViT(GroupTransformer):
             attn_kwargs={"encoding": "axial", "window_shape": "square", "locality": None},
         )  # fmt: skip
         for module in self.modules():
-            if isinstance(module, nn.LayerNorm):  # of the encodings
+            if isinstance(module, nn.LayerNorm):  # all of them are in encodings
                 module.eps = 1e-12
 
     def _width_of_heads(self, group: FiniteGroup | DilationGroup, channels: int) -> dict[str, Any]:

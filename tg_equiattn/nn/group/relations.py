@@ -24,11 +24,11 @@ class Relation:
 
     name: str | None = None
     input_has_elements = False
-    prefers_element = False  # whether each head starts with a preference for one group element
+    prefers_element = False  # true if each head starts with a preference for one group element
 
     def __init__(self, group: FiniteGroup | DilationGroup, scale_window: int | None, all_pixels: bool) -> None:
         self.isometries, self.scale_window, self.all_pixels = group.isometries, scale_window, all_pixels
-        # whether heads without content run as a separable convolution
+        # true if heads without content run as a separable convolution
         self.separates_heads = not isinstance(group, DilationGroup)
 
     @property

@@ -70,7 +70,7 @@ def gaunt_coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+
 def _couplings(
     rows_in: tuple[Irrep, ...], rows_out: tuple[Irrep, ...], paths: Sequence[tuple[int, int, int]], coupling: Coupling
 ) -> tuple[Float[Tensor, "harmonics pairs"], ...]:
-    """For each path, a float64 matrix from components of harmonics to pairs of components of input and output."""
+    """A float64 matrix for each path, from components of harmonics to pairs of components of input and output."""
     tables = []
     for a, degree, b in paths:
         exact = coupling(rows_in[a].degree, degree, rows_out[b].degree).to(torch.float64) * math.sqrt(rows_out[b].size)
