@@ -149,7 +149,7 @@ def group_attention_impl(
         operands = query, key.flatten(4), value.flatten(4), *_dense_tables(query, index, *encodings)
         return attend_all(*operands, index, flat, seed, dropout).to(kind), query.new_zeros(0)
     tables = _tables(query.shape[1], dtype, *encodings)
-    # The largest tensor of the fusable form has the products of queries and encodings. A backward pass keeps all scores.
+    # The fusable form keeps the products of queries and encodings in memory, and all scores for a backward pass.
     numbers = query.shape[0] * tables[0][..., 0].numel() * math.prod(query.shape[4:])
     if index is not None:
         numbers *= math.prod(index.shape[1:-1])
