@@ -546,6 +546,7 @@ def main() -> None:
     path = options.output / "results.jsonl"
     if not options.report:
         machine = Machine(options.device, options.tiny)
+        machine.compiles = not (options.second and options.tiny)  # which would take minutes
         items = (second_items if options.second else first_items)(machine)
         items = {name: item for name, item in items.items() if re.search(options.only, name)}
         run_items(items, machine, path, options.seconds, options.patience)

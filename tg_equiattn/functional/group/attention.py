@@ -149,12 +149,12 @@ def group_attention_impl(
         operands = query, key.flatten(4), value.flatten(4), *_dense_tables(query, index, *encodings)
         return attend_all(*operands, index, flat, seed, dropout).to(kind), query.new_zeros(0)
     tables = _tables(query.shape[1], dtype, *encodings)
-    # the fusable form makes no tensor of scores, but for its backward: a score of each output, key's element and offset
+    # The fusable form keeps the products of queries and encodings in memory, and all scores for a backward pass.
     numbers = query.shape[0] * tables[0][..., 0].numel() * math.prod(query.shape[4:])
     if index is not None:
         numbers *= math.prod(index.shape[1:-1])
         if torch.is_grad_enabled() and query.requires_grad:
-            numbers *= index.shape[-1] // tables[0].shape[2]  # which a full encoding has already
+            numbers *= index.shape[-1] // tables[0].shape[2]  # a full encoding has a product for each element already
     attend = _FORMS[choose_form(query, numbers // 4, plain)]
     settings = window.kernel_size, window.selection, window.circular, dropout
     out, lse = attend(query, key, value, *tables, index, key_mask, seed, *settings)
