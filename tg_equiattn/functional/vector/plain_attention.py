@@ -34,12 +34,9 @@ def plain_vector_attention(
     def of_queries(q: Tensor) -> Tensor:
         return _of_queries(q.transpose(0, 1), k, v, lengths, scale).transpose(0, 1)
 
+    step = max(1, tile_numbers(k.device, _BLOCK_PAIRS, 16) // max(1, k[..., 0].numel()))
     with full_precision(q.device):
-        return map_chunks(of_queries, _queries_per_block(k), (q.transpose(0, 1),)).transpose(0, 1)
-
-
-def _queries_per_block(k: Tensor) -> int:
-    return max(1, tile_numbers(k.device, _BLOCK_PAIRS, 16) // max(1, k[..., 0].numel()))
+        return map_chunks(of_queries, step, (q.transpose(0, 1),)).transpose(0, 1)
 
 
 def _of_queries(
