@@ -24,7 +24,7 @@ def made(name, group, **options):
 
 
 def on(device, layer):
-    """A copy of the layer on a device, as a function of tensors on the CPU, with gradients of the layer's parameters."""
+    """A copy of the layer on a device, as a function of tensors on the CPU, with gradients of its parameters here."""
     copied = copy.deepcopy(layer).to(device)
 
     def run(*args, **kwargs):
