@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from attention_operands import assert_same
+from cases import moved
 from group_layers import LAYERS, attention, image, lifting, oracle
 from small_groups import GROUPS, PLANAR
 
@@ -22,11 +23,15 @@ def made(name, group, **options):
     return LAYERS.get(name, functools.partial(attention, relation=name))(group, **options)
 
 
-def on(device, layer, *inputs):
-    """The output of a copy of the layer on a device, with gradients of the parameters and inputs that are here."""
+def on(device, layer):
+    """A copy of the layer on a device, as a function of tensors on the CPU, with gradients of its parameters here."""
     copied = copy.deepcopy(layer).to(device)
-    there = {name: parameter.to(device) for name, parameter in layer.named_parameters()}
-    return torch.func.functional_call(copied, there, tuple(x.to(device) for x in inputs)).cpu()
+
+    def run(*args, **kwargs):
+        there = {name: parameter.to(device) for name, parameter in layer.named_parameters()}
+        return torch.func.functional_call(copied, there, moved(args, device), moved(kwargs, device)).cpu()
+
+    return run
 
 
 def compare_with_oracle(layer, name, x, masks=None, context=None, device="cpu"):
@@ -37,8 +42,8 @@ def compare_with_oracle(layer, name, x, masks=None, context=None, device="cpu"):
         for n in range(len(x))
     ]  # fmt: skip
     inputs = [x, *layer.parameters()] + ([] if context is None else [context])
-    out = layer(x, masks, context=context) if device == "cpu" else on(device, layer, x)
-    assert_same(out, torch.cat(parts), inputs, 1e-10)
+    run = layer if device == "cpu" else on(device, layer)
+    assert_same(run(x, masks, context=context), torch.cat(parts), inputs, 1e-10)
 
 
 LOCAL = [name for name in LAYERS if not name.startswith("global")]
