@@ -79,6 +79,20 @@ def test_pairs_in_parts():
         neighbor_list(pos, 1.0, max_pairs=int(average))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pos": torch.rand(6)}, r"pos must have shape \(N, dim\), one row for each node, got \(6,\)"),
+        ({"batch": torch.zeros(5, dtype=torch.int64)}, r"batch must be int64 of shape \(6,\), got .*\(5,\)"),
+        ({"batch": torch.zeros(6)}, "batch must be int64 .* got torch.float32"),
+        ({"max_pairs": 0}, "max_pairs must be a positive integer, got 0"),
+    ],
+)
+def test_arguments_that_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        neighbor_list(**{"pos": torch.rand(6, 2), "cutoff": 0.5} | options)
+
+
 def test_order_and_transpose():
     target, source = torch.tensor([4, 0, 2, 2, 0]), torch.tensor([1, 3, 2, 0, 1])
     near = NeighborList(torch.stack([source, target]), 5, torch.arange(10).view(5, 2))

@@ -42,8 +42,8 @@ def neighbor_list(
         itself; and offsets ``(E, dim)``, :math:`x_j - x_i`, through which gradients flow to ``pos`` and ``cell``.
 
     Raises:
-        ValueError: if there are more than ``max_pairs`` pairs a node on average, or if ``cutoff``, ``metric``, ``cell``
-            or ``pbc`` is not allowed.
+        ValueError: if there are more than ``max_pairs`` pairs a node on average, or if an argument has a shape, dtype
+            or value that is not allowed.
 
     Example:
         >>> import torch
@@ -56,9 +56,14 @@ def neighbor_list(
             "pos must not be what torch.vmap goes through where near pairs are found from it, got such a tensor: give "
             "edge_index or neighbors"
         )
+    if pos.ndim != 2:
+        raise ValueError(f"pos must have shape (N, dim), one row for each node, got {checks.shape_of(pos)}")
     checks.choice("metric", metric, METRICS)
     checks.positive_number(cutoff=cutoff)
+    checks.positive(max_pairs=max_pairs)
     nodes, lattice = len(pos), None
+    if batch is not None:
+        checks.tensor("batch", batch, torch.int64, [(nodes,)], pos.device)
     if cell is not None:
         graphs = int(batch.max()) + 1 if batch is not None and nodes else 1
         graphs = max(graphs, len(cell)) if isinstance(cell, Tensor) and cell.ndim == 3 else graphs

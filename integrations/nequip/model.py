@@ -43,7 +43,8 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
     built = NequIPGNNModel(**model)
     network = built.func
     count = sum(name.endswith("_convnet") for name, _ in network.named_children())
-    if not after or any(not 0 <= n < count for n in after) or len(set(after)) < len(after):
+    numbers = all(isinstance(n, int) and 0 <= n < count for n in after)
+    if not after or not numbers or len(set(after)) < len(after):
         raise ValueError(f"after must be different layers from 0 to {count - 1}, got {list(after)}")
     neighbors = model.get("avg_num_neighbors")
     each = list(neighbors.values()) if isinstance(neighbors, Mapping) else [1.0 if neighbors is None else neighbors]
