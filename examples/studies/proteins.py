@@ -49,7 +49,7 @@ import numpy as np
 import torch
 from baselines.chain_layers import EGNN, ChainModel
 from baselines.protein_models import ORDERED, Model, global_layers
-from data.protein_errors import binding_errors, changes, correlations, response_errors
+from data.protein_errors import binding_errors, changes, correlations, on_cpu, response_errors
 from data.protein_graphs import UNIT, Graph, graph_of
 from data.protein_sets import Drawn, answered, pushes, sets
 from data.proteins import Protein, synthetic
@@ -218,8 +218,8 @@ def train(settings: ProteinsStudy) -> Outcome:
         more["errors"] = {name: response_errors(model, found) for name, found in tests.items()}
         for name in {"complexes", "gaps"} & set(tests) if settings.models[0] in ORDERED else ():
             more["errors"][f"{name}, without index"] = response_errors(model, tests[name], ordered=False)
-        graph = next(tests.get("complexes", tests["chains"]).whole()).to("cpu")
-        chains = [graph.to("cpu") for graph in tests["chains"].whole()]  # sorted by size
+        graph = next(on_cpu(tests.get("complexes", tests["chains"])))
+        chains = list(on_cpu(tests["chains"]))  # sorted by size
         name = settings.models[0].replace(" ", "")
         draw_protein(model, chains[len(chains) // 2], settings.output / settings.STUDY / f"protein-{name}.png")
         more["changes"] = changes(model, graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,18 @@ MOTIONS = (0.0, 1.0, 2.0, 4.0, np.inf)  # angstroms, sizes of the motion by whic
 MODES = 20  # of the elastic network, that are fitted to the answer
 
 
+def on_cpu(found: Drawn) -> Iterator[Graph]:
+    """Batches of a set, once, on the CPU, where models are after training."""
+    return (graph.to("cpu") for graph in found.whole())
+
+
 def response_errors(model: nn.Module, found: Drawn, ordered: bool = True) -> dict[str, Any]:
     """Squared errors relative to those of zero: beyond 8 and 25 angstroms, and in bins of distance and separation."""
     bins = {"space": (SPACE, []), "along": (ALONG, [])}
     sums = {name: np.zeros((2, len(edges) - 1)) for name, (edges, _) in bins.items()}
     beyond = np.zeros((2, 2))
-    for graph in found.whole():
-        graph = graph.to("cpu") if ordered else without_order(graph.to("cpu"))
+    for graph in on_cpu(found):
+        graph = graph if ordered else without_order(graph)
         with torch.no_grad():
             out = model(graph)
         squares = torch.stack([(out - graph.target).square().sum(1), graph.target.square().sum(1)]).double()
@@ -102,8 +108,7 @@ def binding_errors(model: nn.Module, found: tuple[Protein, ...], neighbors: int)
 def correlations(model: nn.Module, found: Drawn) -> list[float]:
     """Correlation of each chain's predicted and measured B-factors."""
     values = []
-    for graph in found.whole():
-        graph = graph.to("cpu")
+    for graph in on_cpu(found):
         with torch.no_grad():
             out = model(graph)
         for n in range(graph.count):

@@ -153,7 +153,7 @@ def group_attention_impl(
     numbers = query.shape[0] * tables[0][..., 0].numel() * math.prod(query.shape[4:])
     if index is not None:
         numbers *= math.prod(index.shape[1:-1])
-        if torch.is_grad_enabled() and query.requires_grad:
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
             numbers *= index.shape[-1] // tables[0].shape[2]  # a full encoding has a product for each element already
     attend = _FORMS[choose_form(query, numbers // 4, plain)]
     settings = window.kernel_size, window.selection, window.circular, dropout
