@@ -43,13 +43,19 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def ordinary_tensors(*inputs: Tensor) -> Iterator[None]:
+def ordinary_tensors(*inputs: Tensor) -> contextlib.AbstractContextManager[None]:
     """A context in which new tensors are ordinary tensors, which outlive the call.
 
     It leaves inference mode, tracers, and transforms of ``torch.func`` unless one of the ``inputs`` belongs to a
     transform.
     """
+    if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack() or _functorch():
+        return _outside_of_modes(*inputs)
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _outside_of_modes(*inputs: Tensor) -> Iterator[None]:
     with contextlib.ExitStack() as left:
         if torch.is_inference_mode_enabled():
             left.enter_context(torch.inference_mode(False))
@@ -145,7 +151,10 @@ def cached(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
     itself."""
 
     def decorate(make: Callable[..., _T]) -> Callable[..., _T]:
-        kept = functools.lru_cache(maxsize)(ordinary_tensors()(make))
+        @functools.lru_cache(maxsize)
+        def kept(*arguments: Any) -> _T:
+            with ordinary_tensors():
+                return make(*arguments)
 
         @functools.wraps(make)
         def found(*arguments: Any) -> _T:

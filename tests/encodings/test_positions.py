@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tg_equiattn.encodings.positions import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncoding
+from tg_equiattn.encodings.positions import AbsoluteEncoding, OffsetDistance, OffsetMLP, OffsetTable, SinusoidEncoding
 
 
 @pytest.mark.parametrize("pos_dim", [1, 2, 3])
@@ -65,3 +65,16 @@ def test_spread_of_initial_biases():
     for kind in (OffsetTable, OffsetMLP):
         spread = torch.stack([kind(2, 64, 6)(offsets).detach() for _ in range(5)]).std()
         assert 2.5 < spread < 3.5, kind
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_distances_with_and_without_derivatives(dtype):
+    x = torch.cat([torch.zeros(1), torch.logspace(-8, 0.1, 60)]).to(dtype)[:, None]
+    layer = OffsetDistance(1, 2, 1.0).to(dtype)
+    layer.reset_parameters()
+    plain, differentiable = layer.features(x), layer.features(x.requires_grad_())
+    number = torch.arange(1, 17)
+    torch.testing.assert_close(plain, torch.sinc(x.detach().clamp(max=1).double() * number).to(dtype))
+    torch.testing.assert_close(plain, differentiable)
+    (slope,) = torch.autograd.grad(layer(x).nan_to_num(neginf=0.0).sum(), x)
+    assert slope[0] == 0 and slope.isfinite().all()

@@ -52,7 +52,9 @@ def sinc(square: Tensor) -> Tensor:
     r""":math:`\sin(z) / z` as a function of :math:`z^2`, which is analytic at 0, too."""
     small = square < 1
     z, near = torch.where(small, 1.0, square).sqrt(), torch.where(small, square, 0.0)
-    series = torch.zeros_like(square)
-    for k in range(9, -1, -1):  # exact to rounding
-        series = (series * near).add_((-1) ** k / math.factorial(2 * k + 1))
+    last = 9 if square.dtype == torch.float64 else 6  # terms beyond are below rounding, in derivatives too
+    series = near * ((-1) ** last / math.factorial(2 * last + 1))
+    for k in range(last - 1, 0, -1):
+        series = (series + (-1) ** k / math.factorial(2 * k + 1)) * near
+    series = series + 1
     return torch.where(small, series, z.sin() / z)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ...encodings.harmonics import solid_harmonics
-from ...modes import ordinary_tensors
 from ...tables import Tables
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ def split_rows(
     return [block.unflatten(-1, (irrep.size, irrep.channels)) for block, irrep in blocks]
 
 
-@ordinary_tensors()
 def gaunt_coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+1 2*second+1 2*out+1"]:
     """The invariant product of three degrees, with norm 1, which is unique. The sum of the degrees must be even and at
     most 5.
