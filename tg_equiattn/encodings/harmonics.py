@@ -12,19 +12,20 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-def solid_harmonics(x: Float[Tensor, "*points 3"], lmax: int) -> Float[Tensor, "*points (lmax+1)**2"]:
+def solid_harmonics(x: Float[Tensor, "*points 3"], lmax: int, dim: int = -1) -> Float[Tensor, "*points (lmax+1)**2"]:
     r"""Real solid harmonics :math:`|x|^l Y_{lm}(x / |x|)` of all degrees up to ``lmax``, polynomials of x.
 
     Order and axes are those of e3nn: m runs from -l to l, and y is the polar axis, so that degree 1 is x, y, z times
     the root of 3. The normalization is e3nn's ``"component"``: the mean of :math:`Y_{lm}^2` over the sphere is 1.
+    Coordinates are along the axis ``dim`` of x, and harmonics along this axis of the result.
 
     Example:
         >>> import torch
         >>> solid_harmonics(torch.tensor([1.0, 2.0, 3.0]), 1)
         tensor([1.0000, 1.7321, 3.4641, 5.1962])
     """
-    side, pole, front = x.unbind(-1)
-    square = x.square().sum(-1) if lmax > 1 else 0.0
+    side, pole, front = x.unbind(dim)
+    square = x.square().sum(dim) if lmax > 1 else 0.0
     cosine: list[Any] = [1.0, front]  # cos(m azimuth) times the m-th power of the distance from the polar axis
     sine: list[Any] = [0.0, side]
     for m in range(1, lmax):
@@ -45,7 +46,7 @@ def solid_harmonics(x: Float[Tensor, "*points 3"], lmax: int) -> Float[Tensor, "
             ratio = math.factorial(degree - size) / math.factorial(degree + size)
             norm = math.sqrt((2 * degree + 1) * (2 if m else 1) * ratio)
             out.append(norm * legendre[degree, size] * (sine if m < 0 else cosine)[size])
-    return torch.stack(out, -1)
+    return torch.stack(out, dim)
 
 
 def sinc(square: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...encodings.harmonics import solid_harmonics
 from ..backend import FUSABLE, choose_form, tile_numbers
 from ..chunks import checkpointed, is_whole
-from .kernel import Interaction, Sources
+from .kernel import Interaction, Kernel, Sources
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -41,25 +41,33 @@ def direct_sums(
 
 def _chunk(interaction: Interaction, pos_i: Tensor, query: Tensor, pos: Tensor, *sources: Tensor) -> Tensor:
     """Sums (B, n, heads, E) over all nodes of each graph, for queries at ``pos_i`` (B, n, 3)."""
-    offsets = pos_i[:, :, None] - pos[:, None]  # B, n, N, 3
-    square = offsets.square().sum(3)
+    offsets = pos_i.movedim(2, 0)[..., None] - pos.movedim(2, 0)[:, :, None]  # 3, B, n, N
+    square = offsets.square().sum(0)
     query, values = query.permute(0, 2, 3, 1, 4), sources[-1].movedim(1, -2)  # B, H, C, n, A and B, H, (C,) N, V
     scores = query @ sources[0].permute(0, 2, 3, 4, 1) if len(sources) == 2 else query  # B, H, C, n, N or 1
-    each = scores.split([kernel.count for kernel in interaction.kernels], 2)
-    each = [x * kernel.real_space(square) for kernel, x in zip(interaction.kernels, each, strict=True)]
+    counts = [kernel.count for kernel in interaction.kernels]
+    each = [*zip(interaction.kernels, scores.split(counts, 2), strict=True)]
     if len(sources) == 2:  # one value for all kernels
-        each, values = [x.sum(3, keepdim=True) for x in each], values[:, :, None]
-        weights = sum(each[1:], each[0])
+        parts, values = [_joined(kernel, x, square)[:, :, :, None] for kernel, x in each], values[:, :, None]
+        weights = sum(parts[1:], parts[0])
     else:
-        weights = torch.cat(each, 3)
-    harmonics = solid_harmonics(offsets, interaction.lmax).movedim(3, 1)[:, None, None]  # B, 1, 1, harmonics, n, N
-    out = []
+        weights = torch.cat([kernel.real_space(square) * x for kernel, x in each], 3)
+    harmonics, out = solid_harmonics(offsets, interaction.lmax, 0), []
     for degree, weight in enumerate(weights):  # B, H, C or 1, n, N
-        own = harmonics[:, :, :, degree**2 : (degree + 1) ** 2]
-        sums = ((weight[:, :, :, None] * own).flatten(3, 4) @ values).sum(2)  # B, H, (2 l + 1) n, V
-        sums = sums.unflatten(2, (2 * degree + 1, -1)).permute(0, 3, 1, 2, 4)  # B, n, H, 2 l + 1, V
-        out.append(interaction.product(sums, None, degree))
+        if degree:
+            own = harmonics[degree**2 : (degree + 1) ** 2].movedim(0, 1)[:, None, None]  # B, 1, 1, 2 l + 1, n, N
+            weight = (weight[:, :, :, None] * own).flatten(3, 4)
+        sums = (weight @ values).sum(2).unflatten(2, (2 * degree + 1, -1))  # B, H, 2 l + 1, n, V
+        out.append(interaction.product(sums.permute(0, 3, 1, 2, 4), None, degree))
     return sum(out[1:], out[0])
+
+
+def _joined(kernel: Kernel, scores: Tensor, square: Tensor) -> Tensor:
+    """Sums (lmax + 1, B, H, n, N) over the kernels of scores (B, H, C, n, N) times R_l(r)."""
+    weights, scales = kernel.radial(square) * scores, kernel.scales(square.dtype)
+    if len(weights) == 1:
+        return torch.einsum("lhc,bhcnm->lbhnm", scales, weights[0])
+    return torch.einsum("lhc,lbhcnm->lbhnm", scales, weights)
 
 
 def own_terms(

@@ -92,10 +92,17 @@ class Kernel:
     def real_space(self, square: Tensor) -> Tensor:
         """R_l(r) at squared distances, with :math:`g_l u^l Y_l(\\nabla) K = R_l(r) Y_l(r)`: ``(B, n, m)`` to
         ``(lmax + 1, B, heads, C, n, m)``."""
-        widths, gains = self.widths.to(square.dtype), self.unit_gains().to(square.dtype)
-        t = square[:, None, None] / (2 * widths.square()[..., None, None])
-        scale = (gains * (-widths)[..., None] ** -degrees(gains)).movedim(2, 0)
-        return self._radial(t) * scale[:, None, :, :, None, None]
+        return self.radial(square) * self.scales(square.dtype)[:, None, :, :, None, None]
+
+    def radial(self, square: Tensor) -> Tensor:
+        """:meth:`real_space` without :meth:`scales`. If it is equal for all degrees, the first axis has size 1."""
+        widths = self.widths.to(square.dtype)
+        return self._radial(square[:, None, None] / (2 * widths.square()[..., None, None]))
+
+    def scales(self, dtype: torch.dtype) -> Tensor:
+        """The factors :math:`g_l u^l (-1 / s^2)^l` of :meth:`real_space`, ``(lmax + 1, heads, C)``."""
+        widths, gains = self.widths.to(dtype), self.unit_gains().to(dtype)
+        return (gains * (-widths)[..., None] ** -degrees(gains)).movedim(2, 0)
 
     def reciprocal(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         r"""Fourier transforms :math:`g_l u^l \hat K(k)`, without the :math:`Y_l(i k)` that follows from

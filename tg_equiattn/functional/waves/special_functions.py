@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...modes import runs_eagerly
+from ...modes import cached, runs_eagerly
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -55,19 +55,19 @@ def _boys(t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]
     whose terms are all positive, and the recursion down; above it the error function and the recursion up."""
     edge = 1.5 + lmax
     small = t < edge
-    near, far = t.clamp(max=edge), t.clamp(min=edge)
-    exponential = (-near).exp()
+    near, far, exponential = t.clamp(max=edge), t.clamp(min=edge), (-t).exp()
     terms = [1 / (2 * lmax + 1)]  # F_l(t) exp(t) = sum_k (2 t)^k / (2 l + 1)(2 l + 3)...(2 l + 2 k + 1)
     while terms[-1] * edge ** (len(terms) - 1) > torch.finfo(t.dtype).eps / 8 * terms[0]:
         terms.append(terms[-1] * 2 / (2 * lmax + 2 * len(terms) + 1))
     down = [exponential * _polynomial(terms, near)]
     for degree in range(lmax, 0, -1):
-        down.append((2 * near * down[-1] + exponential) / (2 * degree - 1))
-    exponential, root = (-far).exp(), far.sqrt()
+        scaled = exponential if degree == 1 else exponential / (2 * degree - 1)
+        down.append(torch.addcmul(scaled, near, down[-1], value=2 / (2 * degree - 1)))
+    root, inverse = far.sqrt(), -0.5 / far
     up = [math.sqrt(math.pi) / 2 * torch.erf(root) / root]
     for degree in range(lmax):
-        up.append(((2 * degree + 1) * up[-1] - exponential) / (2 * far))
-    return torch.stack([torch.where(small, a, b) for a, b in zip(reversed(down), up, strict=True)])
+        up.append(torch.sub(exponential, up[-1], alpha=2 * degree + 1) * inverse)
+    return torch.where(small, torch.stack(down[::-1]), torch.stack(up))
 
 
 def cosine_functions(y: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
@@ -98,7 +98,14 @@ def _cosine(y: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ...
 
 def _polynomial(coefficients: Sequence[float], t: Tensor) -> Tensor:
     """The polynomial with these coefficients, the constant first, by Horner's rule."""
-    out = torch.full_like(t, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        out = (out * t).add_(coefficient)
+    *others, first, second = _constants(tuple(coefficients), t.dtype, t.device).unbind()
+    out = first + t * second
+    for coefficient in reversed(others):
+        out = torch.addcmul(coefficient, out, t)
     return out
+
+
+@cached(64)
+def _constants(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of numbers, which is kept so that CUDA does not wait for it in every call."""
+    return torch.tensor(values, dtype=dtype, device=device)
