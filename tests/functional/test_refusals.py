@@ -159,7 +159,7 @@ REFUSED = [
     (r"max_hkl must be at least \(\d+, \d+, \d+\)", ewald(cell=9 * CUBE, max_hkl=(2, 2, 2))),
     ("widths must be", kernels(widths=torch.ones(4))),
     ("bounds must be 4 pairs", kernels(bounds=BOUNDS[:3])),
-    (r"error must be in \[1e-14, 1\), got 1", ewald(error=1)),
+    (r"error must be in \[1e-14, 0.1\], got 1", ewald(error=1)),
     (r"kernels must have gains .* with the same heads and lmax, got \[\]", ewald(kernels=[])),
     (r"kernels must have gains .*, got \[\(2, 4, 2\), \(2, 4, 3\)\]",
      ewald(kernels=[F.Gaussian(**KERNELS), F.Gaussian(**KERNELS | {"gains": torch.ones(2, 4, 3)})])),

@@ -14,7 +14,7 @@ from ...node_batch import NodeBatch, PaddedBatch
 from .cells import Cells, cells_of
 from .direct import direct_sums
 from .kernel import Interaction, Kernel, Product, Sources
-from .methods import METHODS, Choice, choose
+from .methods import METHODS, Choice, check_error, choose
 from .reciprocal import reciprocal_sums
 
 
@@ -59,7 +59,8 @@ def ewald_attention(
             reciprocal vectors, of the cell or of a box around an open graph. ``"nufft"`` does so by non-uniform fast
             Fourier transforms, which need the extra ``nufft``. ``"auto"`` takes for every graph the method that needs
             least time.
-        error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel.
+        error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, from 1e-14 to
+            0.1.
         max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. If
             given, cells are not read, which torch.compile needs.
         batch_size: Number of graphs. ``None`` reads it from ``batch``, which torch.compile cannot.
@@ -93,8 +94,7 @@ def ewald_attention(
     heads, count = kernels[0].widths.shape[0], sum(kernel.count for kernel in kernels)
     if query.shape[1:3] != (heads, count):
         raise ValueError(f"query must be (T, {heads}, {count}, A) as kernels are, got {tuple(query.shape)}")
-    if not 1e-14 <= error < 1:
-        raise ValueError(f"error must be in [1e-14, 1), got {error}")
+    check_error(error)
     if not isinstance(value, Tensor) or value.ndim != 3 or value.shape[:2] != query.shape[:2]:
         raise ValueError(f"value must be ({query.shape[0]}, {heads}, V), got {checks.shape_of(value)}")
     checks.same_kind(value, query, "value")

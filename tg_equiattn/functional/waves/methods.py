@@ -35,6 +35,12 @@ _DEGREE, _PRODUCT, _PHASE, _VECTOR, _MIX, _SPREAD, _GRID = 5.0, 0.04, 4.0, 400.0
 _VALUE: dict[type[Kernel], float] = {Coulomb: 30.0, OscillatingGaussian: 35.0}
 
 
+def check_error(error: float) -> None:
+    """Raise ValueError for an ``error`` that reciprocal sums cannot promise."""
+    if not isinstance(error, float) or not 1e-14 <= error <= 0.1:
+        raise ValueError(f"error must be in [1e-14, 0.1], got {error!r}")
+
+
 class Prices(NamedTuple):
     """Times of the steps of a device, relative to one core of a CPU.
 

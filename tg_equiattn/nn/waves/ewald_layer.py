@@ -17,7 +17,7 @@ from ...functional.waves.direct import own_terms
 from ...functional.waves.ewald_attention import ewald_attention_impl
 from ...functional.waves.gaussian import Gaussian, OscillatingGaussian
 from ...functional.waves.kernel import Interaction, Kernel, Sources
-from ...functional.waves.methods import METHODS
+from ...functional.waves.methods import METHODS, check_error
 from ...modes import full_precision
 from ...node_batch import NodeBatch
 from ...ranks import Shared
@@ -215,8 +215,7 @@ def _check(
             raise ValueError(f"{name} must be an integer from 0 on, got {n!r}")
     if not any(counts.values()):
         raise ValueError(f"{', '.join(counts)} must not all be 0: pass a positive number for one of them")
-    if not isinstance(error, float) or not 1e-14 <= error <= 0.1:
-        raise ValueError(f"error must be in [1e-14, 0.1], got {error!r}")
+    check_error(error)
     checks.choice("method", method, METHODS)
     if max_hkl is not None:
         if not isinstance(max_hkl, Sequence) or len(max_hkl) != 3:
