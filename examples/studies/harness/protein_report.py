@@ -57,22 +57,33 @@ def draw_protein(model: nn.Module, graph: Graph, path: Path) -> None:
     plt.close(figure)
 
 
-def of_task(rows: list[Row], task: str) -> dict[str, list[Row]]:
-    """The rows of a task by model, of each those with the learning rate that is best on validation data."""
+def by_epochs(rows: list[Row], task: str) -> dict[tuple[str, int], list[Row]]:
+    """The rows of a task by model and epochs, of each those with the learning rate that is best on validation data."""
     groups = at_best_rates([row for row in rows if row.setting("tasks") == task], "models", "epochs")
     order = sorted(groups, key=lambda key: (Model.__args__.index(key[0]), key[1]))
-    usual = {name: max(epochs for other, epochs in groups if other == name) for name, _ in order}
-    return {name: groups[name, epochs] for name, epochs in usual.items()}
+    return {key: groups[key] for key in order}
+
+
+def of_task(rows: list[Row], task: str) -> dict[str, list[Row]]:
+    """The rows of each model's longest training."""
+    return {name: group for (name, _), group in by_epochs(rows, task).items()}
+
+
+def compared(rows: list[Row]) -> dict[tuple[str, int], list[Row]]:
+    """The rows of each model's longest training for the response, and of those half as long."""
+    groups = by_epochs(rows, "response")
+    longest = dict(groups.keys())  # the epochs of a model's last key
+    return {(name, epochs): group for (name, epochs), group in groups.items() if 2 * epochs >= longest[name]}
 
 
 def response_table(rows: list[Row]) -> str:
     """Errors of each test by model, beyond 8 and beyond 25 angstroms."""
-    groups = of_task(rows, "response")
+    groups = compared(rows)
     there = {name for group in groups.values() for name in group[0].more["errors"]}
     names = [name for name in TESTS if name in there]
     lines = []
-    for model, group in groups.items():
-        cells = []
+    for (model, epochs), group in groups.items():
+        cells = [str(epochs)]
         for name in names:
             found = np.array([row.more["errors"][name]["beyond"] for row in group if name in row.more["errors"]])
             cells += [
@@ -82,26 +93,28 @@ def response_table(rows: list[Row]) -> str:
         seconds = np.mean([row.seconds for row in group])
         lines.append([model, *cells, f"{first.parameters:,}", f"{seconds:.0f}", str(first.setting("learning_rate"))])
     header = [f"{name}, beyond {far:g} Å" for name in names for far in (NEAR, FAR)]
-    return markdown(["model", *header, "parameters", "seconds", "learning rate"], lines)
+    return markdown(["model", "epochs", *header, "parameters", "seconds", "learning rate"], lines)
 
 
 def equal_times(rows: list[Row]) -> str:
     """The least validation error of each model within the seconds of the fastest to end, and of the Ewald model."""
-    groups = of_task(rows, "response")
-    ends = {name: np.mean([row.seconds for row in group]) for name, group in groups.items()}
-    limits = {"the shortest run": min(ends.values())} | ({"Ewald's run": ends["Ewald"]} if "Ewald" in ends else {})
+    groups = compared(rows)
+    ends = {key: np.mean([row.seconds for row in group]) for key, group in groups.items()}
+    ewald = [seconds for (name, _), seconds in ends.items() if name == "Ewald"]
+    limits = {"the shortest run": min(ends.values())} | ({"Ewald's first run": ewald[0]} if ewald else {})
 
     def within(row: Row, limit: float) -> float:
         curve = [(row.seconds * epoch / row.setting("epochs"), value) for epoch, value in row.more["curve"]]
         return min((value for seconds, value in curve if seconds <= 1.001 * limit), default=np.nan)
 
     lines = []
-    for name, group in groups.items():
+    for (name, epochs), group in groups.items():
         cells = [mean_and_spread((within(row, limit) for row in group), 3) for limit in limits.values()]
-        lines.append([name, *cells, mean_and_spread((min(v for _, v in row.more["curve"]) for row in group), 3),
-                      f"{ends[name]:.0f}"])  # fmt: skip
+        lines.append([name, str(epochs), *cells,
+                      mean_and_spread((min(v for _, v in row.more["curve"]) for row in group), 3),
+                      f"{ends[name, epochs]:.0f}"])  # fmt: skip
     header = [f"within {name}, {limit:.0f} s" for name, limit in limits.items()]
-    return markdown(["model", *header, "at its end", "seconds"], lines)
+    return markdown(["model", "epochs", *header, "at its end", "seconds"], lines)
 
 
 def response_figure(rows: list[Row], path: Path) -> None:
@@ -138,19 +151,17 @@ def changes_table(rows: list[Row]) -> str:
 
 
 def hyena_beside_ewald(rows: list[Row]) -> str:
-    """What Hyena adds to Ewald attention: errors with it over errors without it."""
-    groups = of_task(rows, "response")
-    if not {"Ewald", "Ewald + Hyena"} <= set(groups):
+    """What Hyena adds to Ewald attention: errors with it over errors without it, after as many epochs."""
+    groups, names = by_epochs(rows, "response"), ("Ewald", "Ewald + Hyena")
+    both = [epochs for name, epochs in groups if (names[0], epochs) in groups and (names[1], epochs) in groups]
+    if not both:
         return "Not trained yet."
-    lines = []
-    for test in (name for name in TESTS if name in groups["Ewald"][0].more["errors"]):
+    pair, lines = [groups[name, max(both)] for name in names], []
+    for test in (name for name in TESTS if name in pair[0][0].more["errors"]):
         for place, far in enumerate((NEAR, FAR)):
-            one, both = (
-                [row.more["errors"][test]["beyond"][place] for row in groups[name]]
-                for name in ("Ewald", "Ewald + Hyena")
-            )
-            ratio = f"{np.mean(both) / np.mean(one):.2f}"
-            lines.append([f"{test}, beyond {far:g} Å", mean_and_spread(one, 3), mean_and_spread(both, 3), ratio])
+            without, beside = ([row.more["errors"][test]["beyond"][place] for row in group] for group in pair)
+            ratio = f"{np.mean(beside) / np.mean(without):.2f}"
+            lines.append([f"{test}, beyond {far:g} Å", mean_and_spread(without, 3), mean_and_spread(beside, 3), ratio])
     return markdown(["test", "Ewald", "Ewald + Hyena", "ratio"], lines)
 
 
