@@ -41,7 +41,8 @@ def direct_sums(
 
 def _chunk(interaction: Interaction, pos_i: Tensor, query: Tensor, pos: Tensor, *sources: Tensor) -> Tensor:
     """Sums (B, n, heads, E) over all nodes of each graph, for queries at ``pos_i`` (B, n, 3)."""
-    offsets = pos_i.movedim(2, 0)[..., None] - pos.movedim(2, 0)[:, :, None]  # 3, B, n, N
+    # 3, B, n, N; gradients of coordinates taken apart are contiguous, as hosts expect of forces
+    offsets = torch.stack([a[:, :, None] - b[:, None] for a, b in zip(pos_i.unbind(2), pos.unbind(2), strict=True)])
     square = offsets.square().sum(0)
     query, values = query.permute(0, 2, 3, 1, 4), sources[-1].movedim(1, -2)  # B, H, C, n, A and B, H, (C,) N, V
     scores = query @ sources[0].permute(0, 2, 3, 4, 1) if len(sources) == 2 else query  # B, H, C, n, N or 1

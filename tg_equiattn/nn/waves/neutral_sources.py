@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
+from ...edges import CSR
+from ...functional.performer.edge_products import edge_sum
 from ...node_batch import NodeBatch
 from ..modules import StoresSettings
 
@@ -102,12 +104,14 @@ class NeutralSources(StoresSettings):
     def _transfers(
         self, sources: Float[Tensor, "nodes heads kernels size"], atoms: Atoms
     ) -> Float[Tensor, "nodes heads kernels size"]:
+        flat, count = sources.flatten(1), len(sources)
         first, second = atoms.edge_index
-        square = atoms.square.to(sources.dtype)  # hosts give positions in double precision
+        order = torch.argsort(second, stable=True)
+        edges = CSR.from_sorted(second[order], first[order], count, count)
+        square = atoms.square[order].to(flat.dtype)  # hosts give positions in double precision
         near = (1 - square / self.cutoff**2).clamp(min=0) ** 3 / self.avg_num_neighbors
-        flat = sources.flatten(1)
-        found = torch.zeros_like(flat).index_add(0, second, near[:, None] * flat.index_select(0, first))
-        degree = near.new_zeros(flat.shape[0]).index_add(0, second, near)
+        found = edge_sum(near[None], flat[None], edges)[0]
+        degree = near.new_zeros(count).index_add(0, edges.row, near)
         return (found - degree[:, None] * flat).view_as(sources)
 
 
