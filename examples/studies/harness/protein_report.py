@@ -135,8 +135,8 @@ def response_figure(rows: list[Row], path: Path) -> None:
     axes[1].set(xlabel="distance from the push, Å", ylabel="test error, of that of zero")
     axes[2].set(xlabel="residues from the push along the chain", xscale="log")
     for axis in axes:
-        axis.set(yscale="log")
         axis.axhline(1, color="gray", lw=0.8)
+        axis.set(yscale="log")  # of at least this line: small proteins have no residues that count
     figure.legend(*axes[0].get_legend_handles_labels(), fontsize="small", loc="outside right upper")
     figure.savefig(path, dpi=100)
     plt.close(figure)

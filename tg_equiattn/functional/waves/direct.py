@@ -54,11 +54,11 @@ def _chunk(interaction: Interaction, pos_i: Tensor, query: Tensor, pos: Tensor, 
     else:
         weights = torch.cat([kernel.real_space(square) * x for kernel, x in each], 3)
     harmonics, out = solid_harmonics(offsets, interaction.lmax, 0), []
-    for degree, weight in enumerate(weights):  # B, H, C or 1, n, N
+    for degree, weight in enumerate(weights.unsqueeze(4)):  # B, H, C or 1, 1, n, N
         if degree:
-            own = harmonics[degree**2 : (degree + 1) ** 2].movedim(0, 1)[:, None, None]  # B, 1, 1, 2 l + 1, n, N
-            weight = (weight[:, :, :, None] * own).flatten(3, 4)
-        sums = (weight @ values).sum(2).unflatten(2, (2 * degree + 1, -1))  # B, H, 2 l + 1, n, V
+            own = harmonics[degree**2 : (degree + 1) ** 2].movedim(0, 1)  # B, 2 l + 1, n, N
+            weight = weight * own[:, None, None]
+        sums = (weight @ values[:, :, :, None]).sum(2)  # B, H, 2 l + 1, n, V
         out.append(interaction.product(sums.permute(0, 3, 1, 2, 4), None, degree))
     return sum(out[1:], out[0])
 

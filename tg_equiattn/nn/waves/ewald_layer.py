@@ -164,7 +164,8 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
                 values.append((features @ value).unflatten(2, (heads, -1)).transpose(1, 2).flatten(2))
             if not any(irrep.invariant for irrep in self.rows_in):
                 scores.append(self.query_key_bias.expand(pos.shape[0], 1, -1, -1, -1))
-            query, key = torch.cat(scores, 1).movedim(1, 4).unbind(1)  # T, H, C, A
+            # contiguous: gathers of rows keep the order of strides in some of torch's tracers, and not in others
+            query, key = torch.cat(scores, 1).movedim(1, 4).contiguous().unbind(1)  # T, H, C, A
             value = torch.cat(values, 2) / self.avg_num_nodes
             interaction = Interaction(self.kernels(), self.product, self.error, self.max_hkl)
             terms = []

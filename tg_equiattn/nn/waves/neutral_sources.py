@@ -104,7 +104,7 @@ class NeutralSources(StoresSettings):
     def _transfers(
         self, sources: Float[Tensor, "nodes heads kernels size"], atoms: Atoms
     ) -> Float[Tensor, "nodes heads kernels size"]:
-        flat, count = sources.flatten(1), len(sources)
+        flat, count = sources.flatten(1), sources.shape[0]
         first, second = atoms.edge_index
         order = torch.argsort(second, stable=True)
         edges = CSR.from_sorted(second[order], first[order], count, count)
