@@ -158,7 +158,7 @@ def cached(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
 
         @functools.wraps(make)
         def found(*arguments: Any) -> _T:
-            return make(*arguments) if torch.compiler.is_compiling() else kept(*arguments)
+            return make(*arguments) if torch.compiler.is_compiling() else as_fake(kept(*arguments))
 
         return found
 

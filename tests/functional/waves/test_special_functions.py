@@ -1,6 +1,7 @@
 """Boys functions and cosines: their values and their derivatives of all orders."""
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tg_equiattn.functional.waves.special_functions import boys_functions, cosine_functions
 
@@ -39,3 +40,10 @@ def test_cosine_functions():
     torch.testing.assert_close(slope, -found[1:4].sum(0))
     bend = torch.autograd.grad(slope.sum(), at)[0]
     torch.testing.assert_close(bend, cosine_functions(y, 4)[2:].sum(0))
+
+
+def test_with_fake_tensors():
+    """Constants that a call kept are converted for tensors without values."""
+    wanted = boys_functions(torch.rand(3), 2)
+    with FakeTensorMode():
+        assert boys_functions(torch.rand(3), 2).shape == wanted.shape
