@@ -261,6 +261,27 @@ def test_traced_without_reading_cells(lmax, make):
         program(*given[:5], torch.tensor([CRYSTAL, OPEN, (True, False, False)]))
 
 
+@pytest.mark.slow
+def test_forces_are_exported_for_all_sizes(make):
+    """Traced with symbols for sizes and exported with a dimension, as NequIP compiles models."""
+    layer = make(width=1.0, num_gaussians=1, num_coulomb=1, heads=1, lmax=1)
+
+    def forces(scalars, vectors, pos, batch):
+        out = layer(scalars, vectors, pos=pos, batch=batch, batch_size=1, max_num_nodes=pos.shape[0])
+        return torch.autograd.grad(out[0].square().sum(), pos)[0]
+
+    def cloud(count):
+        x = sample("plain", [count])
+        return x["scalars"], x["vectors"], x["pos"].requires_grad_(), x["batch"]
+
+    program = make_fx(forces, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*cloud(9))
+    sizes = ({0: torch.export.Dim("nodes", min=3)},) * 4
+    exported = torch.export.export(program, cloud(9), dynamic_shapes=sizes, strict=False).module()
+    other = cloud(5)
+    assert forces(*other).abs().max() > 0
+    assert error(exported(*other), forces(*other)) <= 1e-10
+
+
 def test_oscillating_gaussians():
     """Wavenumbers are learned, each within its band; without these kernels there is no parameter for them."""
     layer = EwaldAttention(3, 2, width=1.0, num_gaussians=1, num_coulomb=1, num_oscillating=3).double()
