@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...edges import CSR
-from ...functional.performer.edge_products import edge_sum
+from ...functional.performer.edge_products import edge_sum, gathered_edge_sum
+from ...modes import is_traced
 from ...node_batch import NodeBatch
 from ..modules import StoresSettings
 
@@ -106,12 +107,15 @@ class NeutralSources(StoresSettings):
     ) -> Float[Tensor, "nodes heads kernels size"]:
         flat, count = sources.flatten(1), sources.shape[0]
         first, second = atoms.edge_index
-        order = torch.argsort(second, stable=True)
-        edges = CSR.from_sorted(second[order], first[order], count, count)
-        square = atoms.square[order].to(flat.dtype)  # hosts give positions in double precision
+        square = atoms.square.to(flat.dtype)  # hosts give positions in double precision
         near = (1 - square / self.cutoff**2).clamp(min=0) ** 3 / self.avg_num_neighbors
-        found = edge_sum(near[None], flat[None], edges)[0]
-        degree = near.new_zeros(count).index_add(0, edges.row, near)
+        if is_traced(flat):  # models that NequIP compiles run without this library and its operators
+            found = gathered_edge_sum(near[None], flat[None], second, first, count)[0]
+        else:
+            order = torch.argsort(second, stable=True)
+            edges = CSR.from_sorted(second[order], first[order], count, count)
+            found = edge_sum(near[order][None], flat[None], edges)[0]
+        degree = near.new_zeros(count).index_add(0, second, near)
         return (found - degree[:, None] * flat).view_as(sources)
 
 
