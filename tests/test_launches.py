@@ -8,8 +8,8 @@ from torch import nn
 
 from tg_equiattn.edges import CSR
 from tg_equiattn.functional.backend import OPERATOR
+from tg_equiattn.functional.edge_products import edge_dot, edge_sum
 from tg_equiattn.functional.hyena import fft_convolution
-from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 FLOAT = 4

@@ -152,13 +152,13 @@ def cached(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
 
     def decorate(make: Callable[..., _T]) -> Callable[..., _T]:
         @functools.lru_cache(maxsize)
-        def kept(*arguments: Any) -> _T:
+        def ordinary(*arguments: Any) -> _T:
             with ordinary_tensors():
                 return make(*arguments)
 
         @functools.wraps(make)
         def found(*arguments: Any) -> _T:
-            return make(*arguments) if torch.compiler.is_compiling() else as_fake(kept(*arguments))
+            return make(*arguments) if torch.compiler.is_compiling() else as_fake(ordinary(*arguments))
 
         return found
 

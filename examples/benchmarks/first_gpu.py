@@ -156,7 +156,7 @@ def large_points(machine: Machine) -> dict[str, Any]:
 def sparse_products(machine: Machine) -> dict[str, Any]:
     """Sums over many edges against a gather."""
     from tg_equiattn.edges import CSR
-    from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum
+    from tg_equiattn.functional.edge_products import edge_dot, edge_sum
 
     nodes, degree = machine.size(200_000, 50), 10
     row = torch.arange(nodes).repeat_interleave(degree)

@@ -47,8 +47,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 from tg_equiattn.functional import linear_attention, softmax_features
+from tg_equiattn.functional.edge_products import edge_sum
 from tg_equiattn.functional.performer.clipped import distance_bins
-from tg_equiattn.functional.performer.edge_products import edge_sum
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention
 

@@ -9,9 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tg_equiattn import functional as F
 from tg_equiattn import nn as layers
+from tg_equiattn.functional.edge_products import edge_dot, edge_sum
 from tg_equiattn.functional.group.operator import windowed_attention
 from tg_equiattn.functional.hyena.lag_convolution import first_lag, lag_convolution
-from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum
 from tg_equiattn.functional.performer.feature_attention import feature_readout, feature_summary
 from tg_equiattn.grids import PixelGrid, Window
 

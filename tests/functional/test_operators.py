@@ -6,9 +6,9 @@ from attention_operands import table_operands
 from torch.library import opcheck
 
 from tg_equiattn import functional as F
+from tg_equiattn.functional.edge_products import csr_edge_dot, csr_edge_sum
 from tg_equiattn.functional.group.operator import windowed_attention
 from tg_equiattn.functional.hyena.lag_convolution import first_lag, lag_convolution
-from tg_equiattn.functional.performer.edge_products import csr_edge_dot, csr_edge_sum
 from tg_equiattn.functional.performer.feature_attention import chunked_readout, chunked_summary
 from tg_equiattn.grids import PixelGrid, Window
 

@@ -11,7 +11,7 @@ from ...edges import CSR, whole_offsets
 from ...modes import full_precision
 from ...neighbors import NeighborList, SortedPairs
 from ...node_batch import NodeBatch
-from .edge_products import edge_sum
+from ..edge_products import edge_sum
 from .feature_attention import feature_readout
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from ...modes import full_precision
 from ...neighbors import NeighborList, SortedPairs
 from ...node_batch import NodeBatch, PaddedBatch
 from ..chunks import checkpointed, is_whole
+from ..edge_products import edge_sum
 from ..softmax_attention import softmax_attention
-from .edge_products import edge_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

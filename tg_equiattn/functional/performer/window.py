@@ -10,8 +10,8 @@ from torch import Tensor
 from ...modes import full_precision
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
+from ..edge_products import edge_dot, edge_sum
 from .attention import check_operands, drop_keys, feature_norm, linear_attention_impl
-from .edge_products import edge_dot, edge_sum
 from .pairs import Near, pair_attention_impl
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ def _cosine(y: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ...
 
 def _polynomial(coefficients: Sequence[float], t: Tensor) -> Tensor:
     """The polynomial with these coefficients, the constant first, by Horner's rule."""
-    *others, first, second = _constants(tuple(coefficients), t.dtype, t.device).unbind()
+    *others, first, second = _constants(tuple(coefficients), t.dtype, t.device)
     out = first + t * second
     for coefficient in reversed(others):
         out = torch.addcmul(coefficient, out, t)
@@ -106,6 +106,6 @@ def _polynomial(coefficients: Sequence[float], t: Tensor) -> Tensor:
 
 
 @cached(64)
-def _constants(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of numbers, which is kept so that CUDA does not wait for it in every call."""
-    return torch.tensor(values, dtype=dtype, device=device)
+def _constants(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """Tensors of single numbers, made on the device, so that CUDA does not wait for a copy."""
+    return tuple(torch.full((), value, dtype=dtype, device=device) for value in values)

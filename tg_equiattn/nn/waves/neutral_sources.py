@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...edges import CSR
-from ...functional.performer.edge_products import edge_sum, gathered_edge_sum
+from ...functional.edge_products import edge_sum, gathered_edge_sum
 from ...modes import is_traced
 from ...node_batch import NodeBatch
 from ..modules import StoresSettings

@@ -5,7 +5,7 @@ import torch
 from clouds import double
 
 from tg_equiattn.edges import CSR
-from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum, gathered_edge_dot
+from tg_equiattn.functional.edge_products import edge_dot, edge_sum, gathered_edge_dot
 from tg_equiattn.grids import PixelGrid
 
 

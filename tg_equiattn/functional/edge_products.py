@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...edges import CSR
-from ...modes import full_precision
-from ...neighbors import SortedPairs
-from ..backend import FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
-from ..flops import flop_formula
-from ..second_derivatives import register_derivatives
+from ..edges import CSR
+from ..modes import full_precision
+from ..neighbors import SortedPairs
+from .backend import FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
+from .flops import flop_formula
+from .second_derivatives import register_derivatives
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
