@@ -150,7 +150,7 @@ def changes_table(rows: list[Row]) -> str:
 
 
 def hyena_beside_ewald(rows: list[Row]) -> str:
-    """What Hyena adds to Ewald attention: errors with it over errors without it, after as many epochs."""
+    """Errors of Ewald attention without and with Hyena after the same number of epochs, and their ratio."""
     groups, names = by_epochs(rows, "response"), ("Ewald", "Ewald + Hyena")
     both = [epochs for name, epochs in groups if (names[0], epochs) in groups and (names[1], epochs) in groups]
     if not both:
