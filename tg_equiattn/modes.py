@@ -38,7 +38,7 @@ is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
     """Switch autocast off for a device, where it has it: geometry and exponentials stay in their own dtype."""
-    if has_autocast(device.type) and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
+    if (torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled()) and has_autocast(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 

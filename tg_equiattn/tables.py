@@ -60,7 +60,7 @@ class Tables(nn.Module):
     def _copy_to_module(self) -> None:
         device, dtype = self._kind
         if device.type != "meta":
-            for kind in (None, dtype):
+            for kind in {None, dtype, torch.promote_types(dtype, torch.float32)}:
                 self._copied(device, kind)
 
     def rebuild(self, build: Callable[[], Tensor]) -> None:

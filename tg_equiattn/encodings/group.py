@@ -139,14 +139,16 @@ class GroupEncoding(nn.Module):
         Float[Tensor, "elements channels"] | None,
     ]:
         with full_precision(offsets.device):
-            offsets = offsets.to(next(self.parameters()).dtype)
             if self.name == "axial":
-                axial = torch.cat([mlp(offsets[..., axis, None]) for axis, mlp in enumerate(self.axes)], -1)
+                points = offsets.flatten(0, 1).to(self.axes[0][0].weight.dtype)
+                found = [mlp(points[:, axis : axis + 1]) for axis, mlp in enumerate(self.axes)]
+                axial = torch.cat(found, -1).unflatten(0, offsets.shape[:2])
                 if self.table is None:
                     return axial, None
                 width = self.table.shape[1]
                 return nn.functional.pad(axial, (0, width)), nn.functional.pad(self.table, (self.channels - width, 0))
+            first, norm, activation, last = self.mlp
+            offsets = offsets.to(first.weight.dtype)
             if self.name == "joint" or self.table is None:
                 return self.mlp(offsets), self.table
-            first, norm, activation, last = self.mlp
             return last(activation(norm(first(offsets)[:, :, None] + self.table))), None

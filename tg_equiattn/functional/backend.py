@@ -26,13 +26,13 @@ def choose_form(x: Tensor, numbers: int, plain: bool = False, few: bool = False)
         x: an operand, on the device where the operator runs.
         numbers: size of each of the four large tensors that the fusable form makes. It is chosen if they fit in memory.
         plain: ask for the definition.
-        few: ask for the definition where ``numbers`` are so few that a CPU takes longer to call the operator. Dispatch
-            modes, which count or trace operations, see the operator.
+        few: ask for the definition where ``numbers`` are so few that a CPU takes longer to call the operator. Tracers
+            and dispatch modes, which count or record operations, see the operator.
     """
     if use_plain(plain):
         return DEFINITION
     on_cpu, compiling = x.device.type == "cpu", torch.compiler.is_compiling()
-    observed = compiling or torch._C._len_torch_dispatch_stack()
+    observed = compiling or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
     if few and on_cpu and not observed and 0 < numbers <= FEW_NUMBERS:
         return DEFINITION
     if on_cpu or not compiling or is_exporting():

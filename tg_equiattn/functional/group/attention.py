@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -127,7 +128,7 @@ _FORMS: dict[str, Callable] = {
 
 def group_attention_impl(
     query, key, value, offset_encoding, element_encoding, index, window, space_bias=None, group_bias=None, dropout=0.0,
-    key_mask=None, plain=False,
+    key_mask=None, plain=False, *, with_lse=False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:func:`group_attention` without checks. Operands must be finite at masked pixels; outputs are not masked.
 
@@ -135,9 +136,8 @@ def group_attention_impl(
     ``key_mask`` is true at valid keys. With a global window, encodings may be ``None``, and keys may then lie on
     another grid.
 
-    Returns the output and the log-sum-exps of the scores of each query: ``(B, heads, |H|, *spatial)``, or ``(B, heads,
-    |H|, |H|, *spatial)`` with a sum over t. With a global window, no caller needs the log-sum-exps and the second
-    tensor is empty.
+    Returns the output and, if ``with_lse``, the log-sum-exps of the scores of each query: ``(B, heads, |H|,
+    *spatial)``, or ``(B, heads, |H|, |H|, *spatial)`` with a sum over t. A global window has none.
     """
     dtype, kind = torch.promote_types(query.dtype, torch.float32), value.dtype
     query, key, value = (x.to(dtype) for x in (query * query.shape[2] ** -0.5, key, value))
@@ -150,14 +150,15 @@ def group_attention_impl(
         return attend_all(*operands, index, flat, seed, dropout).to(kind), query.new_zeros(0)
     tables = _tables(query.shape[1], dtype, *encodings)
     # The fusable form keeps the products of queries and encodings in memory, and all scores for a backward pass.
-    numbers = query.shape[0] * tables[0][..., 0].numel() * math.prod(query.shape[4:])
+    numbers = query.shape[0] * math.prod(tables[0].shape[:-1]) * math.prod(query.shape[4:])
     if index is not None:
         numbers *= math.prod(index.shape[1:-1])
         if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
             numbers *= index.shape[-1] // tables[0].shape[2]  # a full encoding has a product for each element already
-    attend = _FORMS[choose_form(query, numbers // 4, plain)]
+    form = choose_form(query, numbers // 4, plain, few=index is None)
+    options: dict[str, Any] = {"with_lse": with_lse} if form == DEFINITION else {}
     settings = window.kernel_size, window.selection, window.circular, dropout
-    out, lse = attend(query, key, value, *tables, index, key_mask, seed, *settings)
+    out, lse = _FORMS[form](query, key, value, *tables, index, key_mask, seed, *settings, **options)
     return out.to(kind), lse.squeeze(3)
 
 
@@ -170,7 +171,8 @@ def _tables(
 
     def joined(rho: Tensor, *biases: Tensor | None) -> Tensor:
         rho = rho.to(dtype).expand(heads, *rho.shape)
-        bias = sum((x.to(dtype) for x in biases if x is not None), rho.new_zeros(rho.shape[:-1]))
+        given = [x.to(dtype).expand(rho.shape[:-1]) for x in biases if x is not None]
+        bias = functools.reduce(torch.add, given) if given else rho.new_zeros(rho.shape[:-1])
         return torch.cat([rho, bias.unsqueeze(-1)], -1)
 
     if offset_encoding.ndim == 4:  # (H, D, U, C)

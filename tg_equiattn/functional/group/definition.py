@@ -20,10 +20,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...modes import full_precision
-from ..backend import tile_numbers
+from ..backend import FEW_NUMBERS, tile_numbers
 from ..chunks import checkpointed, is_whole
 from . import hashed_dropout
 from .elements import Elements
@@ -107,6 +108,8 @@ class Operands:
         """Select a run of rows of images (..., *spatial). If the images are ``padded``, select all rows that windows of
         the run reach."""
         start, count = run
+        if count == self.spatial[0]:
+            return x
         return x.narrow(x.ndim - len(self.spatial), start, count + (2 * self.shifts.radius if padded else 0))
 
     def valid(self, images: slice) -> Float[Tensor, "#b *spatial"] | None:
@@ -115,13 +118,19 @@ class Operands:
             return None if self.circular else self.query.new_ones(1, *self.spatial)
         return (self.mask if len(self.mask) == 1 else self.mask[images]).to(self.query.dtype)
 
-    def penalty(self, images: slice) -> Float[Tensor, "#b 1 1 1 D *spatial"] | None:
-        """Scores to add for keys that are masked or outside of the image."""
+    def penalty(self, images: slice) -> Float[Tensor, "#b 1 1 1 square *spatial"] | None:
+        """Scores to add for keys that are masked or outside of the image, in the square around the window."""
         mask = self.valid(images)
         if mask is None:
             return None
-        inside = torch.stack(self.shifts.views(self.shifts.pad(mask, self.circular)), 1)
-        return ((1 - inside) * MASKED_SCORE)[:, None, None, None]
+        outside = (1 - self.shifts.pad(mask, self.circular)) * MASKED_SCORE
+        return self.shifts.windows(outside).flatten(1, self.shifts.dim)[:, None, None, None]
+
+    def on_square(self, table: Float[Tensor, "e H #U D C+1"]) -> Float[Tensor, "e H #U square C+1"]:
+        """The table of offsets, extended to the square around the window. The other offsets get weight zero, since
+        their bias is below that of masked keys."""
+        bias = table.new_full((*table.shape[:3], 1, 1), 2 * MASKED_SCORE)
+        return self.shifts.to_square(table, 3, F.pad(bias, (table.shape[-1] - 1, 0)))
 
     def position(
         self, one: Float[Tensor, "b e #H C+1 pixels"], table: Float[Tensor, "e H #U D C+1"], t: int
@@ -139,6 +148,11 @@ class Operands:
         return self.elements.by_key(torch.matmul(table[:, None], one), t, 2)
 
 
+def joined(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Join the tensors of chunks; often there is one."""
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), axis)
+
+
 def with_one(query: Float[Tensor, "b e C Q *spatial"]) -> Float[Tensor, "b e C+1 Q *spatial"]:
     """Add a channel of ones, which multiplies the biases."""
     return torch.cat([query, torch.ones_like(query[:, :, :1])], 2)
@@ -146,12 +160,14 @@ def with_one(query: Float[Tensor, "b e C Q *spatial"]) -> Float[Tensor, "b e C+1
 
 def windowed_attention_definition(
     query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular, dropout,
-    chunk=-1,
+    chunk=-1, *, with_lse=True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same as :func:`.operator.windowed_attention`, in standard operations of torch.
 
     Under torch.compile, export and tracing, all scores are formed at once, so that one program serves images of all
-    sizes. Otherwise scores are formed chunk by chunk and recomputed in backward.
+    sizes. Otherwise scores are formed chunk by chunk and, unless they are few, recomputed in backward.
+
+    Without ``with_lse`` the second tensor is empty.
     """
     whole = is_whole(query)
     with full_precision(query.device):
@@ -159,6 +175,7 @@ def windowed_attention_definition(
             query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular,
             dropout, 0 if whole else chunk,
         )  # fmt: skip
+        few = not whole and math.prod(query.shape[:2]) * x.scores_of_row * x.spatial[0] <= 4 * FEW_NUMBERS
         outs, lses = [], []  # one entry a chunk: whole images, or some heads of one image
         for chunk in x:
             part = chunk.images, chunk.heads
@@ -166,24 +183,26 @@ def windowed_attention_definition(
             tables = offset_table[chunk.heads], element_table[chunk.heads]
             found = []
             for run in runs(x.spatial[0], chunk.rows):
-                attend = functools.partial(attend_rows, x, chunk, run)
+                attend = functools.partial(attend_rows, x, chunk, run, with_lse=with_lse)
                 rows = *(x.rows(y, run, padded=n > 0) for n, y in enumerate(given)), *tables
-                found.append(checkpointed(attend, *rows, preserve_rng_state=True))
-            out, lse = (torch.cat(y, -len(x.spatial)).flatten(0, 1) for y in zip(*found, strict=True))
+                found.append(attend(*rows) if few else checkpointed(attend, *rows, preserve_rng_state=True))
+            out, lse = (joined(y, -len(x.spatial)).flatten(0, 1) for y in zip(*found, strict=True))
             outs.append(out)
             lses.append(lse)
-        return torch.cat(outs).unflatten(0, query.shape[:2]), torch.cat(lses).unflatten(0, query.shape[:2])
+        return joined(outs).unflatten(0, query.shape[:2]), joined(lses).unflatten(0, query.shape[:2])
 
 
 def attend_rows(
     x: Operands, chunk: Chunk, run: tuple[int, int], query: Float[Tensor, "b e C Q *rows"],
     key: Float[Tensor, "b e C K *padded"], value: Float[Tensor, "b e Cv K *padded"],
-    offset_table: Float[Tensor, "e H #U D C+1"], element_table: Float[Tensor, "e U C+1"],
+    offset_table: Float[Tensor, "e H #U D C+1"], element_table: Float[Tensor, "e U C+1"], *, with_lse: bool = True,
 ) -> tuple[Float[Tensor, "b e Cv H *rows"], Float[Tensor, "b e H T *rows"]]:  # fmt: skip
-    """Attention of a run of rows and the log-sum-exps of its scores, from padded keys and values."""
+    """Attention of a run of rows and the log-sum-exps of its scores, from padded keys and values. Without ``with_lse``
+    the second tensor has T = 0."""
     rows, elements, penalty = query.shape[4:], x.elements, x.penalty(chunk.images)
-    keys, values = (x.shifts.views(elements.of_keys(y)) for y in (key, value))
-    total: Tensor | float = 0.0
+    offset_table, square = x.on_square(offset_table), [2 * x.shifts.radius + 1] * len(rows)
+    keys, values = (x.shifts.windows(elements.of_keys(y)).unbind(2) for y in (key, value))  # channels
+    weight: Any = None
     lses = []
     for t in range(elements.queries):
         q = elements.of_query(query, t)
@@ -191,16 +210,27 @@ def attend_rows(
         scores = x.position(one, offset_table, t)
         if element_table.shape[1]:
             scores = scores + x.argument(one, element_table, t).unsqueeze(4)
-        scores = scores.unflatten(-1, rows) + torch.stack([(q.unsqueeze(4) * k).sum(2) for k in keys], 4)
+        features = q[(slice(None),) * 4 + (None,) * (1 + len(rows))].unbind(2)
+        scores = scores.unflatten(-1, rows) + _products(features, keys).flatten(4, 3 + len(rows))
         if penalty is not None:
             scores = scores + x.rows(penalty, run)
         flat = scores.flatten(3, 4)
-        total = total + flat.softmax(3).view_as(scores)  # softmax's derivatives round less than those of exp
-        lses.append(flat.logsumexp(3))
-    weight = torch.as_tensor(total)
+        share = flat.softmax(3).view_as(scores)  # softmax's derivatives round less than those of exp
+        weight = share if weight is None else weight + share
+        if with_lse:
+            lses.append(flat.logsumexp(3))
     if x.dropout:
         row = x.rows(x.row[chunk.images, chunk.heads], run)
-        weight = weight * hashed_dropout.keep(row, x.column, x.dropout, weight.dtype)
-    terms = zip(weight.unsqueeze(2).unbind(5), values, strict=True)
-    out = torch.as_tensor(sum((one * v).sum(4) for one, v in terms))
-    return out, torch.stack(lses, 3)
+        column = x.shifts.to_square(x.column, 2)
+        weight = weight * hashed_dropout.keep(row, column, x.dropout, weight.dtype)
+    weight = weight.unflatten(4, square)
+    out = torch.stack([(weight * channel).sum(tuple(range(3, 4 + len(rows)))) for channel in values], 2)
+    return out, torch.stack(lses, 3) if with_lse else out.new_empty(*out.shape[:2], out.shape[3], 0, *rows)
+
+
+def _products(features: Sequence[Tensor], seen: Sequence[Tensor]) -> Tensor:
+    """The sum over channels of features times ``seen``."""
+    total = features[0] * seen[0]
+    for pair in zip(features[1:], seen[1:], strict=True):
+        total = torch.addcmul(total, *pair)
+    return total

@@ -93,7 +93,7 @@ def dilation_attention_impl(
             q, k, v, of_scale(offset_encoding, 2, offset) if offset_encoding.ndim == 4 else offset_encoding,
             None if element_encoding is None else of_scale(element_encoding, 0, offset), index, window, space_bias,
             None if group_bias is None else of_scale(group_bias, 1, offset), dropout,
-            _valid_phases(mask, step, batch, spatial, query.device), plain,
+            _valid_phases(mask, step, batch, spatial, query.device), plain, with_lse=True,
         )  # fmt: skip
         outs, lses = found[number]
         outs.append(from_phases(out, step, batch, spatial))

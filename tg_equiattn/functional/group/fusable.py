@@ -18,7 +18,7 @@ from ...modes import full_precision
 from . import hashed_dropout
 from .elements import Elements
 from .masks import MASKED_SCORE
-from .shifts import Shifts, in_square, shifts
+from .shifts import Shifts, shifts
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -34,7 +34,7 @@ def windowed_attention_fusable(
 
     def on_window(x: Tensor) -> Tensor:
         """Reshape (..., S, D) to (..., 1, .., 1, S, *window)."""
-        x = in_square(x, chosen, kernel_size)
+        x = chosen.to_square(x, -1)
         return x.reshape(*x.shape[:-2], *[1] * dim, x.shape[-2], *[kernel_size] * dim)
 
     queries = range(elements.queries)

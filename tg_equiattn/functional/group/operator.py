@@ -226,6 +226,7 @@ def _second_backward(operands, given, cotangents, *rest) -> tuple[Tensor | None,
         plain = lambda *y: windowed_attention_definition(*y, *rest)  # noqa: E731
         return *second_derivatives(plain, operands, upstream, cotangents), None, None
     x, totals = Operands(*operands, *rest), [torch.zeros_like(y) for y in (*operands, *upstream)]
+    x.budget = x.budget * 3 // 4  # several tensors of this size must stay in the cache of a CPU
 
     def of_chunk(tensors, chunk: Chunk) -> list:
         cuts = [lambda y: y[some], *2 * [lambda y: x.shifts.pad(y[some], x.circular)], *2 * [lambda y: y[chunk.heads]]]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...grids import Window
 from ...modes import full_precision
-from .shifts import in_square, offsets_of_pairs, shifts
+from .shifts import offsets_of_pairs, shifts
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -67,7 +67,7 @@ def _weights(space_bias: Tensor) -> Tensor:
 def _filters(x: Float[Tensor, "n C D"], window: Window) -> Float[Tensor, "n C *sides"]:
     """Place values of offsets in a square, with zeros at the corners of a disk."""
     side, dim = cast(int, window.kernel_size), window.dim
-    return in_square(x, shifts(side, window.selection, dim), side).unflatten(-1, [side] * dim)
+    return shifts(side, window.selection, dim).to_square(x, -1).unflatten(-1, [side] * dim)
 
 
 def _convolve(x: Tensor, filters: Tensor, window: Window, groups: int = 1, bias: Tensor | None = None) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,19 +15,24 @@ from torch import Tensor
 from ...modes import cached
 
 if TYPE_CHECKING:
-    from jaxtyping import Int, Num
+    from jaxtyping import Int
 
 
 class Block(NamedTuple):
     """Offsets of a window that fill a box.
 
-    ``start`` is the first offset, ``counts`` the number of offsets along every axis, and ``offsets`` the slice of these
-    offsets among all offsets of the window.
+    ``start`` is the first offset, ``counts`` the number of offsets along every axis, and ``first`` the number of the
+    first offset among all offsets of the window.
     """
 
     start: tuple[int, ...]
     counts: tuple[int, ...]
-    offsets: slice
+    first: int
+
+    @property
+    def offsets(self) -> slice:
+        """The slice of these offsets among all offsets of the window."""
+        return slice(self.first, self.first + math.prod(self.counts))
 
 
 @dataclass(frozen=True)
@@ -67,17 +72,35 @@ class Shifts:
             x = inner
         return x
 
-    def views(self, padded: Tensor) -> list[Tensor]:
-        """The image shifted by every offset: views (..., *spatial) of padded images. All operations here support
-        ``torch.func``."""
-        views = []
-        for block in self.blocks:
-            found = [padded]
-            for axis, start, count in zip(self._axes(padded), block.start, block.counts, strict=True):
-                side = padded.shape[axis] - 2 * self.radius
-                found = [x.narrow(axis, step, side) for x in found for step in range(start, start + count)]
-            views += found
-        return views
+    def windows(self, padded: Tensor) -> Tensor:
+        """The image shifted by every offset of the square around the window: a view (..., *square, *spatial) of padded
+        images. All operations here support ``torch.func``."""
+        axes = tuple(self._axes(padded))
+        for axis in axes:
+            padded = padded.unfold(axis, 2 * self.radius + 1, 1)  # torch.export would fix other sizes
+        return padded.movedim(tuple(range(-self.dim, 0)), axes)
+
+    def to_square(self, x: Tensor, axis: int, fill: Tensor | None = None) -> Tensor:
+        """Place values of the window's offsets, which are along an axis, in the square around the window.
+
+        Other offsets of the square get ``fill``, of size 1 along the axis; ``None`` means zeros.
+        """
+        if len(self.blocks) == 1:
+            return x
+        fill = torch.zeros_like(x.narrow(axis, 0, 1)) if fill is None else fill
+        return torch.cat([x, fill], axis).index_select(axis, _order_in_square(self, x.device))
+
+
+@cached(maxsize=32)
+def _order_in_square(shifts: Shifts, device: torch.device) -> Int[Tensor, " square"]:
+    """The number of each offset of the square among the offsets of the window; other offsets have the number after the
+    last."""
+    side, (*_, last) = 2 * shifts.radius + 1, shifts.blocks
+    order = torch.full([side] * shifts.dim, last.offsets.stop, device=device)
+    for block in shifts.blocks:
+        box = tuple(slice(start, start + count) for start, count in zip(block.start, block.counts, strict=True))
+        order[box] = torch.arange(block.offsets.start, block.offsets.stop, device=device).view(block.counts)
+    return order.flatten()
 
 
 def shifts(kernel_size: int, selection: Sequence[int], dim: int) -> Shifts:
@@ -88,28 +111,16 @@ def shifts(kernel_size: int, selection: Sequence[int], dim: int) -> Shifts:
 @cached(maxsize=32)
 def _shifts(kernel_size: int, selection: tuple[int, ...], dim: int) -> Shifts:
     every = list(itertools.product(*[range(kernel_size)] * dim))
-    if not selection:
-        whole = Block((0,) * dim, (kernel_size,) * dim, slice(0, len(every)))
+    if len(selection) in (0, len(every)):
+        whole = Block((0,) * dim, (kernel_size,) * dim, 0)
         return Shifts(kernel_size // 2, dim, (whole,))
     blocks, first = [], 0
     for end in range(1, len(selection) + 1):  # offsets of a row are contiguous
         if end == len(selection) or selection[end] // kernel_size != selection[first] // kernel_size:
             counts = (*[1] * (dim - 1), end - first)
-            blocks.append(Block(every[selection[first]], counts, slice(first, end)))
+            blocks.append(Block(every[selection[first]], counts, first))
             first = end
     return Shifts(kernel_size // 2, dim, tuple(blocks))
-
-
-def in_square(x: Num[Tensor, "... offsets"], shifts: Shifts, side: int) -> Num[Tensor, "... square"]:
-    """Place values of a window's offsets in the square around it, which has side^dim offsets, with zeros at others."""
-    size, counts = side**shifts.dim, [block.offsets.stop - block.offsets.start for block in shifts.blocks]
-    starts = [functools.reduce(lambda flat, step: flat * side + step, block.start, 0) for block in shifts.blocks]
-    if counts == [size]:
-        return x
-    each = zip(shifts.blocks, starts, counts, strict=True)
-    return functools.reduce(
-        torch.add, [F.pad(x[..., block.offsets], (start, size - start - count)) for block, start, count in each]
-    )
 
 
 def offsets_of_pairs(spatial: Sequence[int], device: torch.device) -> Int[Tensor, "query_pixels key_pixels"]:

@@ -126,10 +126,10 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             "encoding": self.encoding_name, "content_heads": self.content_heads,
         }  # fmt: skip
 
-    def offsets(self, spatial: tuple[int, ...], device: torch.device) -> Tensor:
-        """Rotated offsets in pixels for a grid of this size, ``(|H|, D, d)`` float64. For groups of scales, H is the
-        group of isometries, since all scales share its offsets."""
-        geometry = self.geometry(device)
+    def offsets(self, spatial: tuple[int, ...], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+        """Rotated offsets in pixels for a grid of this size, ``(|H|, D, d)``, in float64 by default. For groups of
+        scales, H is the group of isometries, since all scales share its offsets."""
+        geometry = self.geometry(device, dtype)
         return rotated_offsets(geometry, self.window, spatial) if self.window.is_global else geometry
 
     def forward(
@@ -283,7 +283,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         None if the layer does not have it."""
         if self.encoding is None and self.locality is None:
             return None, None, None, None
-        offsets, unit = self.offsets(spatial, device), self.window.scale(spatial)
+        dtype = torch.promote_types(self.out.weight.dtype, torch.float32)
+        offsets, unit = self.offsets(spatial, device, dtype), self.window.scale(spatial)
         rho = (None, None) if self.encoding is None else self.encoding(offsets / unit)
         return *rho, *((None, None) if self.locality is None else self.locality(offsets))
 
