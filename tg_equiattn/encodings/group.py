@@ -3,7 +3,7 @@ element h, :math:`h^{-1}(x_j - x_i)`, and of a group element u that depends on t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -124,9 +124,10 @@ class GroupEncoding(nn.Module):
                     "use encoding='joint'"
                 )
             widths = [channels // parts] * (parts - 1) + [channels // parts + channels % parts]
-            self.axes, width = nn.ModuleList(_coordinate_mlp(1, n) for n in widths[:dim]), widths[-1]
+            width = widths[-1]
+            self.axes: Any = nn.ModuleList(_coordinate_mlp(1, n) for n in widths[:dim])
         else:
-            self.mlp = _coordinate_mlp(dim, channels)
+            self.mlp: Any = _coordinate_mlp(dim, channels)
         self.table = None if elements is None else nn.Parameter(torch.randn(elements, width))
 
     def extra_repr(self) -> str:
