@@ -41,8 +41,11 @@ def plain_readout(
     key_lse: Float[Tensor, "groups features"], projection: Float[Tensor, "features d"],
 ) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:  # fmt: skip
     """:func:`feature_readout` with all scores in memory."""
-    scores = query @ projection.T + key_lse[:, None]
-    return scores.softmax(-1) @ content, scores.logsumexp(-1)
+    scores = query_scores(query, projection, key_lse)
+    top = scores.detach().amax(-1, keepdim=True)
+    weights = (scores - top).exp()
+    sums = weights.sum(-1, keepdim=True)
+    return weights @ content / sums, (sums.log() + top).squeeze(-1)
 
 
 def key_scores(

@@ -76,9 +76,13 @@ def grades_of_products(grades: Iterable[int]) -> list[int]:
     return sorted({j for i, k, j in PATHS if {i, k} <= set(grades)})
 
 
+FEW_NUMBERS = 1 << 12  # numbers of a factor for which calls of operations take most of the time of a cross product
+
+
 def cross_product(a: Tensor, b: Tensor, dim: int) -> Tensor:
-    """The cross product along an axis. ``torch.linalg.cross`` is one launch, but ten times slower on a CPU."""
-    if a.device.type != "cpu" and not is_traced(a):
+    """The cross product along an axis. ``torch.linalg.cross`` is one operation, but on a CPU it takes up to eight times
+    as long for many numbers."""
+    if not is_traced(a) and (a.device.type != "cpu" or a.numel() <= FEW_NUMBERS):
         return torch.linalg.cross(a, b, dim=dim)
     u, v = a.unbind(dim), b.unbind(dim)
     return torch.stack([torch.addcmul(u[x] * v[y], u[y], v[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))], dim)
@@ -199,6 +203,7 @@ class ProductTables(NamedTuple):
         paths: grade path of each pair.
         signs: sign of each pair; 0 if its right component is absent.
         one: the number 1.
+        scalar: 1 for the component of grade 0, 0 for others.
     """
 
     present: Int[Tensor, " grades"]
@@ -209,6 +214,7 @@ class ProductTables(NamedTuple):
     paths: Int[Tensor, " pairs"]
     signs: Float[Tensor, "pairs 1"]
     one: Float[Tensor, ""]
+    scalar: Float[Tensor, "components 1 1"]
 
 
 def product_tables(grades: tuple[int, ...]) -> ProductTables:
@@ -223,6 +229,7 @@ def product_tables(grades: tuple[int, ...]) -> ProductTables:
         paths=torch.tensor([PATHS.index((GRADE_OF[i], GRADE_OF[k], GRADE_OF[j])) for j, i, k in pairs]),
         signs=torch.tensor([[SIGNS[j][i] * (k in left)] for j, i, k in pairs], dtype=torch.float64),
         one=torch.ones((), dtype=torch.float64),
+        scalar=torch.tensor([float(g == 0) for g in grade], dtype=torch.float64)[:, None, None],
     )
 
 

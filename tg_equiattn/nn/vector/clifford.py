@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import checks
@@ -46,9 +45,10 @@ class CliffordLinear(nn.Module):
     def __init__(self, in_grades: Grades, out_grades: Grades, bias: bool = True) -> None:
         super().__init__()
         self.in_grades, self.out_grades = in_grades, out_grades
-        self.weights = nn.ParameterList(
-            [nn.Parameter(torch.empty(o, i)) for i, o in zip(in_grades, out_grades, strict=True) if i and o]
-        )
+        sizes = [(o, i) for i, o in zip(in_grades, out_grades, strict=True)]
+        self.weights = nn.ParameterList([nn.Parameter(torch.empty(size)) for size in sizes if all(size)])
+        names = map(str, range(len(self.weights)))
+        self._names = [next(names) if all(size) else None for size in sizes]  # of the weight of each grade
         self.bias = nn.Parameter(torch.empty(out_grades.scalars)) if bias and out_grades.scalars else None
         self.reset_parameters()
 
@@ -59,11 +59,11 @@ class CliffordLinear(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, parts: Parts) -> Parts:
-        weights, out = iter(self.weights), []
+        weights, out = self.weights, []
         bias = None if self.bias is None else self.bias[None, :, None]
-        for part, size, i, o in zip(parts, GRADE_SIZES, self.in_grades, self.out_grades, strict=True):
-            weight = next(weights) if i and o else None
-            if weight is not None and part.shape[1]:
+        for part, size, name, o in zip(parts, GRADE_SIZES, self._names, self.out_grades, strict=True):
+            if name is not None and part.shape[1]:
+                weight = getattr(weights, name)  # iterating over a ParameterList takes longer
                 out.append(channel_product(weight.expand(size, -1, -1), part, bias))
             else:
                 zeros = part.new_zeros(size, o, part.shape[2])
@@ -121,10 +121,8 @@ class CliffordBlock(nn.Module):
         gate, gate_bias = self._rows(self.gate, tables), self._rows(self.gate_bias, tables)
         gates = torch.sigmoid(torch.addcmul(gate_bias, gate, torch.cat([x[:1], *self._square_norms(x)[1:]])))
         x = x * gates.index_select(0, tables.position)
-        weight, bias = self.weight.index_select(0, tables.grade), None
-        if self.bias is not None:
-            bias = F.pad(self.bias[None, :, None], (0, 0, 0, 0, 0, len(weight) - 1))
-        y = channel_product(weight, x, bias)
+        bias = None if self.bias is None else self.bias[:, None] * tables.scalar
+        y = channel_product(self.weight.index_select(0, tables.grade), x, bias)
         norms = (torch.cat(self._square_norms(y)) + _EPS).sqrt()
         divisors = torch.lerp(tables.one, norms, torch.sigmoid(self._rows(self.grade_norm, tables)))
         z = self._product(x, y / divisors.index_select(0, tables.position), tables)

@@ -37,6 +37,7 @@ class TokenNetwork(StoresSettings):
     have ``forward(x, tokens)``, and their last layers are ``out``."""
 
     out: nn.Module
+    needs_positions: bool  # true if part of the output is zero without positions
     causal: bool = False
     local_context: bool = False
     edge_channels: int = 0
@@ -62,7 +63,7 @@ class TokenNetwork(StoresSettings):
             x, tokens = place_tokens(
                 x.to(self.reference_parameter.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
                 invariants=[slice(0, self.in_grades.scalars)],
-                needs_positions=pos is None and self.reachable(self.in_grades) != self.out_grades,
+                needs_positions=self.needs_positions,
             )  # fmt: skip
             out = self(x, tokens._replace(edges=self._edges(edge_index, edge_attr, tokens)))
             return out if self.pool else tokens.restore(out)
@@ -161,6 +162,7 @@ class TokenOperator(TokenNetwork, ABC):
         channels = hidden.times(3).channels()
         self.short_conv = None if short_conv is None else ShortConv(channels, short_conv, causal)
         self.out = MultivectorMLP(hidden, out_grades, width, num_blocks)
+        self.needs_positions = self.reachable(in_grades) != out_grades
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"causal": self.causal}
@@ -249,6 +251,7 @@ class TokenModel(TokenNetwork):
         first = operators[0]
         self.causal, self.local_context, self.edge_channels = first.causal, first.local_context, first.edge_channels
         self.out = MultivectorMLP(hidden_grades, out_grades, max(1, *hidden_grades), num_blocks)
+        self.needs_positions = self.reachable(in_grades) != out_grades
 
     def reachable(self, given: Grades) -> Grades:
         position = given.vectors > self.in_grades.vectors
