@@ -3,7 +3,7 @@
 Every case is one layer at its defaults, and a layer that a user may have instead. Cases are rows of ``CASES`` in
 default_cases.py; each returns a :class:`Case` for a size. Columns are the time of the other layer in milliseconds and
 the time of ours as a multiple of it: without gradients (eval mode), a training pass, both with ``torch.compile`` of our
-layer, the memory that autograd keeps for the backward pass, and one call without gradients at a tiny size. Last, a
+layer, and the memory that autograd keeps for the backward pass. A second table has one call at a tiny size. Last, a
 training step of a Wide ResNet with three of nine convolutions replaced by default blocks, as a multiple of the step
 before.
 
@@ -12,6 +12,7 @@ Times are medians of interleaved rounds, of the processor on one thread, or with
     python -W ignore examples/benchmarks/defaults.py                  # a few minutes
     python -W ignore examples/benchmarks/defaults.py --compiled       # with torch.compile, too
     python -W ignore examples/benchmarks/defaults.py --device cuda
+    python -W ignore examples/benchmarks/defaults.py --sizes --networks --repeats 15    # tiny calls alone
 """
 
 from __future__ import annotations
@@ -77,12 +78,11 @@ def measure(make: Callable[[str], Case], size: str, repeats: int, compiled: bool
 
 def tiny(make: Callable[[str], Case], repeats: int, device: str) -> list[str]:
     case = make("tiny").to(device)
-    taken = medians(
-        {name: forward(module.eval(), case.inputs) for name, module in (("theirs", case.theirs), ("ours", case.ours))},
-        20 * repeats,
-        device,
-    )
-    return [f"{1e3 * taken['theirs']:.2f}", f"{1e3 * taken['ours']:.2f}"]
+    cells, modules = [], {"theirs": case.theirs, "ours": case.ours}
+    for direction in (forward, training):
+        runs = {name: direction(m.train(direction is training), case.inputs) for name, m in modules.items()}
+        cells += [f"{1e3 * taken:.2f}" for taken in medians(runs, 20 * repeats, device).values()]
+    return cells
 
 
 class WideResNet(torch.nn.Module):
@@ -155,6 +155,9 @@ def networks(rotations: int, repeats: int, device: str) -> list[list[str]]:
 
 
 def table(head: list[str], rows: list[list[str]]) -> None:
+    """Print a table, unless it is empty."""
+    if not rows:
+        return
     for row in (head, ["---"] * len(head), *rows):
         print("| " + " | ".join(row) + " |")
     print(flush=True)
@@ -164,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--compiled", action="store_true", help="torch.compile our layers, too")
-    parser.add_argument("--sizes", nargs="+", choices=list(SIDES)[1:], default=list(SIDES)[1:])
+    parser.add_argument("--sizes", nargs="*", choices=list(SIDES)[1:], default=list(SIDES)[1:])
     parser.add_argument("--cases", nargs="*", help="names of cases; default: all", choices=list(CASES))
     parser.add_argument("--networks", type=int, nargs="*", default=[4, 8], help="rotations of the Wide ResNets")
     add_device(parser)
@@ -181,7 +184,7 @@ def main() -> None:
         tiny_rows.append([name, beside, *tiny(make, options.repeats, device)])
     head = ["layer", "beside", "forward, ms", "ours", *compiled, "training, ms", "ours", *compiled, "kept, MiB", "ours"]
     table(head, rows)
-    table(["one tiny call", "beside", "ms", "ours, ms"], tiny_rows)
+    table(["one tiny call", "beside", "forward, ms", "ours, ms", "training, ms", "ours, ms"], tiny_rows)
     results = [row for rotations in options.networks for row in networks(rotations, options.repeats, device)]
     table(["Wide ResNet", "parameters", "training step, ms", "times"], results)
 
