@@ -33,11 +33,16 @@ def choose_form(x: Tensor, numbers: int, plain: bool = False, few: bool = False)
         return DEFINITION
     on_cpu, compiling = x.device.type == "cpu", torch.compiler.is_compiling()
     observed = compiling or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
-    if few and on_cpu and not observed and 0 < numbers <= FEW_NUMBERS:
+    if few and on_cpu and not observed and are_few(numbers):
         return DEFINITION
     if on_cpu or not compiling or is_exporting():
         return OPERATOR  # exported programs are for all sizes, so that no size can decide
     return FUSABLE if numbers <= tile_numbers(x.device, 0, 4) else OPERATOR
+
+
+def are_few(numbers: int) -> bool:
+    """True if a CPU computes so many numbers in the time of a call of an operator."""
+    return 0 < numbers <= FEW_NUMBERS
 
 
 def use_plain(plain: bool = False) -> bool:

@@ -52,6 +52,25 @@ def test_chunks_change_nothing(relation, spatial, dropout):
         assert_equal(derivatives(*function(*tensors, *settings, whole // share), tensors, mask), expected)
 
 
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize(("relation", "spatial"), [("frame", (5, 5)), ("relative", (3, 4)), ("frame", (2, 3, 3))])
+def test_the_definition_of_disks(relation, spatial, few, monkeypatch):
+    """The definition computes the square around a disk. Pixels between the two have no weight, not even for queries
+    whose keys are all masked. Few scores are kept for backward, many are computed again."""
+    monkeypatch.setattr("tg_equiattn.functional.backend.FEW_NUMBERS", 1 << 13 if few else 0)
+    window, mask = Window(len(spatial), 5, "disk"), torch.rand(2, *spatial) < 0.4
+    mask[0] = False
+    mask[0].flatten()[-1] = True  # in the square of the first pixel of 3 x 4, outside of its disk
+    tensors, index = table_operands(relation, window, spatial, channels=2)
+    settings = index, mask, torch.tensor(5), 5, window.selection, False, 0.3
+    found, expected = (f(*tensors, *settings) for f in (windowed_attention_definition, windowed_attention))
+    assert_equal(found, expected)
+    assert_equal(derivatives(*found, tensors, mask), derivatives(*expected, tensors, mask))
+    out, none = windowed_attention_definition(*tensors, *settings, with_lse=False)
+    assert_equal([out], [found[0]])
+    assert not none.numel()
+
+
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_checkpoints(relation):
     window, mask = Window(2, 3), torch.ones(2, 3, 4, dtype=torch.bool)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...modes import full_precision
-from ..backend import FEW_NUMBERS, tile_numbers
+from ..backend import are_few, tile_numbers
 from ..chunks import checkpointed, is_whole
 from . import hashed_dropout
 from .elements import Elements
@@ -175,7 +175,7 @@ def windowed_attention_definition(
             query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular,
             dropout, 0 if whole else chunk,
         )  # fmt: skip
-        few = not whole and math.prod(query.shape[:2]) * x.scores_of_row * x.spatial[0] <= 4 * FEW_NUMBERS
+        few = not whole and are_few(math.prod(query.shape[:2]) * x.scores_of_row * x.spatial[0] // 4)
         outs, lses = [], []  # one entry a chunk: whole images, or some heads of one image
         for chunk in x:
             part = chunk.images, chunk.heads
