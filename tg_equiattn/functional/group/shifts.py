@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...modes import cached
+from ...modes import cached, in_functorch_transform
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -73,11 +73,17 @@ class Shifts:
         return x
 
     def windows(self, padded: Tensor) -> Tensor:
-        """The image shifted by every offset of the square around the window: a view (..., *square, *spatial) of padded
-        images. All operations here support ``torch.func``."""
-        axes = tuple(self._axes(padded))
+        """The image shifted by every offset of the square around the window: (..., *square, *spatial), a view of padded
+        images except in transforms."""
+        axes, side = tuple(self._axes(padded)), 2 * self.radius + 1
+        if in_functorch_transform():  # torch.vmap has no rule for gradients of unfold
+            shifted = [padded]
+            for axis in axes:
+                pixels = padded.shape[axis] - side + 1
+                shifted = [x.narrow(axis, n, pixels) for x in shifted for n in range(side)]
+            return torch.stack(shifted, axes[0]).unflatten(axes[0], [side] * self.dim)
         for axis in axes:
-            padded = padded.unfold(axis, 2 * self.radius + 1, 1)  # torch.export would fix other sizes
+            padded = padded.unfold(axis, side, 1)  # torch.export would fix other sizes
         return padded.movedim(tuple(range(-self.dim, 0)), axes)
 
     def to_square(self, x: Tensor, axis: int, fill: Tensor | None = None) -> Tensor:
