@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +34,11 @@ def checkpointed(function: Callable[..., Any], *arguments: Any, preserve_rng_sta
         return function(*arguments)
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
     return torch.utils.checkpoint.checkpoint(function, *arguments, **options)
+
+
+def joined(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Join the results of chunks. Often there is one, which is returned as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
 def map_chunks(

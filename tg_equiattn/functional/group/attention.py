@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -156,9 +156,11 @@ def group_attention_impl(
         if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
             numbers *= index.shape[-1] // tables[0].shape[2]  # a full encoding has a product for each element already
     form = choose_form(query, numbers // 4, plain, few=index is None)
-    options: dict[str, Any] = {"with_lse": with_lse} if form == DEFINITION else {}
+    attend = _FORMS[form]
+    if form == DEFINITION and not with_lse:  # the other forms need them for backward
+        attend = functools.partial(attend, with_lse=False)
     settings = window.kernel_size, window.selection, window.circular, dropout
-    out, lse = _FORMS[form](query, key, value, *tables, index, key_mask, seed, *settings, **options)
+    out, lse = attend(query, key, value, *tables, index, key_mask, seed, *settings)
     return out.to(kind), lse.squeeze(3)
 
 

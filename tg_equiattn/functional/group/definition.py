@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import are_few, tile_numbers
-from ..chunks import checkpointed, is_whole
+from ..chunks import checkpointed, is_whole, joined
 from . import hashed_dropout
 from .elements import Elements
 from .masks import MASKED_SCORE
@@ -148,11 +148,6 @@ class Operands:
         return self.elements.by_key(torch.matmul(table[:, None], one), t, 2)
 
 
-def joined(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Join the tensors of chunks; often there is one."""
-    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), axis)
-
-
 def with_one(query: Float[Tensor, "b e C Q *spatial"]) -> Float[Tensor, "b e C+1 Q *spatial"]:
     """Add a channel of ones, which multiplies the biases."""
     return torch.cat([query, torch.ones_like(query[:, :, :1])], 2)
@@ -175,6 +170,7 @@ def windowed_attention_definition(
             query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular,
             dropout, 0 if whole else chunk,
         )  # fmt: skip
+        # as for group_attention_impl, which then chooses this form
         few = not whole and are_few(math.prod(query.shape[:2]) * x.scores_of_row * x.spatial[0] // 4)
         outs, lses = [], []  # one entry a chunk: whole images, or some heads of one image
         for chunk in x:

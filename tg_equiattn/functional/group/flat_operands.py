@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..chunks import joined
 from .definition import Operands, runs
 from .masks import MASKED_SCORE
 from .shifts import Block
@@ -103,7 +104,7 @@ class FlatOperands(Operands):
             return None
         outside = (1 - self.padded(mask)) * MASKED_SCORE
         blocks = [self.shifted(outside, block).flatten(1, self.shifts.dim) for block in self.shifts.blocks]
-        return (blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1))[:, None, None, None]
+        return joined(blocks, 1)[:, None, None, None]
 
     def rows(self, x: Tensor, run: tuple[int, int], padded: bool = False) -> Tensor:
         """Select a run of rows of flat images. If they are ``padded``, select all rows that windows of the run

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import tile_numbers
+from ..chunks import joined
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -111,12 +112,8 @@ def in_chunks(run: OfChunk, nodes: Tensors, groups: Tensors, mask: Tensor | None
             of_nodes, of_groups = run([x[group, part] for x in nodes], of_group, of_mask)
             beside.append(of_nodes)
             total = of_groups if total is None else [a + b for a, b in zip(total, of_groups, strict=True)]
-        done.append([*(_cat(x, 1) for x in zip(*beside, strict=True)), *(total or ())])
-    return tuple(_cat(x, 0) for x in zip(*done, strict=True))
-
-
-def _cat(parts: Tensors, axis: int) -> Tensor:
-    return torch.cat(list(parts), axis) if len(parts) > 1 else parts[0]
+        done.append([*(joined(x, 1) for x in zip(*beside, strict=True)), *(total or ())])
+    return tuple(joined(x) for x in zip(*done, strict=True))
 
 
 def pullback(

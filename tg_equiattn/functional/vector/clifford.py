@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision, is_traced
-from ..backend import use_plain
+from ..backend import are_few, use_plain
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -76,13 +76,10 @@ def grades_of_products(grades: Iterable[int]) -> list[int]:
     return sorted({j for i, k, j in PATHS if {i, k} <= set(grades)})
 
 
-FEW_NUMBERS = 1 << 12  # numbers of a factor for which calls of operations take most of the time of a cross product
-
-
 def cross_product(a: Tensor, b: Tensor, dim: int) -> Tensor:
     """The cross product along an axis. ``torch.linalg.cross`` is one operation, but on a CPU it takes up to eight times
     as long for many numbers."""
-    if not is_traced(a) and (a.device.type != "cpu" or a.numel() <= FEW_NUMBERS):
+    if not is_traced(a) and (a.device.type != "cpu" or are_few(2 * a.numel())):
         return torch.linalg.cross(a, b, dim=dim)
     u, v = a.unbind(dim), b.unbind(dim)
     return torch.stack([torch.addcmul(u[x] * v[y], u[y], v[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))], dim)

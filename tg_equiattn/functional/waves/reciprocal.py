@@ -11,7 +11,7 @@ from torch import Tensor
 from ...encodings.harmonics import solid_harmonics
 from ...ranks import Ranks
 from ..backend import tile_numbers
-from ..chunks import checkpointed, is_whole
+from ..chunks import checkpointed, is_whole, joined
 from .cells import Cells
 from .coulomb import Coulomb
 from .kernel import Interaction, Kernel, Product, Sources
@@ -87,7 +87,7 @@ def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Float[Tensor, "g
         own = square[:, start:end], lattice.coulomb[:, start:end], lattice.kernel[start:end] - first
         out.append(kernel.reciprocal(*own))
         first, start = last, end
-    return _joined(out, 1)
+    return joined(out, 1)
 
 
 def _mixed(
@@ -132,10 +132,10 @@ def _by_products(
         phases = torch.stack([phases.cos(), phases.sin()], 2)  # B, N, 2, D
         each = [x.flatten(2) for x in _split(phases, counts, 3)]  # B, N, 2 D
         sums = [(x.mT @ own.flatten(2)).unflatten(1, (2, -1)) for x, own in zip(each, sources.unbind(2), strict=True)]
-        table = mix(_joined(sums, 2).unflatten(3, sources.shape[3:]), weights, harmonics)
+        table = mix(joined(sums, 2).unflatten(3, sources.shape[3:]), weights, harmonics)
         tables = [own.flatten(1, 2).flatten(2) for own in _split(table, counts, 2)]
         out = [x @ own for x, own in zip(each, tables, strict=True)]
-        return _joined(out, 2).unflatten(2, (len(out), *table.shape[3:]))
+        return joined(out, 2).unflatten(2, (len(out), *table.shape[3:]))
 
     each = max(1, angles.shape[0] * max(2 * most, 4 * sources.shape[2:].numel()))
     step = max(1, tile_numbers(angles.device, _VECTORS, 4) // each)
@@ -147,7 +147,3 @@ def _by_products(
 
 def _split(x: Tensor, sizes: list[int], dim: int) -> Sequence[Tensor]:
     return [x] if len(sizes) == 1 else x.split(sizes, dim)
-
-
-def _joined(tensors: list[Tensor], dim: int) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)

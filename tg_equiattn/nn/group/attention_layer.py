@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ... import checks
 from ...encodings.group import GroupEncoding, rotated_offsets
 from ...encodings.locality import Locality
+from ...functional.chunks import joined
 from ...functional.group.attention import group_attention_impl
 from ...functional.group.dilation import dilation_attention_impl
 from ...functional.group.masks import attention_weights, zero_where_masked
@@ -309,7 +310,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         if count < self.heads:
             masked = zero_where_masked(value[:, count:], key_mask)  # biases do not mask keys
             parts.append(separable_attention_impl(masked, space_bias[count:], self.window))
-        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        return joined(parts, 1)
 
     def extra_repr(self) -> str:
         window = self.window
