@@ -8,7 +8,7 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn.nn.waves.neutral_sources import Atoms, NeutralSources
+from tg_equiattn.nn.waves.neutral_sources import Atoms
 
 from .ewald_attention import IrrepsEwaldAttention
 
@@ -20,8 +20,6 @@ class AtomsEwaldAttention(IrrepsEwaldAttention):
     An embedding of the element is added to the scalars from which queries, keys and values are computed. The term of an
     atom with itself is left out, but not the terms with its periodic images. Sources of Coulomb kernels are those of
     :class:`tg_equiattn.nn.waves.neutral_sources.NeutralSources`.
-
-    Loading a state_dict without elements, as earlier releases saved it, turns elements and neutral sources off.
 
     Parameters
     ----------
@@ -51,7 +49,7 @@ class AtomsEwaldAttention(IrrepsEwaldAttention):
         if not o3.Irreps(irreps_in).count(o3.Irrep("0e")):
             raise ValueError(f"irreps_in must have scalars 0e, which elements join, got {irreps_in}")
         super().__init__(irreps_in, irreps_out, **attn_kwargs)
-        self.neutral: NeutralSources | None = self.neutral_sources(num_elements, cutoff, avg_num_neighbors)
+        self.neutral = self.neutral_sources(num_elements, cutoff, avg_num_neighbors)
 
     def forward(  # type: ignore[override]  # atoms are required
         self, x: Tensor, pos: Tensor, batch: Tensor | None = None, *, atoms: Atoms, **graphs: Any
@@ -59,8 +57,3 @@ class AtomsEwaldAttention(IrrepsEwaldAttention):
         """Evaluate. ``atoms`` are the elements, edges and charges; the other arguments are those of
         `IrrepsEwaldAttention`."""
         return self.evaluate(x, pos, batch, neutral=self.neutral, atoms=atoms, **graphs)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
-        if prefix + "query_key_bias" in state_dict and prefix + "neutral.embedding" not in state_dict:
-            self.neutral = None
-        super()._load_from_state_dict(state_dict, prefix, *more)

@@ -13,7 +13,6 @@ from torch.func import functional_call
 from tg_equiattn.nn.waves.neutral_sources import Atoms
 
 from ..e3nn.atoms_attention import AtomsEwaldAttention
-from ..e3nn.ewald_attention import IrrepsEwaldAttention
 from .labels import NetForces, fitted_kernels, fitted_size
 
 # Initial size of the differences of elements and of features in attention that gives energies.
@@ -44,8 +43,8 @@ class LongRangeFeatures(torch.nn.Module):
 
     - Values of all elements start with one sign, so that net forces are not small differences.
     - Features of an atom are bounded, since those of new models grow tenfold in a few steps.
-    - Weights are stored multiplied by ``slowness``. A step of Adam does not depend on the size of a weight, so weights
-      change more slowly by this factor, relative to their size.
+    - Weights are stored multiplied by 100. A step of Adam does not depend on the size of a weight, so weights change
+      more slowly by this factor, relative to their size.
 
     Args:
         attention: The layer.
@@ -60,7 +59,6 @@ class LongRangeFeatures(torch.nn.Module):
 
     scale_in: Tensor
     scale_out: Tensor
-    slowness: Tensor
 
     def __init__(
         self, attention: AtomsEwaldAttention, gain: float, x: Tensor, near: Tensor, data: dict[str, Any],
@@ -69,11 +67,10 @@ class LongRangeFeatures(torch.nn.Module):
         super().__init__()
         self.attention = attention
         self.gain = torch.nn.Parameter(x.new_tensor(gain))
-        self.register_buffer("slowness", x.new_tensor(_SLOWNESS if energies else 0.0))
-        self.slow = energies  # true if slowness is not 0, so that its value need not be read from a GPU
+        self.energies = energies
         self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
         with torch.no_grad():
-            if energies and attention.neutral is not None:
+            if energies:
                 attention.neutral.embedding.mul_(_CONTENT).add_(1)
                 for weight in [*attention.value, *attention.product.weights, attention.neutral.charges]:
                     weight.abs_()
@@ -84,21 +81,21 @@ class LongRangeFeatures(torch.nn.Module):
             scale = self._fit_kernels(x, data, net)
         else:
             with torch.no_grad():
-                found = self._attend(x, atoms_of(data, None, attention))
+                found = self._attend(x, atoms_of(data, None))
             size = _sizes(near, attention.irreps_out) if labels is None else fitted_size(labels, found, data)
             scale = size / _sizes(found, attention.irreps_out)
         self.register_buffer("scale_out", scale)
 
     def forward(self, x: Tensor) -> Tensor:
         call = CALL.get()
-        return self.gain * self.scale_out * self._attend(x, atoms_of(call.data, call.displacement, self.attention))
+        return self.gain * self.scale_out * self._attend(x, atoms_of(call.data, call.displacement))
 
     def _attend(self, x: Tensor, atoms: dict[str, Any]) -> Tensor:
         x = x / self.scale_in
-        if not self.slow:
+        if not self.energies:
             return self.attention(x, **atoms)
         x = x / (1 + x.square().mean(1, keepdim=True)).sqrt() * _CONTENT
-        weights = {n: w if n in _FAST else w / self.slowness for n, w in self.attention.named_parameters()}
+        weights = {n: w if n in _FAST else w / _SLOWNESS for n, w in self.attention.named_parameters()}
         return functional_call(self.attention, weights, (x,), atoms)
 
     def _fit_kernels(self, x: Tensor, data: dict[str, Any], net: NetForces) -> Tensor:
@@ -108,7 +105,7 @@ class LongRangeFeatures(torch.nn.Module):
         for kernel in range(gains.shape[1]):
             with torch.no_grad():
                 gains.zero_()[:, kernel] = initial[:, kernel]
-            found = self._attend(x, atoms_of(data | {"positions": pos}, None, self.attention))
+            found = self._attend(x, atoms_of(data | {"positions": pos}, None))
             forces.append(-torch.autograd.grad(found.sum(), pos)[0])
             energies.append(found.detach())
         factors = fitted_kernels(forces, energies, net).to(initial)
@@ -117,21 +114,8 @@ class LongRangeFeatures(torch.nn.Module):
             gains.copy_(initial * (factors / common)[:, None])
         return common.expand(1)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "slowness" not in self._buffers:  # models that earlier releases saved
-            self.register_buffer("slowness", torch.zeros_like(self.gain.detach()))
-            self.slow = False
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
-        if prefix + "gain" in state_dict and prefix + "slowness" not in state_dict:
-            state_dict = state_dict | {prefix + "slowness": torch.zeros_like(self.slowness)}
-        super()._load_from_state_dict(state_dict, prefix, *more)
-        if prefix + "slowness" in state_dict:
-            self.slow = bool(state_dict[prefix + "slowness"])
-
-
-def atoms_of(data: dict[str, Any], displacement: Tensor | None, attention: IrrepsEwaldAttention) -> dict[str, Any]:
+def atoms_of(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
     """Arguments of attention from the data of a call. MACE strains the positions in its data but not the cells, so
     cells are strained here."""
     if data.get("pbc") is None:
@@ -139,12 +123,10 @@ def atoms_of(data: dict[str, Any], displacement: Tensor | None, attention: Irrep
     cell = data["cell"].view(-1, 3, 3)
     if displacement is not None:
         cell = cell + cell @ (displacement + displacement.mT) / 2
-    own = {}
-    if isinstance(attention, AtomsEwaldAttention):  # in models of earlier releases, attention has no atoms
-        first, second = data["edge_index"]
-        vectors = data["positions"][second] - data["positions"][first] + data["shifts"]
-        own["atoms"] = Atoms(data["node_attrs"], data["edge_index"], vectors.square().sum(1), data.get("total_charge"))
-    return own | {
+    first, second = data["edge_index"]
+    vectors = data["positions"][second] - data["positions"][first] + data["shifts"]
+    return {
+        "atoms": Atoms(data["node_attrs"], data["edge_index"], vectors.square().sum(1), data.get("total_charge")),
         "pos": data["positions"],
         "batch": data["batch"],
         "cell": cell,

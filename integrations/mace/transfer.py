@@ -52,8 +52,8 @@ def copy_long_range(source: MACE, target: MACE) -> MACE:
     for name, module in source.named_modules():
         if isinstance(layer := getattr(module, "long_range", None), LongRangeFeatures):
             layer = copy.deepcopy(layer).to(like.device, like.dtype).requires_grad_()  # frozen, as MACE saves stage two
-            neutral = getattr(layer.attention, "neutral", None)
-            for of_elements in ("embedding", "constants", "log_weights") if neutral is not None else ():
+            neutral = layer.attention.neutral
+            for of_elements in ("embedding", "constants", "log_weights"):
                 setattr(neutral, of_elements, nn.Parameter(getattr(neutral, of_elements).detach()[rows]))
             own[name].__class__, own[name].long_range = _WITH[type(own[name])], layer
     target.__class__ = _LONG_RANGE[type(target)]

@@ -156,14 +156,3 @@ def test_neutral_balls_of_growing_size_converge(attention):
     first, second, third = found
     assert (third - second).norm() < 0.5 * (second - first).norm()
     assert (third - second).norm() < 0.2 * third.norm()
-
-
-def test_weights_of_a_layer_without_elements_are_that_layer(attention):
-    """State dicts of earlier releases keep their function, with the term of a node with itself."""
-    from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
-
-    old = IrrepsEwaldAttention("5x0e + 2x1o", "3x0e + 2x1o", width=1.0, num_gaussians=0, num_coulomb=2)
-    attention.load_state_dict(old.state_dict())
-    x, pos = torch.randn(7, 11), torch.rand(7, 3)
-    out = attention(x, pos, atoms=atoms_of(pos, torch.zeros(7, dtype=torch.int64)))
-    assert torch.equal(out, old(x, pos))

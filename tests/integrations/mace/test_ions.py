@@ -1,6 +1,5 @@
 """Charged and lone atoms, and slabs, in a MACE with long range."""
 
-import copy
 import warnings
 
 import numpy as np
@@ -12,7 +11,6 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from atoms import differences, salt
 from mace_models import batch_of, energy, mixed
 from space import error
-from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 from tg_equiattn.integrations.mace import LongRangeCalculator, add_long_range, without_long_range
 
 pytestmark = [
@@ -142,24 +140,6 @@ def test_long_range_energies_keep_their_scale_while_messages_grow(make):
     assert error(net_forces(model, frames, 0.0), before) < 0.5
 
 
-def test_energies_of_earlier_releases_load_without_bounds(charged):
-    """A state_dict that has no ``slowness`` has weights as they are used, and features without bounds."""
-    model, weights, data = charged(), charged().state_dict(), batch_of(*mixed()).to_dict()
-    name = next(name for name in weights if name.endswith("slowness"))
-    del weights[name]
-    model.load_state_dict(weights)
-    layer = model.readouts[-1].long_range
-    assert layer.slowness == 0
-    assert not layer.slow
-    pickled = copy.deepcopy(model)
-    del pickled.readouts[-1].long_range._buffers["slowness"]
-    assert torch.equal(copy.deepcopy(pickled)(data)["energy"], model(data)["energy"])
-
-
-def test_models_on_the_meta_device_can_be_copied(charged):
-    assert copy.deepcopy(charged().to("meta")).readouts[-1].long_range.slow
-
-
 def test_energy_of_long_range_is_apart(charged):
     model, batch = charged(kind="ScaleShiftMACE", heads=("first", "second")), batch_of(*mixed())
     out, plain = model(batch.to_dict()), without_long_range(model)(batch.to_dict())
@@ -206,16 +186,3 @@ def test_stress_of_a_slab_by_mace_itself_is_a_warning(far):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="MACE divides")
         far()(batch_of(salt()).to_dict(), compute_stress=True)
-
-
-def test_models_of_earlier_releases_stay_as_they_were(far):
-    """Their attention has no atoms: pickled models keep it, and state_dicts make a new model have it."""
-    model = far()
-    layer = model.products[0].long_range
-    old = IrrepsEwaldAttention(layer.attention.irreps_in, layer.attention.irreps_out, width=1.5)
-    pickled = copy.deepcopy(model)
-    pickled.products[0].long_range.attention = old
-    data = batch_of(*mixed()).to_dict()
-    wanted = pickled(dict(data))["energy"]
-    model.load_state_dict(pickled.state_dict())
-    assert torch.equal(model(data)["energy"], wanted)

@@ -4,9 +4,7 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import molecule
-from nequip_models import energy, frame, frames, make_nequip, mixed
-from space import error
-from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
+from nequip_models import energy, frames, make_nequip, mixed
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("double")]
 
@@ -46,19 +44,3 @@ def test_total_charge_is_read():
     ions = model(data | {"charge": torch.tensor([[1], [0], [-2], [0]])})["total_energy"]
     changed = (ions - neutral).abs().flatten() > 1e-9
     assert changed.tolist() == [True, False, True, False]
-
-
-def test_models_of_earlier_releases_stay_as_they_were():
-    """A state_dict whose attention knows no elements makes a new model have that attention."""
-    model = charged()
-    layer = model.model.func.layer0_long_range
-    irreps = layer.attention.irreps_in
-    layer.attention = IrrepsEwaldAttention(irreps, irreps, width=1.5, avg_num_nodes=4.0)
-    new = charged()
-    new.load_state_dict(model.state_dict())
-    data = frame(molecule("CH3CH2OH"))
-    layer = new.model.func.layer0_long_range
-    assert layer.attention.neutral is None
-    x, pos = torch.randn(9, irreps.dim), data["pos"]
-    old = model.model.func.layer0_long_range.attention
-    assert error(layer.attention(x, pos, atoms=layer._atoms(data, x)), old(x, pos)) < 1e-12

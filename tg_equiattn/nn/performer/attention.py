@@ -218,13 +218,6 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         """Give every parameter a new initial value and draw the random features again."""
         reset_children(self)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        keys = state_dict.get(f"{prefix}key.weight")
-        if keys is not None and self.key_bias is not None:  # checkpoints of earlier versions have no bias of keys
-            zeros = keys.new_zeros(self.positions.key_heads, *keys.shape[1:])
-            state_dict.setdefault(f"{prefix}key_bias.weight", zeros)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
         """Draw new random features, if there are any: the next ones of the seed, or those of a CPU ``generator``."""
         if self.features is not None:
