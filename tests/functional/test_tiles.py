@@ -1,0 +1,167 @@
+"""Formulas computed tile by tile: results and all derivatives are those of the formula, from the tensors alone."""
+
+import dataclasses
+import functools
+import itertools
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.autograd import grad, gradcheck, gradgradcheck
+
+from tg_equiattn.functional.tiles import WHOLE, Shape, Tile, map_tiles, recomputed, tiled
+
+
+class Scale(NamedTuple):
+    power: int
+    factor: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    scale: Scale
+    name: str = "sin"
+
+
+@dataclasses.dataclass
+class Loose:
+    power: int = 2
+
+
+def rows(x, y, frozen):
+    """A formula of nodes x with records of tensors."""
+    return getattr(torch, frozen.name)(x @ y) * frozen.scale.factor**frozen.scale.power
+
+
+def window(power, x, y, mask):
+    """A moving average with weights, and their sums."""
+    weights = (x.unfold(0, 3, 1) * y[:, None]).cos() ** power
+    weights = weights if mask is None else weights * mask[:, None]
+    return weights.sum(1), weights.sum(0)
+
+
+def outer(x, y):
+    return x[:, None] * y
+
+
+def d(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+
+
+def tiled_window(x, y, mask, steps):
+    tiles = [
+        Tile(2, (slice(a, b + 2), slice(a, b), slice(a, b)), (slice(a, b), slice(None)))
+        for a, b in itertools.pairwise(steps)
+    ]
+    return tiled(window, tiles, (x, y, mask), (Shape((steps[-1],), True), Shape((3,))), (False, True, True))
+
+
+@pytest.mark.parametrize("steps", [(0, 7), (0, 3, 5, 7)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_tiles_that_overlap(steps, masked):
+    """Windows read shared numbers, sums over all tiles are added up, and a mask may be missing."""
+    x, y, mask = d(9), d(7, seed=1), d(7, seed=2) if masked else None
+
+    def run(x, y):
+        return tiled_window(x, y, mask, steps)
+
+    for found, wanted in zip(run(x, y), window(2, x, y, mask), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
+    assert gradcheck(run, (x, y))
+    assert gradgradcheck(run, (x, y))
+
+
+def test_third_derivatives():
+    found = []
+    for run in (functools.partial(tiled_window, steps=(0, 3, 7)), functools.partial(window, 2)):
+        x, y = d(9), d(7, seed=1)
+        out = run(x=x, y=y, mask=None)[0].sum()
+        for _ in range(3):
+            (out,) = grad(out, y, create_graph=True)
+            out = out.square().sum()
+        found.append(grad(out, (x, y)))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_map_of_nodes_with_records():
+    x, y, frozen = d(11, 3), d(3, 2, seed=1), Frozen(Scale(3, d(2, seed=2)))
+
+    def run(x, y, factor):
+        return map_tiles(rows, 4, (x,), y, Frozen(Scale(3, factor)))
+
+    torch.testing.assert_close(run(x, y, frozen.scale.factor), rows(x, y, frozen), rtol=1e-14, atol=1e-14)
+    assert gradgradcheck(run, (x, y, frozen.scale.factor))
+    with torch.no_grad():
+        torch.testing.assert_close(run(x, y, frozen.scale.factor), rows(x, y, frozen), rtol=1e-14, atol=1e-14)
+
+
+def test_only_inputs_are_saved():
+    saved, x, y = [], d(100), d(100)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        out = recomputed(outer, x, y)
+    assert saved == [100, 100]
+    assert out.shape == (100, 100)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_transforms_that_begin_after_the_forward_pass(batched):
+    x, y, frozen = d(11, 3), d(3, 2, seed=1), Frozen(Scale(3, d(2, seed=2)))
+    directions, found = torch.eye(2, dtype=torch.float64), []
+    for out in (map_tiles(rows, 4, (x,), y, frozen).sum(0), rows(x, y, frozen).sum(0)):
+        if batched:
+            found.append(grad(out, (x, y), directions, is_grads_batched=True))
+        else:
+            found.append(torch.vmap(functools.partial(grad, out, (x, y), retain_graph=True))(directions))
+    torch.testing.assert_close(*found, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])
+def test_transforms(transform):
+    y, frozen = d(3, 2, seed=1), Frozen(Scale(3, d(2, seed=2)))
+    found = transform(lambda x: map_tiles(rows, 4, (x,), y, frozen).sum())(d(11, 3))
+    torch.testing.assert_close(found, transform(lambda x: rows(x, y, frozen).sum())(d(11, 3)))
+
+
+class Module(torch.nn.Module):
+    def forward(self, x):
+        return x
+
+    @staticmethod
+    def other(x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("function", "others", "named"),
+    [
+        (lambda x: x, (), "lambda"),
+        (functools.partial(outer, torch.ones(3)), (), "partial"),
+        (Module(), (), "Module"),
+        (Module().forward, (), "forward"),
+        (Module.other, (), "other"),
+        (outer, ([1, 2],), "list"),
+        (outer, (Loose(),), "Loose"),
+        (outer, (Module(),), "Module"),
+        (outer, ((1, {"a": 2}),), "dict"),
+        (outer, (torch.Generator(),), "Generator"),
+    ],
+)
+def test_what_could_change_is_refused(function, others, named):
+    with pytest.raises(TypeError, match=f"function of a module file.*{named}"):
+        recomputed(function, d(3), *others)
+    with pytest.raises(TypeError, match=f"function of a module file.*{named}"):
+        map_tiles(function, 2, (d(3),), *others)
+    with pytest.raises(TypeError, match=f"function of a module file.*{named}"):
+        tiled(function, [Tile(others, (WHOLE,), (WHOLE,))], (d(3),), ())
+
+
+def test_closures_are_refused():
+    y = d(3)
+
+    def inner(x):
+        return x * y
+
+    with pytest.raises(TypeError, match="function of a module file"):
+        recomputed(inner, d(3))
+    with pytest.raises(TypeError, match="tensors among them"):
+        tiled(window, [Tile(y, (WHOLE,), (WHOLE,))], (d(3),), ())

@@ -1,0 +1,248 @@
+"""Formulas computed tile by tile, and again in backward: nothing but the tensors they are given is kept.
+
+A function that is computed again reads the tensors it is given and nothing else. Between forward and backward a module
+may get other weights, and a generator of random numbers moves on. So the function of a tile is a function of a module
+file, and all that it gets besides tensors is frozen: numbers, names, and records of both. Functions of tiles run
+without autocast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..modes import full_precision, in_functorch_transform, is_traced, runs_eagerly
+
+if TYPE_CHECKING:
+    from jaxtyping import Shaped
+
+WHOLE = ...  # the index of a tensor that is not cut
+_FROZEN = (bool, int, float, complex, str, type(None), type(...), slice, range, type, torch.dtype, torch.device)
+
+
+class Tile(NamedTuple):
+    """A part of a computation.
+
+    Attributes:
+        settings: the first argument of the function, without tensors.
+        cut: an index for each tensor: the part of it that the function gets.
+        place: an index for each result: where it is added.
+    """
+
+    settings: Any
+    cut: Sequence[Any]
+    place: Sequence[Any]
+
+
+class Shape(NamedTuple):
+    """The shape of a sum over tiles; ``once`` if each number of it is a result of exactly one tile."""
+
+    size: Sequence[int]
+    once: bool = False
+
+
+def tiled(
+    function: Callable[..., Any], tiles: Sequence[Tile], tensors: Sequence[Tensor | None], shapes: Sequence[Shape],
+    once: Sequence[bool] | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The results of all tiles, added up. All derivatives are computed tile by tile, from the tensors alone.
+
+    Args:
+        function: a function of a module file. It gets the settings of a tile and parts of the tensors, and returns a
+            tensor or a tuple of tensors.
+        tiles: the tiles. If a single tile has only ``WHOLE`` places, its results are returned as they are.
+        tensors: the tensors; ``None`` stays ``None``.
+        shapes: the shape of each sum.
+        once: true for each tensor whose numbers are each in exactly one tile. The default is false for all.
+
+    Raises:
+        TypeError: if the function or the settings could read what they are not given.
+    """
+    if not torch.compiler.is_compiling():
+        found: list[Tensor] = []
+        _taken((function, *(tile.settings for tile in tiles)), found)
+        if found:
+            raise TypeError("settings of tiles must be frozen, got tensors among them: pass these as tensors")
+    call = _Call(function, tuple(tiles), tuple(shapes), (False,) * len(tensors) if once is None else tuple(once))
+    return _run(call, tensors)
+
+
+def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
+    """``function(*arguments)``, of which only the tensors among the arguments are kept for backward.
+
+    Arguments are tensors, frozen settings, and tuples and frozen dataclasses of both. Where derivatives are not
+    recorded, and in transforms and compilers, this is a plain call.
+    """
+    if torch.compiler.is_compiling():
+        return function(*arguments)
+    tensors: list[Tensor] = []
+    settings = _taken((function, arguments), tensors)
+    if not torch.is_grad_enabled() or not runs_eagerly():
+        return function(*arguments)
+    tile = Tile(settings, (WHOLE,) * len(tensors), (WHOLE,))
+    found = _run(_Call(_of_arguments, (tile,), (), (True,) * len(tensors)), tensors)
+    return found if len(found) > 1 else found[0]
+
+
+def map_tiles(
+    function: Callable[..., Tensor], step: int, tensors: Iterable[Shaped[Tensor, "nodes ..."]], *others: Any
+) -> Shaped[Tensor, "nodes ..."]:
+    """Apply a function of nodes to ``step`` nodes at a time, each time through :func:`recomputed`. It gets parts of the
+    tensors, and all of the ``others``."""
+    tensors = tuple(tensors)
+    nodes = tensors[0].shape[0]
+    if is_whole(tensors[0]) or nodes <= step:
+        return function(*tensors, *others)
+    parts = zip(*(x.split(step) for x in tensors), strict=True)
+    if torch.is_grad_enabled() or not runs_eagerly():
+        return torch.cat([recomputed(function, *part, *others) for part in parts])
+    first = function(*next(parts), *others)
+    out = first.new_empty(nodes, *first.shape[1:])
+    out[:step] = first
+    for n, part in enumerate(parts, 1):
+        out[n * step : (n + 1) * step] = function(*part, *others)
+    return out
+
+
+def is_whole(x: Tensor) -> bool:
+    """True if work on x must be one tile: traced tensors have symbols for sizes, and compilers unroll loops."""
+    return is_traced(x) or not x.numel()
+
+
+def joined(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Join the results of tiles. Often there is one, which is returned as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
+
+
+class _Call(NamedTuple):
+    """The arguments of :func:`tiled` without the tensors."""
+
+    function: Callable[..., Any]
+    tiles: tuple[Tile, ...]
+    shapes: tuple[Shape, ...]
+    once: tuple[bool, ...]
+
+
+def _run(call: _Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    return _Tiled.apply(call, *tensors) if runs_eagerly() else _added(call, tensors)
+
+
+def _added(call: _Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    sums: list[Tensor] = []
+    for tile in call.tiles:
+        parts = [x if x is None or cut is WHOLE else x[cut] for x, cut in zip(tensors, tile.cut, strict=True)]
+        with full_precision(next(x.device for x in parts if x is not None)):
+            found = call.function(tile.settings, *parts)
+        found = (found,) if isinstance(found, Tensor) else found
+        if len(call.tiles) == 1 and all(place is WHOLE for place in tile.place):
+            return tuple(found)
+        if not sums:
+            shapes = zip(found, call.shapes, strict=True)
+            sums = [(y.new_empty if shape.once else y.new_zeros)(shape.size) for y, shape in shapes]
+        for total, place, y, shape in zip(sums, tile.place, found, call.shapes, strict=True):
+            total[place].copy_(y) if shape.once else total[place].add_(y)
+    return tuple(sums)
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.call = call
+        ctx.save_for_backward(*tensors)
+        return _added(call, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (function, tiles, sums, once), tensors, wanted = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        pulled = []
+        for tile in tiles:
+            places = tuple(cut for cut, want in zip(tile.cut, wanted, strict=True) if want)
+            given = (*tile.place, *(WHOLE,) * (len(grads) - len(tile.place)))
+            pulled.append(Tile((function, tile.settings, wanted), (*tile.cut, *given), places))
+        shapes = [Shape(x.shape, alone) for x, alone, want in zip(tensors, once, wanted, strict=True) if want]
+        alone = tuple(shape.once for shape in sums) or (True,) * len(grads)
+        found = iter(_run(_Call(_pullback, tuple(pulled), tuple(shapes), (*once, *alone)), (*tensors, *grads)))
+        return None, *(next(found) if want else None for want in wanted)
+
+
+def _pullback(settings: tuple[Callable[..., Any], Any, tuple[bool, ...]], *given: Tensor | None) -> tuple[Tensor, ...]:
+    """Gradients of the wanted ones among the inputs of a tile's function, from its inputs and gradients of its
+    results."""
+    function, own, wanted = settings
+    recorded, inputs, grads = torch.is_grad_enabled(), list(given[: len(wanted)]), given[len(wanted) :]
+    chosen = [n for n, want in enumerate(wanted) if want]
+
+    def results(*moving: Tensor) -> tuple[Tensor, ...]:
+        for n, x in zip(chosen, moving, strict=True):
+            inputs[n] = x
+        found = function(own, *inputs)
+        return (found,) if isinstance(found, Tensor) else tuple(found)
+
+    moving: list[Any] = [inputs[n] for n in chosen]
+    if in_functorch_transform():  # which has begun since the forward pass
+        return torch.func.vjp(results, *moving)[1](grads)
+    with torch.enable_grad():
+        moving = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in moving]
+        ends = [(y, grad) for y, grad in zip(results(*moving), grads, strict=True) if y.requires_grad]
+        if not ends:
+            return tuple(torch.zeros_like(x) for x in moving)
+        outputs, slopes = zip(*ends, strict=True)
+        return torch.autograd.grad(outputs, moving, slopes, create_graph=recorded, materialize_grads=True)
+
+
+class _Slot(NamedTuple):
+    """The place of a tensor in a record, by its number among all tensors."""
+
+    number: int
+
+
+class _Record(NamedTuple):
+    """A tuple or a frozen dataclass, whose tensors have been taken out."""
+
+    make: Any
+    values: tuple[Any, ...]
+
+
+def _of_arguments(settings: _Record, *tensors: Tensor) -> Any:
+    function, arguments = _filled(settings, tensors)
+    return function(*arguments)
+
+
+def _taken(x: Any, tensors: list[Tensor]) -> Any:
+    """A frozen copy of x, whose tensors are moved to a list.
+
+    Raises:
+        TypeError: if x holds anything but tensors and frozen settings.
+    """
+    if isinstance(x, Tensor):
+        tensors.append(x)
+        return _Slot(len(tensors) - 1)
+    if isinstance(x, tuple):
+        return _Record(type(x), tuple(_taken(y, tensors) for y in x))
+    if dataclasses.is_dataclass(x) and not isinstance(x, type) and x.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return _Record(type(x), tuple(_taken(getattr(x, field.name), tensors) for field in dataclasses.fields(x)))
+    if isinstance(x, types.FunctionType):
+        if x.__closure__ is None and x.__globals__.get(x.__qualname__) is x:
+            return x
+    elif isinstance(x, _FROZEN):
+        return x
+    raise TypeError(
+        "what is computed again in backward must be a function of a module file, and read nothing but tensors, numbers "
+        f"and names that it is given, got {getattr(x, '__qualname__', type(x).__name__)}: pass tensors as tensors, and "
+        "settings as tuples or frozen dataclasses"
+    )
+
+
+def _filled(x: Any, tensors: Sequence[Tensor]) -> Any:
+    """The inverse of :func:`_taken`."""
+    if isinstance(x, _Slot):
+        return tensors[x.number]
+    if isinstance(x, _Record):
+        values = [_filled(y, tensors) for y in x.values]
+        return x.make(values) if x.make in (tuple, torch.Size) else x.make(*values)
+    return x
