@@ -18,7 +18,6 @@ from ..edges import CSR
 from ..modes import full_precision
 from ..neighbors import SortedPairs
 from .backend import FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
-from .flops import flop_formula
 from .second_derivatives import register_derivatives
 
 if TYPE_CHECKING:
@@ -114,11 +113,6 @@ def _(query: Tensor, key: Tensor, crow: Tensor, col: Tensor, *rest: Tensor) -> T
     return query.new_empty(query.shape[0], col.shape[0])
 
 
-@flop_formula("edge_dot")
-def _(query, key, *tensors, out_shape) -> int:
-    return 2 * out_shape.numel() * query[-1]
-
-
 @torch.library.custom_op("tg_equiattn::edge_sum", mutates_args=())
 def csr_edge_sum(
     weight: Tensor, value: Tensor, crow: Tensor, col: Tensor, row: Tensor,
@@ -139,11 +133,6 @@ def csr_edge_sum(
 @csr_edge_sum.register_fake
 def _(weight: Tensor, value: Tensor, crow: Tensor, *rest: Tensor) -> Tensor:
     return value.new_empty(value.shape[0], crow.shape[0] - 1, value.shape[-1])
-
-
-@flop_formula("edge_sum")
-def _(weight, value, *tensors, out_shape) -> int:
-    return 2 * weight.numel() * value[-1]
 
 
 def _query_gradient(grad: Tensor, query: Tensor, key: Tensor, *tensors: Tensor) -> Tensor:

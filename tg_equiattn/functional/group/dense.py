@@ -21,7 +21,6 @@ from torch import Tensor
 from ...modes import full_precision
 from ..backend import refuse_forward_mode, tile_numbers
 from ..chunks import checkpointed, is_whole
-from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 from . import hashed_dropout
 from .definition import with_one
@@ -298,26 +297,3 @@ def _(grad, out, *operands):
 
 
 register_derivatives(dense_attention, dense_attention_backward, dense_attention_definition, 6, keep=True)
-
-
-def _macs(query, key, value, offset_encoding, space_bias, element_table, index, *, products: int, sums: int) -> int:
-    """The number of multiply-adds. ``products`` and ``sums`` count the products of queries with keys and encodings, and
-    of weights with values."""
-    outputs, arguments, offsets, channels = offset_encoding
-    queries = index[1] if index is not None and len(index) == 3 else 1
-    keys = 1 if index is None else index[-1]
-    pairs = math.prod(query[:2]) * math.prod(query[4:]) * outputs * key[4]
-    encoded = keys if arguments > 1 else min(offsets, 1)
-    return pairs * (products * queries * (keys + encoded) * channels + sums * keys * value[2])
-
-
-@flop_formula("dense_attention")
-def _flops(*operands, **options) -> int:
-    """FLOPs of forward, two for each multiply-add."""
-    return 2 * _macs(*operands[:7], products=1, sums=1)
-
-
-@flop_formula("dense_attention_backward")
-def _backward_flops(grad, out, *operands, **options) -> int:
-    """FLOPs of backward: two products for each one of forward, and the recomputed scores."""
-    return 2 * _macs(*operands[:7], products=3, sums=2)

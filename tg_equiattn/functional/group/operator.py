@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import refuse_forward_mode
-from ..flops import flop_formula
 from ..second_derivatives import register_derivatives, second_derivatives
 from . import hashed_dropout
 from .definition import Chunk, Operands, attend_rows, runs, windowed_attention_definition, with_one
@@ -261,33 +259,3 @@ register_derivatives(
     windowed_attention, windowed_attention_backward, windowed_attention_definition, 5, keep=True,
     second=_second_backward,
 )  # fmt: skip
-
-
-def _macs(query, key, value, offset_table, element_table, index, *, scores: int, sums: int, tables: int) -> int:
-    """The number of multiply-adds. ``scores``, ``sums`` and ``tables`` count the products of queries and keys, of
-    weights and values, and of queries and tables."""
-    batch, heads, channels, elements, *spatial = query
-    _, outputs, arguments, offsets, _ = offset_table
-    queries = index[1] if index is not None and len(index) == 3 else 1
-    keys = 1 if index is None else index[-1]
-    pixels = batch * heads * math.prod(spatial)
-    pairs = max(elements, key[3]) if index is None else (queries if len(index) == 3 else outputs) * keys
-    encoded = outputs * queries * arguments * offsets
-    encoded += element_table[1] * (queries if index is not None and len(index) == 3 else elements)
-    return pixels * (
-        scores * pairs * offsets * channels + sums * outputs * keys * offsets * value[2]
-        + tables * encoded * offset_table[-1]
-    )  # fmt: skip
-
-
-@flop_formula("group_attention")
-def _flops(query, key, value, offset_table, element_table, index, *rest, **options) -> int:
-    """FLOPs of forward, two for each multiply-add: products of queries and keys (shared by all outputs), of queries and
-    tables, and of values and weights, which are summed over t first."""
-    return 2 * _macs(query, key, value, offset_table, element_table, index, scores=1, sums=1, tables=1)
-
-
-@flop_formula("group_attention_backward")
-def _backward_flops(grad, grad_lse, out, lse, *operands, **options) -> int:
-    """FLOPs of backward: two products for each one of forward, and the recomputed scores."""
-    return 2 * _macs(*operands[:6], scores=3, sums=2, tables=3)

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
-from ..flops import flop_formula, real_ffts
 from ..second_derivatives import register_derivatives
 from ..vector.clifford import cross_product
 
@@ -202,14 +201,6 @@ def _operator(
 @_operator.register_fake
 def _(a: Tensor, *rest: object) -> Tensor:
     return empty_sequences(a)
-
-
-@flop_formula("fft_convolution")
-def _(a, b, lengths, counts, mode, correlate, norm, out_shape) -> int:
-    """FLOPs of two transforms and one inverse transform."""
-    if not a.numel():
-        return 0
-    return real_ffts(3 * a.numel() // a[1], transform_length(a[1], lengths is not None, mode))
 
 
 def _gradient_of_first(

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import refuse_forward_mode, use_plain
-from ..flops import flop_formula, real_ffts
 from ..second_derivatives import register_derivatives
 from .fft_convolution import blocks, fast_length, zero_beyond
 
@@ -108,22 +107,6 @@ def _(x: Tensor, h: Tensor, lengths: Tensor | None, first: int) -> Tensor:
 @_correlate.register_fake
 def _(y: Tensor, x: Tensor, lengths: Tensor | None, first: int, filters: int) -> Tensor:
     return x.new_empty(filters, x.shape[2])
-
-
-@flop_formula("lag_convolution")
-def _(x, h, lengths, first, out_shape) -> int:
-    """FLOPs of transforms of sequences, of inverse transforms, and of transforms of filters."""
-    if not x.numel():
-        return 0
-    return real_ffts(2 * x.numel() // x[1] + h[1], _total(x[1], h[0], first))
-
-
-@flop_formula("lag_correlation")
-def _(y, x, lengths, first, filters, out_shape) -> int:
-    """FLOPs of transforms of two sequences, and of inverse transforms of filters."""
-    if not x.numel():
-        return 0
-    return real_ffts(2 * x.numel() // x[1] + x[2], _total(x[1], filters, first))
 
 
 def _sequence_gradient(grad: Tensor, x: Tensor, h: Tensor, lengths: Tensor | None, first: int) -> Tensor:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import OPERATOR, choose_form, refuse_forward_mode
-from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 from .feature_formulas import (
     Tensors,
@@ -125,11 +124,6 @@ def _(key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm:
     return value.new_empty(groups, features, value.shape[-1]), value.new_empty(groups, features)
 
 
-@flop_formula("feature_summary")
-def _(key, value, projection, mask, norm, out_shape) -> int:
-    return 2 * projection[0] * (key.numel() + value.numel())
-
-
 @torch.library.custom_op("tg_equiattn::feature_summary_backward", mutates_args=())
 def chunked_summary_backward(
     grad_content: Tensor, grad_key_lse: Tensor, content: Tensor, key_lse: Tensor,
@@ -154,11 +148,6 @@ def _(
     *rest: object,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(key), torch.empty_like(value)
-
-
-@flop_formula("feature_summary_backward")
-def _(grad_content, grad_key_lse, content, key_lse, key, value, projection, mask, norm, out_shape) -> int:
-    return 4 * projection[0] * (key.numel() + value.numel())
 
 
 @torch.library.custom_op("tg_equiattn::feature_readout", mutates_args=())
@@ -190,11 +179,6 @@ def _(query: Tensor, content: Tensor, key_lse: Tensor, projection: Tensor) -> tu
     return query.new_empty(*query.shape[:2], content.shape[-1]), query.new_empty(*query.shape[:2])
 
 
-@flop_formula("feature_readout")
-def _(query, content, key_lse, projection, out_shape) -> int:
-    return 2 * projection[0] * (query.numel() + out_shape[0].numel())
-
-
 @torch.library.custom_op("tg_equiattn::feature_readout_backward", mutates_args=())
 def chunked_readout_backward(
     grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor,
@@ -214,11 +198,6 @@ def _(
     projection: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     return torch.empty_like(query), torch.empty_like(content), torch.empty_like(key_lse)
-
-
-@flop_formula("feature_readout_backward")
-def _(grad_out, grad_lse, out, lse, query, content, key_lse, projection, out_shape) -> int:
-    return 4 * projection[0] * (query.numel() + out.numel())
 
 
 def _summary_second(operands, given, cotangents, projection, mask, norm) -> tuple[Tensor, ...]:

@@ -9,7 +9,6 @@ from torch import Tensor
 from ... import checks
 from ...modes import full_precision
 from ..backend import OPERATOR, choose_form, refuse_forward_mode
-from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 from .cross_product_attention import cross_product_attention, cross_product_attention_backward
 from .matrices import gradient_of_matrix, outer, times, times_without_trace
@@ -100,12 +99,6 @@ def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(*q.shape[:2], 9), q.new_empty(q.shape[:2])
 
 
-@flop_formula("vector_attention")
-def _(q, k, v, lengths, scale, out_shape) -> int:
-    """FLOPs of scores, from six features, and of sums of matrices."""
-    return 2 * q[0] * q[1] ** 2 * (6 + 9)
-
-
 @torch.library.custom_op("tg_equiattn::vector_attention_backward", mutates_args=())
 def _backward_operator(
     grad: Tensor, out: Tensor, mixed: Tensor, lse: Tensor,
@@ -128,12 +121,6 @@ def _backward_operator(
 @_backward_operator.register_fake
 def _(grad: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     return grad.new_empty(grad.shape), grad.new_empty(grad.shape), grad.new_empty(grad.shape)
-
-
-@flop_formula("vector_attention_backward")
-def _(grad, out, mixed, lse, q, *rest, out_shape) -> int:
-    """FLOPs of scores, which are computed again, and of two products for each product of the forward pass."""
-    return 2 * q[0] * q[1] ** 2 * (6 + 2 * (6 + 9))
 
 
 def _second(operands, given, cotangents, lengths, scale) -> tuple[Tensor | None, ...]:
