@@ -26,7 +26,7 @@ PUBLIC = {
     "nn": "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "
     "GroupLinear GroupTransformer LiftingAttention PerformerAttention RegularGlobalNorm RegularLayerNorm "
     "RelativePerformer SE3Hyena "
-    "SE3HyenaOperator VectorSelfAttention VectorTransformer compile_regions measure_ewald_prices",
+    "SE3HyenaOperator VectorSelfAttention VectorTransformer measure_ewald_prices",
     "integrations.escnn": "R2AttentionBlock R2GlobalAttention R2GroupAttention R2LiftingAttention R2RegularLayerNorm "
     "R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention R3RegularLayerNorm between_fields export "
     "group_from_gspace",

@@ -11,7 +11,6 @@ from .group.pooling import GlobalPooling
 from .hyena.se3_hyena import SE3Hyena, SE3HyenaOperator
 from .performer.attention import PerformerAttention
 from .performer.relative_performer import RelativePerformer
-from .regions import compile_regions
 from .vector.clifford import CliffordMLP
 from .vector.self_attention import VectorSelfAttention, VectorTransformer
 from .waves.ewald_attention import EwaldAttention
@@ -36,6 +35,5 @@ __all__ = [
     "SE3HyenaOperator",
     "VectorSelfAttention",
     "VectorTransformer",
-    "compile_regions",
     "measure_ewald_prices",
 ]
