@@ -86,7 +86,7 @@ MODULES = {
     "GroupAttention scales": lambda n, f: GroupAttention(dyadic(n(3)), n(3), n(5), heads=n(2), kernel_size=n(3)),
     "GlobalGroupAttention": lambda n, f: GlobalGroupAttention(C4, n(3), n(5), heads=n(2), kernel_size=n(3)),
     "GroupAttentionBlock": lambda n, f: GroupAttentionBlock(
-        GroupAttention(dihedral(n(2)), n(3), n(5), heads=n(2)), dropout=f(EIGHTH), crop=n(1), layer_scale=f(EIGHTH)
+        GroupAttention(dihedral(n(2)), n(3), n(5), heads=n(2)), dropout=f(EIGHTH), crop=n(1)
     ),
     "GroupTransformer": lambda n, f: GroupTransformer(
         C4, n(2), n(3), channels=(n(6), n(8)), heads=n(2), kernel_size=n(3), dropout=f(EIGHTH)

@@ -23,9 +23,6 @@ class R2AttentionBlock(RdAttentionModule):
             ``"global"``, as published, which mixes all pixels of an image.
         dropout (float): Probability of dropping an output of the attention in training.
         crop (int): Pixels to remove at each side before the bottleneck.
-        drop_path (float): Probability, in training, of leaving out each of the two branches of an image (stochastic
-            depth).
-        layer_scale (float): Initial value of the learned factors of both branches (LayerScale); ``None`` means none.
 
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H - 2 crop, W - 2 crop)``.
@@ -46,8 +43,7 @@ class R2AttentionBlock(RdAttentionModule):
     dim = 2
 
     def __init__(
-        self, attention: R2GroupAttention | R2GlobalAttention, *, norm: str = "batch", dropout: float = 0.0,
-        crop: int = 0, drop_path: float = 0.0, layer_scale: float | None = None,
+        self, attention: R2GroupAttention | R2GlobalAttention, *, norm: str = "batch", dropout: float = 0.0, crop: int = 0,
     ) -> None:  # fmt: skip
         if not isinstance(attention, (R2GroupAttention, R2GlobalAttention)):
             name = f"R{self.dim}"
@@ -55,14 +51,7 @@ class R2AttentionBlock(RdAttentionModule):
                 f"attention must be an {name}GroupAttention or an {name}GlobalAttention, got {type(attention).__name__}"
             )
         self.check_dimension(attention.in_type, "attention")
-        core = GroupAttentionBlock(
-            attention.core,  # type: ignore[arg-type]
-            norm=norm,
-            dropout=dropout,
-            crop=crop,
-            drop_path=drop_path,
-            layer_scale=layer_scale,
-        )
+        core = GroupAttentionBlock(attention.core, norm=norm, dropout=dropout, crop=crop)  # type: ignore[arg-type]
         super().__init__(core, attention.group, attention.in_type, attention.out_type, False, attention.context_type)
         self.crop = crop
         self.check_size = tuple(side + 2 * crop for side in self.check_size)

@@ -271,7 +271,7 @@ CORE = {
     ),
     "GlobalGroupAttention masked": attention(layers.GlobalGroupAttention, 4, 4, 6, redraw_interval=100, masked=True),
     "GroupAttentionBlock masked": layer(
-        lambda: group_layers.block(C4, 6, 8, layers.GlobalGroupAttention, layer_scale=0.1, crop=1, norm="global"),
+        lambda: group_layers.block(C4, 6, 8, layers.GlobalGroupAttention, crop=1, norm="global"),
         2, 6, 4, 5, 6, masked=True, context=6,
     ),
     "GroupAttentionBlock": layer(lambda: group_layers.block(C4, 6, 8), 2, 6, 4, 5, 4),

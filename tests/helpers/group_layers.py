@@ -8,7 +8,7 @@ from oracles import attention_by_definition, relation_argument, separable_by_def
 from tg_equiattn.functional import softmax_features
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention
 
-BLOCK = {"norm", "crop", "drop_path", "layer_scale"}  # its dropout is said at the block itself
+BLOCK = {"norm", "crop"}  # its dropout is said at the block itself
 
 
 def layer(kind, group, in_channels=3, out_channels=7, **arguments):

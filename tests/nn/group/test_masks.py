@@ -136,7 +136,7 @@ def test_max_pooling_and_crops():
     assert torch.equal(crop(x, mask)[..., 1:4, :4], x[..., 2:5, 1:5])
 
 
-BLOCKS = [{}, {"norm": "layer"}, {"norm": "global"}, {"kind": GlobalGroupAttention}, {"layer_scale": 0.1}]
+BLOCKS = [{}, {"norm": "layer"}, {"norm": "global"}, {"kind": GlobalGroupAttention}]
 
 
 @pytest.mark.parametrize("options", BLOCKS)

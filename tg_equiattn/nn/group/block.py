@@ -19,44 +19,19 @@ from .norm import make_norm
 from .pooling import SpatialCrop
 
 
-class Residual(nn.Module):
-    """Add a branch y to its shortcut x, ``x + drop(layer_scale * y)``. In training, ``drop`` sets the branch of an
-    image to zero with probability ``drop_path`` and divides the others by 1 - drop_path."""
-
-    def __init__(self, channels: int, layer_scale: float | None = None, drop_path: float = 0.0) -> None:
-        super().__init__()
-        checks.probability(drop_path=drop_path)
-        if layer_scale is not None:
-            checks.positive_number(layer_scale=layer_scale)
-        self.drop_path, self.start = drop_path, layer_scale
-        self.layer_scale = None if layer_scale is None else nn.Parameter(torch.full((channels,), float(layer_scale)))
-
-    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
-        axes = [1] * (x.ndim - 2)
-        if self.layer_scale is not None:
-            branch = branch * self.layer_scale.view(-1, *axes)
-        if self.training and self.drop_path:
-            draw = torch.rand(x.shape[0], 1, *axes, device=x.device)
-            branch = branch * (draw >= self.drop_path).to(branch.dtype) / (1 - self.drop_path)
-        return x + branch
-
-    def extra_repr(self) -> str:
-        return f"layer_scale={self.start}, drop_path={self.drop_path}"
-
-
 @checks.python_numbers
 class GroupAttentionBlock(Masked, nn.Module):
     r"""Norm, swish, group attention, norm, swish, dropout, shortcut; then a pointwise bottleneck, norm, shortcut.
 
     .. math::
         y &= \mathrm{crop}\big(\mathrm{shortcut}(x)
-            + \gamma\, \mathrm{drop}(\sigma(\mathrm{norm}(\mathrm{attn}(\sigma(\mathrm{norm}(x))))))\big) \\
-        z &= y + \gamma'\, \mathrm{norm}(W_2\, \sigma(\mathrm{norm}(W_1\, y)))
+            + \mathrm{drop}(\sigma(\mathrm{norm}(\mathrm{attn}(\sigma(\mathrm{norm}(x))))))\big) \\
+        z &= y + \mathrm{norm}(W_2\, \sigma(\mathrm{norm}(W_1\, y)))
 
-    The shortcut is the identity, or a pointwise map if the number of channels changes. :math:`\sigma` is swish, the
-    bottleneck :math:`W_1, W_2` has half the channels, and the factors :math:`\gamma` are 1 without ``layer_scale``. A
-    context also goes through a norm and swish. It has its own norm if the attention was made with ``context_channels``,
-    which ``norm="batch"`` requires; otherwise it shares the norm of x.
+    The shortcut is the identity, or a pointwise map if the number of channels changes. :math:`\sigma` is swish, and the
+    bottleneck :math:`W_1, W_2` has half the channels. A context also goes through a norm and swish. It has its own norm
+    if the attention was made with ``context_channels``, which ``norm="batch"`` requires; otherwise it shares the norm
+    of x.
 
     Args:
         attention: A :class:`GroupAttention` or a :class:`GlobalGroupAttention`. It determines group and channels.
@@ -67,10 +42,6 @@ class GroupAttentionBlock(Masked, nn.Module):
             processes, use ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``; the model then does not support masks.
         dropout: Probability of dropping an output of the attention in training.
         crop: Number of pixels to remove at each side before the bottleneck. It must be 0 for groups of scales.
-        drop_path: Probability, in training, of leaving out a branch of an image, for each of the two branches
-            (stochastic depth).
-        layer_scale: Initial value of the learned factors of each channel of both branches (LayerScale). ``None`` means
-            no factors.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial - 2 crop)``, with the channels of the
@@ -79,8 +50,7 @@ class GroupAttentionBlock(Masked, nn.Module):
     Raises:
         ValueError: if an argument is not allowed, or if ``norm`` or ``crop`` does not fit a group of scales.
 
-    Source: GSA-Nets Fig. F.1, with the order of the published code. ``drop_path``: Huang et al. (2016);
-    ``layer_scale``: Touvron et al. (2021).
+    Source: GSA-Nets Fig. F.1, with the order of the published code.
 
     Example:
         >>> import torch
@@ -93,8 +63,7 @@ class GroupAttentionBlock(Masked, nn.Module):
     """
 
     def __init__(
-        self, attention: GroupAttention | GlobalGroupAttention, *, norm: str = "batch", dropout: float = 0.0,
-        crop: int = 0, drop_path: float = 0.0, layer_scale: float | None = None,
+        self, attention: GroupAttention | GlobalGroupAttention, *, norm: str = "batch", dropout: float = 0.0, crop: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         if not isinstance(attention, (GroupAttention, GlobalGroupAttention)):
@@ -123,7 +92,6 @@ class GroupAttentionBlock(Masked, nn.Module):
             Pointwise(hidden, out_channels),
             make_norm(norm, out_channels),
         )
-        self.residuals = nn.ModuleList(Residual(out_channels, layer_scale, drop_path) for _ in range(2))
         self.context_norm = make_norm(norm, attention.context_channels) if attention.crosses else None
 
     def mask_after(self, mask: Tensor) -> Tensor:
@@ -143,16 +111,15 @@ class GroupAttentionBlock(Masked, nn.Module):
                 x.
             context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. ``None`` means ``mask``.
         """
-        attended, bottlenecked = self.residuals
         _, _, attention, norm, swish, drop = self.attention
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
         x = zero_where_masked(x, mask)
         seen, context = self._normalised(x, mask, context, context_mask)
         attended_to = attention(seen, mask, context=context, context_mask=context_mask)
         branch = drop(swish(call_masked(norm, attended_to, mask)))
-        x = self.crop(attended(self.shortcut(x), branch), mask)
+        x = self.crop(self.shortcut(x) + branch, mask)
         mask = None if mask is None else self.crop.mask_after(mask)
-        return zero_where_masked(bottlenecked(x, self.mlp(x, mask)), mask)
+        return zero_where_masked(x + self.mlp(x, mask), mask)
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
         """Draw new random features if the attention is a :class:`GlobalGroupAttention`; otherwise do nothing.

@@ -50,9 +50,6 @@ class GroupTransformer(StoresSettings):
         dropout: Probability, in training, of dropping an attention weight and an output of attention.
         input_dropout: Probability of dropping a number of the input in training.
         pool_dropout: Probability of dropping a number before each pool in training.
-        drop_path: Probability, in training, that the last block leaves out a branch of an image. Earlier blocks have
-            less, linearly down to zero at the first one.
-        layer_scale: Initial value of the learned factors of each block's branches; ``None`` means no factors.
         attn_type: ``"group"`` for :class:`GroupAttention`, ``"global"`` for :class:`GlobalGroupAttention`.
         attn_kwargs: Further arguments of the attention layers of the blocks. The lifting layer gets those that
             :class:`LiftingAttention` has.
@@ -79,12 +76,11 @@ class GroupTransformer(StoresSettings):
         channels: Sequence[int] = (20,) * 5, lifting_channels: int | None = None, heads: int = 8,
         kernel_size: int | None = 5, relation: str | None = None, norm: str = "batch", norm_between: bool = False,
         pools: Sequence[int] = (), crops: int | Sequence[int] = 0, dropout: float = 0.0, input_dropout: float = 0.0,
-        pool_dropout: float = 0.0, drop_path: float = 0.0, layer_scale: float | None = None,
-        attn_type: str = "group", attn_kwargs: Mapping[str, Any] | None = None,
+        pool_dropout: float = 0.0, attn_type: str = "group", attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         checks.positive(num_classes=num_classes)
-        checks.probability(dropout=dropout, input_dropout=input_dropout, pool_dropout=pool_dropout, drop_path=drop_path)
+        checks.probability(dropout=dropout, input_dropout=input_dropout, pool_dropout=pool_dropout)
         checks.choice("attn_type", attn_type, ATTENTION)
         if isinstance(channels, int) or not channels:
             raise ValueError(f"channels must hold the width of at least one block, got {channels!r}")
@@ -120,9 +116,7 @@ class GroupTransformer(StoresSettings):
         stages: list[nn.Module] = pool() if 0 in pools else []
         for number, (out, crop) in enumerate(zip(channels, margins, strict=True), start=1):
             attention = ATTENTION[attn_type](group, width, out, **self._width_of_heads(group, out) | settings)
-            share = (number - 1) / max(len(channels) - 1, 1)
-            residuals: dict[str, Any] = {"drop_path": drop_path * share, "layer_scale": layer_scale}
-            stages.append(GroupAttentionBlock(attention, norm=norm, dropout=dropout, crop=crop, **residuals))
+            stages.append(GroupAttentionBlock(attention, norm=norm, dropout=dropout, crop=crop))
             stages += [make_norm(norm, out), nn.SiLU()] if norm_between else []
             stages += pool() if number in pools else []
             width = out
