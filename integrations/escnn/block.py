@@ -43,7 +43,8 @@ class R2AttentionBlock(RdAttentionModule):
     dim = 2
 
     def __init__(
-        self, attention: R2GroupAttention | R2GlobalAttention, *, norm: str = "batch", dropout: float = 0.0, crop: int = 0,
+        self, attention: R2GroupAttention | R2GlobalAttention, *, norm: str = "batch", dropout: float = 0.0,
+        crop: int = 0,
     ) -> None:  # fmt: skip
         if not isinstance(attention, (R2GroupAttention, R2GlobalAttention)):
             name = f"R{self.dim}"

@@ -63,7 +63,8 @@ class GroupAttentionBlock(Masked, nn.Module):
     """
 
     def __init__(
-        self, attention: GroupAttention | GlobalGroupAttention, *, norm: str = "batch", dropout: float = 0.0, crop: int = 0,
+        self, attention: GroupAttention | GlobalGroupAttention, *, norm: str = "batch", dropout: float = 0.0,
+        crop: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         if not isinstance(attention, (GroupAttention, GlobalGroupAttention)):
