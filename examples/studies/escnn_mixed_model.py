@@ -67,7 +67,7 @@ class EscnnMixedModel(Settings):
     """of the group encoding"""
     locality: tuple[float | None, ...] = (4.0,)
     """strength by which heads start at places of their own; None is without"""
-    encoding: Literal["axial", "joint", "full"] = "joint"
+    encoding: Literal["axial", "joint"] = "joint"
     """of positions: a table for rows and one for columns, one for both, or one for positions and group elements"""
     epochs: int = 8
     """passes over the training images"""

@@ -91,7 +91,7 @@ class RotatedDigits(Settings):
     """of every attention layer"""
     head_channels: int | None = 2
     """width of a head; None is half the channels"""
-    encoding: Literal["axial", "joint", "full"] = "joint"
+    encoding: Literal["axial", "joint"] = "joint"
     """of positions: a table for rows and one for columns, one for both, or one for positions and group elements"""
     norm: Literal["batch", "layer", "global"] = "batch"
     """global, one mean and variance an image, is the papers'; layer, at every pixel, needs far more steps to train"""

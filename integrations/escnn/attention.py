@@ -91,8 +91,8 @@ class R2LiftingAttention(_Layer):
         padding_mode (str): ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side,
             so that the layer is equivariant to rolls of the image; it needs a ``kernel_size``.
         encoding (str): Encoding of relative positions. ``"axial"`` is one MLP for each axis, as published; ``"joint"``
-            one MLP of the whole offset; ``"full"`` one MLP of offset and group element together. ``None`` is attention
-            by content alone and needs ``kernel_size=None``; keys may then come from an image of another size.
+            one MLP of the whole offset. ``None`` is attention by content alone and needs ``kernel_size=None``; keys may
+            then come from an image of another size.
         locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
             offset and prefers pixels near it. ``"auto"`` means 4, and 1 for groups with elements that do not map the
             pixel grid to itself. ``None`` means no locality.
@@ -169,8 +169,8 @@ class R2GroupAttention(_Layer):
             ``"lifted"`` (t^-1 s), ``"relative"`` (t^-1 s with h = t only) and ``"gsa"`` (h^-1 t^-1 s), which is
             **not equivariant**, warns, and serves to reproduce the papers' comparison. ``None`` means ``"frame"``.
         encoding (str): Encoding of relative positions. ``"axial"`` is one MLP for each axis, as published; ``"joint"``
-            one MLP of the whole offset; ``"full"`` one MLP of offset and group element together. ``None`` is attention
-            by content alone and needs ``kernel_size=None``; keys may then come from an image of another size.
+            one MLP of the whole offset. ``None`` is attention by content alone and needs ``kernel_size=None``; keys may
+            then come from an image of another size.
         locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
             offset and prefers pixels near it. With ``relation="relative"`` every head also prefers one group element at
             the start. ``"auto"`` means 4, and 1 for groups with elements that do not map the pixel grid to itself.
@@ -242,7 +242,7 @@ class R2GlobalAttention(_Layer):
         relation (str): ``"frame"``: element h attends to h. ``"relative"``: h attends to all elements s, and the
             encoding sees h^-1 s.
         encoding (str): Encoding of relative positions in the window. ``"axial"`` is one MLP for each axis, ``"joint"``
-            one MLP of the whole offset, ``"full"`` one MLP of offset and group element together.
+            one MLP of the whole offset.
         locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
             offset and prefers pixels near it. ``"auto"`` means 4, and 1 for groups with elements that do not map the
             pixel grid to itself. ``None`` means no locality.

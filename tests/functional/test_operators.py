@@ -37,7 +37,6 @@ OPERATORS = {
     "frame attention": (windowed_attention, lambda: group_attention_operands("frame")),
     "relative attention": (windowed_attention, lambda: group_attention_operands("relative")),
     "ge_vit attention": (windowed_attention, lambda: group_attention_operands("ge_vit")),
-    "full ge_vit attention": (windowed_attention, lambda: group_attention_operands("full ge_vit")),
     "summary": (chunked_summary, lambda: (d(2, 5, 3), d(2, 5, 7), d(11, 3).detach(), None, 0.5)),
     "readout": (chunked_readout, lambda: (d(2, 5, 3), d(2, 11, 7), d(2, 11), d(11, 3).detach())),
     "edge dot": (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR)),

@@ -91,7 +91,6 @@ REFUSED = [
     (r"offset_encoding must have shape \(4, 9, 5\), got \(4, 8, 5\)", group("offset_encoding", torch.ones(4, 8, 5))),
     ("offset_encoding must be on cpu as query is, got meta",
      group("offset_encoding", torch.ones(4, 9, 5, device="meta"))),
-    ("element_encoding must be None with a full offset_encoding", group("offset_encoding", torch.ones(4, 9, 4, 5))),
     (r"element_encoding must have shape \(4, 5\), got None", group("element_encoding", None)),
     ("element_encoding must be a floating point tensor, got torch.int32",
      group("element_encoding", torch.ones(4, 5).int())),

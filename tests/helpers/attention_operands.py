@@ -30,19 +30,17 @@ def operands(
     return tensors, window
 
 
-RELATIONS = ["frame", "lifting", "relative", "ge_vit", "full relative", "full ge_vit"]
+RELATIONS = ["frame", "lifting", "relative", "ge_vit"]
 
 
 def table_operands(relation, window, spatial, elements=3, heads=2, channels=3, value_channels=5):
     """Queries, keys, values and both tables in double precision, and the index of a relation of cyclic groups."""
     outputs, elements, index = elements, 1 if relation == "lifting" else elements, None
     if relation not in ("frame", "lifting"):
-        index = relation_index(cyclic(outputs), relation.split()[-1])
-    arguments = outputs if "full" in relation else 1
+        index = relation_index(cyclic(outputs), relation)
     shapes = [(2, heads, c, elements, *spatial) for c in (channels, channels, value_channels)]
-    shapes += [(heads, outputs, arguments, window.count(), channels + 1)]
-    encoded = index is not None and "full" not in relation
-    shapes += [(heads, outputs if encoded else 0, channels + 1)]
+    shapes += [(heads, outputs, window.count(), channels + 1)]
+    shapes += [(heads, 0 if index is None else outputs, channels + 1)]
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes], index
 
 
@@ -59,12 +57,6 @@ def by_backend(function):
 
 group_attention = by_backend(functional.group_attention)
 frame_attention = by_backend(functional.frame_attention)
-
-
-def as_full(tensors):
-    """Operands with a full encoding that happens to be a sum."""
-    *features, offset_encoding, element_encoding = tensors
-    return *features, offset_encoding[:, :, None] + element_encoding, None
 
 
 def gradients(out, tensors):

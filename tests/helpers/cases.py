@@ -261,7 +261,6 @@ CORE = {
     "GroupAttention ge_vit": attention(layers.GroupAttention, 4, 4, 6, relation="ge_vit"),
     "GroupAttention all pixels": attention(layers.GroupAttention, 4, 3, 4, kernel_size=None),
     "GroupAttention disk": attention(layers.GroupAttention, 4, 6, 5, kernel_size=5, window_shape="disk"),
-    "GroupAttention full": attention(layers.GroupAttention, 4, 4, 3, relation="ge_vit", encoding="full", locality=4.0),
     "GroupAttention relative": attention(layers.GroupAttention, 4, 4, 6, relation="relative", locality=1.0),
     "LiftingAttention scales": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),
     "GroupAttention scales": attention(layers.GroupAttention, 4, 5, 6, group=dyadic(2, cyclic(2))),

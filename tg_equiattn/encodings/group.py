@@ -16,7 +16,7 @@ from ..modes import LayerNorm, full_precision
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-ENCODINGS = ("axial", "joint", "full")
+ENCODINGS = ("axial", "joint")
 RELATIONS = ("ge_vit", "lifted", "relative", "gsa")  # relations whose encoding depends on u
 
 
@@ -90,18 +90,16 @@ class GroupEncoding(nn.Module):
     r"""Encoding of rotated offsets and group elements u. It runs in the dtype of its parameters, also under autocast.
 
     .. math:: \rho_{axial} = [\,\mathrm{mlp}_1((h^{-1}D)_1), ..., \mathrm{mlp}_d((h^{-1}D)_d), \mathrm{table}(u)\,],
-        \quad \rho_{joint} = \mathrm{mlp}(h^{-1}D) + \mathrm{table}(u), \quad \rho_{full} = \mathrm{mlp}(h^{-1}D, u)
+        \quad \rho_{joint} = \mathrm{mlp}(h^{-1}D) + \mathrm{table}(u)
 
     - ``"axial"`` (published): one MLP for each rotated axis and a table over u. Each part has its own channels; they
       are split evenly, and the last part takes the remainder.
     - ``"joint"``: the sum of one MLP of the whole offset and a table over u.
-    - ``"full"``: one MLP of offset and u together; a table over u is added to its hidden layer.
 
-    The result is :math:`\rho_{space}` and :math:`\rho_{group}`. ``"full"`` gives one encoding of offsets and elements
-    together, and ``None``. Without ``elements``, the second result is ``None``.
+    The result is :math:`\rho_{space}` and :math:`\rho_{group}`. Without ``elements``, the second is ``None``.
 
     Args:
-        name: ``"axial"``, ``"joint"`` or ``"full"``.
+        name: ``"axial"`` or ``"joint"``.
         dim: Number of coordinates d of an offset, 2 or 3.
         channels: Channels of the encoding, the width of a head.
         elements: Number of elements u. ``None`` means that the encoding does not depend on u (frames and lifting).
@@ -115,7 +113,7 @@ class GroupEncoding(nn.Module):
         super().__init__()
         checks.choice("encoding", name, ENCODINGS)
         self.name, self.dim, self.channels, self.elements = name, dim, channels, elements
-        width = channels if name == "joint" else 16
+        width = channels
         if name == "axial":
             parts = dim + (elements is not None)
             if channels < parts:
@@ -135,10 +133,7 @@ class GroupEncoding(nn.Module):
 
     def forward(
         self, offsets: Float[Tensor, "frames offsets dim"]
-    ) -> tuple[
-        Float[Tensor, "frames offsets channels"] | Float[Tensor, "frames offsets elements channels"],
-        Float[Tensor, "elements channels"] | None,
-    ]:
+    ) -> tuple[Float[Tensor, "frames offsets channels"], Float[Tensor, "elements channels"] | None]:
         with full_precision(offsets.device):
             if self.name == "axial":
                 points = offsets.flatten(0, 1).to(self.axes[0][0].weight.dtype)
@@ -148,8 +143,4 @@ class GroupEncoding(nn.Module):
                     return axial, None
                 width = self.table.shape[1]
                 return nn.functional.pad(axial, (0, width)), nn.functional.pad(self.table, (self.channels - width, 0))
-            first, norm, activation, last = self.mlp
-            offsets = offsets.to(first.weight.dtype)
-            if self.name == "joint" or self.table is None:
-                return self.mlp(offsets), self.table
-            return last(activation(norm(first(offsets)[:, :, None] + self.table))), None
+            return self.mlp(offsets.to(self.mlp[0].weight.dtype)), self.table

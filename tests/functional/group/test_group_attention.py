@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from attention_operands import EXTREMES, as_full, assert_same, gradients, group_attention, operands
+from attention_operands import EXTREMES, assert_same, gradients, group_attention, operands
 from oracles import attention_materialised
 
 from tg_equiattn.encodings import relation_index
@@ -24,19 +24,18 @@ def with_biases(tensors):
     ]
 
 
-def biased(tensors, index, window, form=tuple, **options):
+def biased(tensors, index, window, **options):
     *tensors, space_bias, group_bias = tensors
-    return attend(form(tensors), index, window, space_bias=space_bias, group_bias=group_bias, **options)
+    return attend(tensors, index, window, space_bias=space_bias, group_bias=group_bias, **options)
 
 
-@pytest.mark.parametrize("form", [tuple, as_full])
 @pytest.mark.parametrize(("relation", "spatial"), [("ge_vit", (5, 6)), ("lifted", (7, 3)), ("gsa", (3, 5))])
 @pytest.mark.parametrize("backend", ["torch", "plain"])
-def test_matches_materialised_formula(backend, relation, spatial, form, device):
+def test_matches_materialised_formula(backend, relation, spatial, device):
     tensors, window = operands(3, spatial, device=device)
     tensors, index = with_biases(tensors), relation_index(cyclic(3), relation).to(device)
     expected = attention_materialised(*tensors[:5], index, 3, 5**-0.5, *tensors[5:])
-    assert_same(biased(tensors, index, window, form, backend=backend), expected, tensors)
+    assert_same(biased(tensors, index, window, backend=backend), expected, tensors)
 
 
 def test_lifting(device):
@@ -63,27 +62,25 @@ FORMS += [pytest.param("relative", *path, marks=pytest.mark.slow) for path in MA
 
 @pytest.mark.parametrize(("relation", "elements", "spatial", "size", "more", "dropout"), FORMS)
 def test_every_form_agrees(relation, elements, spatial, size, more, dropout, device):
-    """Factorised, direct (a full encoding) and plain, in one tile or several, images and volumes."""
+    """The operator and the definition, in one tile or several, images and volumes."""
     tensors, window = operands(elements, spatial, size, device=device, **more)
     tensors, index = with_biases(tensors), relation_index(cyclic(elements), relation).to(device)
 
-    def attend_by(form, backend):
+    def attend_by(backend):
         torch.manual_seed(3)
-        return biased(tensors, index, window, form, backend=backend, dropout=dropout)
+        return biased(tensors, index, window, backend=backend, dropout=dropout)
 
-    for form in (tuple, as_full):
-        assert_same(attend_by(form, "torch"), attend_by(tuple, "plain"), tensors)
+    assert_same(attend_by("torch"), attend_by("plain"), tensors)
 
 
 @pytest.mark.parametrize("relation", ["ge_vit", "relative"])
 @pytest.mark.parametrize("extreme", EXTREMES)
-@pytest.mark.parametrize("form", [tuple, as_full])
-def test_extreme_scores(form, extreme, relation, device):
+def test_extreme_scores(extreme, relation, device):
     index = relation_index(cyclic(2), relation)
     exact, window = extreme(torch.float64)
     single = [x.detach().float().to(device).requires_grad_() for x in exact]
     expected = attend(exact, index, window, backend="plain")
-    out = attend(form(single), index.to(device), window)
+    out = attend(single, index.to(device), window)
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-3)
     for a, b in zip(gradients(out, single), gradients(expected, exact), strict=True):
         torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))
@@ -94,11 +91,10 @@ def seeded_dropout(tensors, index, window):
     return attend(tensors, index, window, dropout=0.4)
 
 
-@pytest.mark.parametrize("form", [tuple, as_full])
-def test_dropout_gradients_use_the_same_draw(form):
+def test_dropout_gradients_use_the_same_draw():
     tensors, window = operands(2, (3, 3), batch=1, heads=2, channels=2, value_channels=1)
     index = relation_index(cyclic(2), "ge_vit")
-    assert torch.autograd.gradcheck(lambda *x: seeded_dropout(form(x), index, window), tensors, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda *x: seeded_dropout(x, index, window), tensors, fast_mode=True)
 
 
 def test_dropout_is_unbiased_and_seeded():

@@ -58,7 +58,7 @@ def test_the_fall_back_is_needed():
 
 @pytest.mark.parametrize(
     ("relation", "expected"),
-    [("ge_vit", True), ("lifted", True), ("relative", False), ("frame", False), ("full ge_vit", False)],
+    [("ge_vit", True), ("lifted", True), ("relative", False), ("frame", False)],
 )
 def test_relations_with_three_factors(relation, expected):
     tensors, index = table_operands(relation, Window(2, 3), (5, 4))

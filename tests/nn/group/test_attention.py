@@ -50,18 +50,17 @@ LOCAL = [name for name in LAYERS if not name.startswith("global")]
 SQUARE = {"window_shape": "square"}
 CIRCULAR = {"padding_mode": "circular"}
 TWO = ("lifting", "ge_vit")
-ALL_PIXELS = itertools.product(TWO, ("joint", "full"))
-EVERY = itertools.product((*LOCAL, "gsa"), (3, None), ("axial", "joint", "full"))
+EVERY = itertools.product((*LOCAL, "gsa"), (3, None), ("axial", "joint"))
 DEFINITIONS = [
     *((name, cyclic(3), (3, 3), {"kernel_size": 3}) for name in LOCAL),
-    *((name, cyclic(3), (3, 3), {"kernel_size": None, "encoding": encoding}) for name, encoding in ALL_PIXELS),
+    *((name, cyclic(3), (3, 3), {"kernel_size": None, "encoding": "joint"}) for name in TWO),
     *(slow(name, cyclic(3), (3, 3), {"kernel_size": size, "encoding": encoding}) for name, size, encoding in EVERY),
     *((name, ABOUT_X, (2, 2, 2), {"kernel_size": None, "heads": 1}) for name in TWO),
     *((name, ABOUT_X, (2, 2, 1), {"kernel_size": 5, "heads": 1}) for name in TWO),
     *(slow(name, ABOUT_X, (3, 3, 4), {"kernel_size": 3, "heads": 1}) for name in TWO),
     # windows larger than the image
     ("lifting", cyclic(3), (3, 3), {"kernel_size": 7}),
-    ("ge_vit", cyclic(3), (3, 3), {"kernel_size": 7, "encoding": "full"}),
+    ("ge_vit", cyclic(3), (3, 3), {"kernel_size": 7}),
     ("relative", cyclic(3), (3, 3), {"kernel_size": 9, "encoding": "joint"}),
     # windows that meet pixels twice
     *((name, cyclic(3), (2, 4), {"kernel_size": 5, **SQUARE, **CIRCULAR}) for name in LOCAL),
@@ -85,7 +84,7 @@ def test_definition(device, name, group, spatial, options, randomise):
 MASKED = [
     *((name, D2, {}) for name in LAYERS),
     *((name, D2, CIRCULAR) for name in ("global", "ge_vit", "relative")),
-    *((name, SCALES, {"encoding": "full"}) for name in ("lifting", "relative")),
+    *((name, SCALES, {}) for name in ("lifting", "relative")),
 ]
 
 
@@ -115,7 +114,6 @@ WIDE = {"kernel_size": 9}  # the papers' windows meet smaller maps: outside is m
 SETTINGS = {
     "all pixels": ({"kernel_size": None}, (3, 3), (3, 4)),
     "joint": ({"encoding": "joint", "window_shape": "disk", "kernel_size": 5}, (6, 5)),
-    "full": ({"encoding": "full", "window_shape": "disk", "kernel_size": 5}, (6, 5)),
     "wide": (WIDE, (3, 5), (1, 1)),
     "wide disk": (WIDE | {"window_shape": "disk"}, (4, 4)),
     "circular": (CIRCULAR, (5, 6)),
@@ -124,7 +122,7 @@ SETTINGS = {
     "volume, all voxels": ({"heads": 1, "kernel_size": None}, (2, 2, 3)),
 }
 NONE = [*((name, setting) for name in ("global", "global frame") for setting in ("all pixels", "volume, all voxels")),
-        ("global frame", "full"), ("global frame", "volume")]  # fmt: skip
+        ("global frame", "volume")]  # fmt: skip
 
 
 THOROUGH = ("lifting", "frame", "ge_vit", "global")  # layers whose every setting is in the gate

@@ -39,7 +39,7 @@ def exact_scales(scales, window, depth=1):
     return [reach <= j < scales - 1 - reach for j in range(scales - 1)]
 
 
-@pytest.mark.parametrize("encoding", ["axial", "joint", "full"])
+@pytest.mark.parametrize("encoding", ["axial", "joint"])
 def test_lifting_of_repeated_pixels(isometries, encoding, randomise):
     """Features go up one scale, borders included."""
     group = dyadic(3, isometries)

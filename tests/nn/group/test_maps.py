@@ -11,7 +11,7 @@ from tg_equiattn.nn import GlobalGroupAttention
 from tg_equiattn.testing import act
 
 NAMES = ["ge_vit", "lifted"]  # whose outputs sum over several queries
-OPTIONS = [{}, {"kernel_size": 5, "window_shape": "disk"}, {"padding_mode": "circular"}, {"encoding": "full"}]
+OPTIONS = [{}, {"kernel_size": 5, "window_shape": "disk"}, {"padding_mode": "circular"}]
 
 
 def heads_of(layer, x, mask=None, context=None):
@@ -27,8 +27,6 @@ def test_weights_sum_to_one_and_give_the_output(name, options, masked, randomise
     if name.startswith("global") and options.get("kernel_size", 3) is None:
         options = {"num_random_features": 5}
     group = GROUPS["D2"]
-    if "frame" in name and options.get("encoding") == "full":
-        options = {"encoding": "joint"}  # there is no element to encode
     if name in ("frame", "lifting"):
         options = options | {"content_heads": 2}
     layer, x = randomise(LAYERS[name](group, **options)).double(), image(group, (5, 6), name != "lifting")

@@ -58,10 +58,9 @@ def group_attention(
         key: Keys k. With a global ``window``, and without ``offset_encoding`` and ``space_bias``, they may come from an
             image of another size (cross-attention).
         value: Values v, at the pixels of ``key``.
-        offset_encoding: Encoding :math:`\rho_{space}` of rotated offsets, or a full encoding of offsets and u.
-            ``None`` means no encoding and needs a global ``window``.
-        element_encoding: Encoding :math:`\rho_{group}` of u. It must be ``None`` with a full ``offset_encoding``, and
-            may be ``None`` without any ``offset_encoding``.
+        offset_encoding: Encoding :math:`\rho_{space}` of rotated offsets. ``None`` means no encoding and needs a global
+            ``window``.
+        element_encoding: Encoding :math:`\rho_{group}` of u. It may be ``None`` without ``offset_encoding``.
         index: Element u for each (h, t, s), a permutation of the group along s; see
             :func:`tg_equiattn.encodings.relation_index`.
         window: Offsets of the keys of a query, or all pixels (a global window). It also decides whether pixels outside
@@ -78,8 +77,8 @@ def group_attention(
         - query: ``(B, heads, C, |H|, *spatial)``
         - key: ``(B, heads, C, |H|, *spatial)``
         - value: ``(B, heads, Cv, |H|, *spatial)``
-        - offset_encoding: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``. D counts the offsets of the window, or of all
-          pairs of pixels, in the order of :meth:`Window.offsets`.
+        - offset_encoding: ``(|H|, D, C)``. D counts the offsets of the window, or of all pairs of pixels, in the order
+          of :meth:`Window.offsets`.
         - element_encoding: ``(|H|, C)``
         - index: int64 ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
         - space_bias: ``(heads, |H|, D)``
@@ -154,7 +153,7 @@ def group_attention_impl(
     if index is not None:
         numbers *= math.prod(index.shape[1:-1])
         if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
-            numbers *= index.shape[-1] // tables[0].shape[2]  # a full encoding has a product for each element already
+            numbers *= index.shape[-1]
     form = choose_form(query, numbers // 4, plain, few=index is None)
     attend = _FORMS[form]
     if form == DEFINITION and not with_lse:  # the other forms need them for backward
@@ -167,22 +166,16 @@ def group_attention_impl(
 def _tables(
     heads: int, dtype: torch.dtype, offset_encoding: Tensor, element_encoding: Tensor | None, space_bias: Tensor | None,
     group_bias: Tensor | None,
-) -> tuple[Float[Tensor, "e H #U D C+1"], Float[Tensor, "e U C+1"]]:  # fmt: skip
+) -> tuple[Float[Tensor, "e H D C+1"], Float[Tensor, "e U C+1"]]:  # fmt: skip
     """Make ``offset_table`` and ``element_table`` of :mod:`.definition`: encodings, with biases as their last
     channel."""
 
-    def joined(rho: Tensor, *biases: Tensor | None) -> Tensor:
+    def joined(rho: Tensor, bias: Tensor | None) -> Tensor:
         rho = rho.to(dtype).expand(heads, *rho.shape)
-        given = [x.to(dtype).expand(rho.shape[:-1]) for x in biases if x is not None]
-        bias = functools.reduce(torch.add, given) if given else rho.new_zeros(rho.shape[:-1])
+        bias = rho.new_zeros(rho.shape[:-1]) if bias is None else bias.to(dtype)
         return torch.cat([rho, bias.unsqueeze(-1)], -1)
 
-    if offset_encoding.ndim == 4:  # (H, D, U, C)
-        of_offsets = None if space_bias is None else space_bias[:, :, None]
-        of_elements = None if group_bias is None else group_bias[:, None, :, None]
-        offset_table = joined(offset_encoding.transpose(1, 2), of_offsets, of_elements)
-        return offset_table, offset_table.new_zeros(heads, 0, offset_table.shape[-1])
-    offset_table = joined(offset_encoding.unsqueeze(1), None if space_bias is None else space_bias.unsqueeze(2))
+    offset_table = joined(offset_encoding, space_bias)
     if element_encoding is None:
         return offset_table, offset_table.new_zeros(heads, 0, offset_table.shape[-1])
     return offset_table, joined(element_encoding, group_bias)
@@ -195,10 +188,7 @@ def _dense_tables(
     """Make ``offset_encoding``, ``space_bias`` and ``element_table`` of :mod:`.dense`."""
     heads, channels, elements = query.shape[1:4]
     outputs = next((len(x) for x in (offset_encoding, index) if x is not None), elements)
-    if offset_encoding is None:
-        rho = query.new_zeros(outputs, 1, 0, channels)
-    else:
-        rho = offset_encoding.unsqueeze(1) if offset_encoding.ndim == 3 else offset_encoding.transpose(1, 2)
+    rho = query.new_zeros(outputs, 0, channels) if offset_encoding is None else offset_encoding
     bias = query.new_zeros(heads, outputs, 0) if space_bias is None else space_bias
     rows = 0 if element_encoding is None and group_bias is None else elements
     of_elements = query.new_zeros(rows, channels) if element_encoding is None else element_encoding

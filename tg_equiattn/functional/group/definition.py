@@ -4,12 +4,12 @@ Sizes: ``B`` images, ``b`` of them in a chunk; ``e`` heads; ``C`` channels; ``Q`
 ``(H, T, S)`` elements of scores, see :class:`.elements.Elements`; ``U`` arguments of encodings; ``D`` offsets of the
 window. In annotations, ``#H`` is H or 1.
 
-    score(h, t, s, D) = <q(i, t), k(i + D, s)> + <[q(i, t), 1], offset_table[h, u, D] + element_table[u]>
+    score(h, t, s, D) = <q(i, t), k(i + D, s)> + <[q(i, t), 1], offset_table[h, D] + element_table[u]>
     out(i, h) = sum_t sum_{s, D} softmax_{s, D}(score) v(i + D, s),    u = index[h, t, s]
 
-The tables hold encodings, with biases as their last channel. ``offset_table`` is (e, H, 1, D, C + 1) and
-``element_table`` (e, U, C + 1). With a full encoding, ``offset_table`` is (e, H, U, D, C + 1). ``element_table`` has no
-rows if it does not depend on u. Queries are already multiplied by the scale c.
+The tables hold encodings, with biases as their last channel. ``offset_table`` is (e, H, D, C + 1) and
+``element_table`` (e, U, C + 1), without rows if scores do not depend on u. Queries are already multiplied by the
+scale c.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Operands:
 
     def __init__(
         self, query: Float[Tensor, "B e C Q *spatial"], key: Float[Tensor, "B e C K *spatial"],
-        value: Float[Tensor, "B e Cv K *spatial"], offset_table: Float[Tensor, "e H #U D C+1"],
+        value: Float[Tensor, "B e Cv K *spatial"], offset_table: Float[Tensor, "e H D C+1"],
         element_table: Float[Tensor, "e U C+1"], index: Int[Tensor, "H S"] | Int[Tensor, "H T S"] | None,
         mask: Bool[Tensor, "#B *spatial"] | None, seed: Int[Tensor, ""], kernel_size: int, selection: Sequence[int],
         circular: bool, dropout: float, chunk: int = -1,
@@ -86,7 +86,7 @@ class Operands:
         self.budget = tile_numbers(query.device, _CHUNK, 6) if chunk < 0 else chunk
         self.column: Any = None
         if dropout:
-            shape = self.elements.outputs, self.elements.keys, offset_table.shape[3]
+            shape = self.elements.outputs, self.elements.keys, offset_table.shape[2]
             pixels = math.prod(self.spatial)
             row, column = hashed_dropout.hashes(math.prod(query.shape[:2]) * pixels, math.prod(shape), seed)
             self.row = row.view(*query.shape[:2], 1, 1, 1, *self.spatial)
@@ -96,7 +96,7 @@ class Operands:
     def scores_of_row(self) -> int:
         """The number of scores of one t in one row of one head."""
         elements, pixels = self.elements, math.prod(self.spatial[1:])
-        return max(1, elements.outputs * elements.keys * self.offset_table.shape[3] * pixels)
+        return max(1, elements.outputs * elements.keys * self.offset_table.shape[2] * pixels)
 
     def __iter__(self) -> Iterator[Chunk]:
         (batch, heads), rows = self.query.shape[:2], self.spatial[0]
@@ -126,20 +126,18 @@ class Operands:
         outside = (1 - self.shifts.pad(mask, self.circular)) * MASKED_SCORE
         return self.shifts.windows(outside).flatten(1, self.shifts.dim)[:, None, None, None]
 
-    def on_square(self, table: Float[Tensor, "e H #U D C+1"]) -> Float[Tensor, "e H #U square C+1"]:
+    def on_square(self, table: Float[Tensor, "e H D C+1"]) -> Float[Tensor, "e H square C+1"]:
         """The table of offsets, extended to the square around the window. The other offsets get weight zero, since
         their bias is below that of masked keys."""
-        bias = table.new_full((*table.shape[:3], 1, 1), 2 * MASKED_SCORE)
-        return self.shifts.to_square(table, 3, F.pad(bias, (table.shape[-1] - 1, 0)))
+        bias = table.new_full((*table.shape[:2], 1, 1), 2 * MASKED_SCORE)
+        return self.shifts.to_square(table, 2, F.pad(bias, (table.shape[-1] - 1, 0)))
 
     def position(
-        self, one: Float[Tensor, "b e #H C+1 pixels"], table: Float[Tensor, "e H #U D C+1"], t: int
-    ) -> Float[Tensor, "b e H #S D pixels"]:
+        self, one: Float[Tensor, "b e #H C+1 pixels"], table: Float[Tensor, "e H D C+1"]
+    ) -> Float[Tensor, "b e H 1 D pixels"]:
         """Logits of offsets, from queries :func:`with_one` and the table of their heads."""
-        elements, arguments = table.shape[1:3]
         logits = torch.matmul(table.reshape(len(table), one.shape[2], -1, table.shape[-1]), one)
-        logits = logits.view(*one.shape[:2], elements, arguments, table.shape[3], one.shape[-1])
-        return self.elements.by_key(logits, t, 2) if arguments > 1 else logits
+        return logits.view(*one.shape[:2], table.shape[1], 1, table.shape[2], one.shape[-1])
 
     def argument(
         self, one: Float[Tensor, "b e #H C+1 pixels"], table: Float[Tensor, "e U C+1"], t: int
@@ -191,7 +189,7 @@ def windowed_attention_definition(
 def attend_rows(
     x: Operands, chunk: Chunk, run: tuple[int, int], query: Float[Tensor, "b e C Q *rows"],
     key: Float[Tensor, "b e C K *padded"], value: Float[Tensor, "b e Cv K *padded"],
-    offset_table: Float[Tensor, "e H #U D C+1"], element_table: Float[Tensor, "e U C+1"], *, with_lse: bool = True,
+    offset_table: Float[Tensor, "e H D C+1"], element_table: Float[Tensor, "e U C+1"], *, with_lse: bool = True,
 ) -> tuple[Float[Tensor, "b e Cv H *rows"], Float[Tensor, "b e H T *rows"]]:  # fmt: skip
     """Attention of a run of rows and the log-sum-exps of its scores, from padded keys and values. Without ``with_lse``
     the second tensor has T = 0."""
@@ -203,7 +201,7 @@ def attend_rows(
     for t in range(elements.queries):
         q = elements.of_query(query, t)
         one = with_one(q).transpose(2, 3).flatten(4)
-        scores = x.position(one, offset_table, t)
+        scores = x.position(one, offset_table)
         if element_table.shape[1]:
             scores = scores + x.argument(one, element_table, t).unsqueeze(4)
         features = q[(slice(None),) * 4 + (None,) * (1 + len(rows))].unbind(2)

@@ -60,7 +60,7 @@ class DenseOperands:
             index = torch.zeros(self.outputs, 1, dtype=torch.int64, device=query.device)
         self.index = index.view(self.outputs, -1, index.shape[-1])
         self.queries, self.keys = self.index.shape[1:]
-        encoded = offset_encoding.shape[2] > 0 or space_bias.shape[2] > 0
+        encoded = offset_encoding.shape[1] > 0 or space_bias.shape[2] > 0
         self.pairs: Any = offsets_of_pairs(self.spatial, query.device) if encoded else None
         (batch, heads), pixels, seen = query.shape[:2], math.prod(self.spatial), self.keys * key.shape[4]
         budget = tile_numbers(query.device, _CHUNK, 6) if chunk < 0 else chunk
@@ -92,13 +92,12 @@ class DenseOperands:
 
     def of_pairs(
         self, x: DenseChunk, offset_encoding: Tensor, space_bias: Tensor
-    ) -> list[Float[Tensor, "n C #U M"] | Float[Tensor, "n 1 heads 1 M"] | None]:
+    ) -> list[Float[Tensor, "n C M"] | Float[Tensor, "n 1 heads 1 M"] | None]:
         """The encodings and the biases of all heads at pairs of a query pixel and a key pixel; None if there are
         none."""
         found: list[Tensor | None] = [None, None]
-        if offset_encoding.shape[2]:
-            rho = offset_encoding[x.output].movedim(-1, 0)  # (C, 1 or U, D)
-            found[0] = rho[..., self.pairs[x.pixels]].movedim(2, 0)
+        if offset_encoding.shape[1]:
+            found[0] = offset_encoding[x.output].mT[:, self.pairs[x.pixels]].movedim(1, 0)
         if space_bias.shape[2]:
             found[1] = space_bias[:, x.output][:, self.pairs[x.pixels]].transpose(0, 1)[:, None, :, None]
         return found
@@ -121,20 +120,15 @@ class DenseOperands:
             keys = keys + table[:, self.index[x.output, t]].mT.unsqueeze(-1)
         return keys.flatten(3)
 
-    def encodings(self, x: DenseChunk, t: int, rho: Float[Tensor, "n C #U M"]) -> Tensor:
-        """Encodings of offsets, (n, C, M), or of offsets and of the elements u of keys, (n, C, S M)."""
-        return rho.squeeze(2) if rho.shape[2] == 1 else rho[:, :, self.index[x.output, t]].flatten(2)
-
     def weights(
-        self, x: DenseChunk, t: int, one: Float[Tensor, "b e C+1 n"], keys: Float[Tensor, "b e C+1 S*M"],
-        rho: Float[Tensor, "n C #U M"] | None, bias: Float[Tensor, "n 1 heads 1 M"] | None,
+        self, x: DenseChunk, one: Float[Tensor, "b e C+1 n"], keys: Float[Tensor, "b e C+1 S*M"],
+        rho: Float[Tensor, "n C M"] | None, bias: Float[Tensor, "n 1 heads 1 M"] | None,
     ) -> Float[Tensor, "b e n S*M"]:  # fmt: skip
         """Softmax weights of queries with a channel of ones."""
         scores, logits = one.mT @ keys, None if bias is None else bias[:, :, x.heads]
         if rho is not None:
-            found = _by_pixel(one[:, :, :-1]).mT @ self.encodings(x, t, rho)
-            found = found.unflatten(-1, (-1, math.prod(self.spatial)))
-            found = found.unflatten(1, one.shape[:2])  # (n, b, e, 1 or S, M)
+            found = _by_pixel(one[:, :, :-1]).mT @ rho
+            found = found.unflatten(1, one.shape[:2]).unsqueeze(3)  # (n, b, e, 1, M)
             logits = found if logits is None else found + logits
         if logits is not None:
             total, logits = scores.unflatten(-1, (self.keys, -1)), logits.movedim(0, 2)
@@ -149,7 +143,7 @@ class DenseOperands:
         one = with_one(query)
         total: Any = None
         for t in range(self.queries):
-            weight = self.weights(x, t, one[:, :, :, t], self.with_elements(x, t, key, table), *of_pairs)
+            weight = self.weights(x, one[:, :, :, t], self.with_elements(x, t, key, table), *of_pairs)
             total = weight if total is None else total + weight
         return value.flatten(3) @ (total * self.keep(x, total.dtype) if self.dropout else total).mT
 
@@ -167,7 +161,7 @@ class DenseOperands:
         to_weight = to_weight if keep is None else to_weight.mul_(keep)
         for t in range(self.queries):
             of_t, keys = one[:, :, :, t], self.with_elements(x, t, key, table)
-            weight = self.weights(x, t, of_t, keys, *of_pairs)
+            weight = self.weights(x, of_t, keys, *of_pairs)
             if self.queries == 1:
                 slope = to_weight.sub_(mean.unsqueeze(-1)).mul_(weight)
             else:
@@ -190,24 +184,21 @@ class DenseOperands:
         (rho, bias), (to_rho, to_bias) = of_pairs, to_pairs
         if self.pairs is None:
             return
-        full = rho is not None and rho.shape[2] > 1
-        slope = slope.unflatten(-1, (self.keys, -1))  # (b, e, n, S, M)
-        slope = (slope if full else slope.sum(3, keepdim=True)).movedim(2, 0).contiguous()  # (n, b, e, 1 or S, M)
+        slope = slope.unflatten(-1, (self.keys, -1)).sum(3).movedim(2, 0).contiguous()  # (n, b, e, M)
         if bias is not None:
-            to_bias[:, :, x.heads] += slope.sum((1, 3), keepdim=True)
+            to_bias[:, :, x.heads] += slope.sum(1)[:, None, :, None]
         if rho is not None:
-            logits = slope.flatten(3).flatten(1, 2)
-            found = (self.encodings(x, t, rho) @ logits.mT).unflatten(-1, one.shape[:2])  # (n, C, b, e)
+            logits = slope.flatten(1, 2)
+            found = (rho @ logits.mT).unflatten(-1, one.shape[:2])  # (n, C, b, e)
             to_query[:, :, :, t] += found.permute(2, 3, 1, 0)
-            found = (_by_pixel(one[:, :, :-1]) @ logits).unflatten(-1, (-1, slope.shape[-1]))
-            to_rho.index_add_(2, self.index[x.output, t], found) if full else to_rho.add_(found)
+            to_rho += _by_pixel(one[:, :, :-1]) @ logits
 
     def add_to_offsets_(self, x: DenseChunk, to_pairs, to_rho: Tensor, to_bias: Tensor) -> None:
         """The adjoint of :meth:`of_pairs`: add gradients at pairs of pixels to those of offsets."""
         of_rho, of_bias = to_pairs
         if of_rho is not None:
-            found = of_rho.permute(2, 0, 3, 1).flatten(1, 2)  # (1 or U, n M, C)
-            to_rho[x.output].index_add_(1, self.pairs[x.pixels].flatten(), found)
+            found = of_rho.movedim(1, 2).flatten(0, 1)  # (n M, C)
+            to_rho[x.output].index_add_(0, self.pairs[x.pixels].flatten(), found)
         if of_bias is not None:
             found = of_bias[:, 0, :, 0].transpose(0, 1).flatten(1)  # (e, n M)
             to_bias[:, x.output].index_add_(1, self.pairs[x.pixels].flatten(), found)
@@ -251,7 +242,7 @@ def dense_attention(query, *operands) -> Tensor:
     """Attention of all query pixels to all key pixels: query (B, e, C, Q, *spatial), key (B, e, C, K, M), value (B, e,
     Cv, K, M) -> (B, e, Cv, H, *spatial).
 
-    ``offset_encoding`` is (H, 1 or U, D, C) and ``space_bias`` is (e, H, D) with all D offsets of the image. If there
+    ``offset_encoding`` is (H, D, C) and ``space_bias`` is (e, H, D) with all D offsets of the image. If there
     are no encodings or biases, they have no offsets (D = 0). ``element_table`` (e, U, C + 1) holds encodings and biases
     of elements u, and has no rows if scores do not depend on u. ``mask`` (B or 1, M) is true at valid keys. ``chunk``
     is the largest number of scores in memory at once; -1 means the default.

@@ -52,7 +52,7 @@ def from_phases(x: Tensor, step: int, batch: int, spatial: tuple[int, ...]) -> T
 
 
 def dilation_attention_impl(
-    query, key, value, offset_encoding: Float[Tensor, "M D C"] | Float[Tensor, "M D U C"],
+    query, key, value, offset_encoding: Float[Tensor, "M D C"],
     element_encoding: Float[Tensor, "U C"] | None, index: Int[Tensor, "M M"] | None, scales, scale_window, window,
     space_bias: Float[Tensor, "heads M D"] | None = None, group_bias: Float[Tensor, "heads U"] | None = None,
     dropout=0.0, mask=None, plain=False,
@@ -69,7 +69,7 @@ def dilation_attention_impl(
     :func:`group_attention`, except for these shapes:
 
     - query, key and value have ``|H|`` elements, or one for lifting
-    - offset_encoding is the same at all scales, and has an axis U if it is full
+    - offset_encoding is the same at all scales
     - U = ``scale_window`` |M|, scales first; U = 1 for lifting
     - index is that of relation "relative"; ``None`` for lifting
     """
@@ -90,7 +90,7 @@ def dilation_attention_impl(
         operands = of_scale(query, 3, number), of_scale(key, 3, other), of_scale(value, 3, other)
         q, k, v = (phases(x, step, len(spatial)) for x in operands)
         out, lse = group_attention_impl(
-            q, k, v, of_scale(offset_encoding, 2, offset) if offset_encoding.ndim == 4 else offset_encoding,
+            q, k, v, offset_encoding,
             None if element_encoding is None else of_scale(element_encoding, 0, offset), index, window, space_bias,
             None if group_bias is None else of_scale(group_bias, 1, offset), dropout,
             _valid_phases(mask, step, batch, spatial, query.device), plain, with_lse=True,

@@ -139,12 +139,12 @@ class FlatOperands(Operands):
 
     def scores(
         self, t: int, query: Float[Tensor, "b e C #H *rows"], one: Float[Tensor, "b e #H C+1 pixels"],
-        keys: Float[Tensor, "b e C #H S *padded"], table: Float[Tensor, "e H #U D C+1"],
+        keys: Float[Tensor, "b e C #H S *padded"], table: Float[Tensor, "e H D C+1"],
         elements: Float[Tensor, "e U C+1"], penalty: Float[Tensor, "#b 1 1 1 D *rows"] | None,
     ) -> Float[Tensor, "b e H S D *rows"]:  # fmt: skip
         """Scores of the t-th queries, with the tables of their heads."""
         rows = query.shape[4:]
-        scores = self.position(one, table, t).unflatten(-1, rows)
+        scores = self.position(one, table).unflatten(-1, rows)
         if elements.shape[1]:
             argument = self.argument(one, elements, t).unflatten(-1, rows).unsqueeze(4)
             shape = torch.broadcast_shapes(scores.shape, argument.shape)
@@ -170,7 +170,7 @@ class FlatOperands(Operands):
         name."""
         features = x[(slice(None),) * 4 + (None,) * (1 + self.shifts.dim)].unbind(2)
         if fresh := total is None:
-            outputs, keys, offsets = max(x.shape[3], seen.shape[3]), seen.shape[4], self.offset_table.shape[3]
+            outputs, keys, offsets = max(x.shape[3], seen.shape[3]), seen.shape[4], self.offset_table.shape[2]
             total = self.memory(name, (*x.shape[:2], outputs, keys, offsets, *x.shape[4:]))
         for some, *channels in self._blocks(seen, total):
             for c, (one, other) in enumerate(zip(features, channels, strict=True)):

@@ -29,18 +29,16 @@ def windowed_attention_fusable(
 ) -> tuple[Tensor, Tensor]:
     """The same as :func:`.operator.windowed_attention`, but with first derivatives only."""
     spatial, elements = query.shape[4:], Elements.of(index, query, offset_table.shape[1])
-    dim, (heads, outputs, arguments, offsets) = len(spatial), offset_table.shape[:4]
+    dim, (heads, outputs, offsets) = len(spatial), offset_table.shape[:3]
     chosen, square = shifts(kernel_size, selection, dim), shifts(kernel_size, (), dim)
 
     def on_window(x: Tensor) -> Tensor:
-        """Reshape (..., S, D) to (..., 1, .., 1, S, *window)."""
+        """Reshape (..., S or 1, D) to (..., 1, .., 1, S or 1, *window)."""
         x = chosen.to_square(x, -1)
         return x.reshape(*x.shape[:-2], *[1] * dim, x.shape[-2], *[kernel_size] * dim)
 
     queries = range(elements.queries)
-    table = offset_table.movedim(-1, 0)  # (C + 1, e, H, 1 or U, D)
-    tables = [elements.by_key(table, t, 2) for t in queries] if arguments > 1 else [table]
-    table = on_window(torch.stack(tables, 3))  # (C + 1, e, H, 1 or T, 1, .., 1, 1 or S, *window)
+    table = on_window(offset_table.movedim(-1, 0)[:, :, :, None, None])  # (C + 1, e, H, 1, 1, .., 1, 1, *window)
     argument = None
     if element_table.shape[1]:
         logits = torch.einsum("euc,becq...->bequ...", element_table[..., :-1], query)
@@ -159,14 +157,11 @@ class _Windowed(torch.autograd.Function):
         to_query = summed([slope * other for other in seen], axes if paired else (2, *axes), query.shape)
         to_argument = None if argument is None else slope.sum(window_axes, keepdim=True)
         with full_precision(query.device):
-            full = table.shape[-1 - at.dim] > 1
-            logits = slope if full else slope.sum(axes[0], keepdim=True)
-            logits = logits.flatten(-1 - at.dim).flatten(4, -2)  # (B, e, H, T, pixels, D or S D)
+            logits = slope.sum(axes[0]).flatten(-at.dim).flatten(4, -2)  # (B, e, H, T, pixels, D)
             q = query.transpose(2, 3).flatten(4)  # (B, e, Q, C, pixels)
             q = q.unsqueeze(3) if paired else q.unsqueeze(2)
-            shared = (0,) if full else (0, 3)
-            to_rho = torch.matmul(q, logits).sum(shared).movedim(-2, 0)
-        to_table = torch.cat([to_rho, logits.sum((*shared, 4))[None]]).view(table.shape)
+            to_rho = torch.matmul(q, logits).sum((0, 3)).movedim(-2, 0)
+        to_table = torch.cat([to_rho, logits.sum((0, 3, 4))[None]]).view(table.shape)
 
         # Gradients of keys and values: sums over the pixels whose window contains a key.
         queries = [at.of_queries(x, back=True) for x in _queries(query, paired)]

@@ -55,8 +55,8 @@ def global_group_attention(
         key: Keys k, at the pixels of ``query``.
         value: Values v, at the pixels of ``key``.
         projection: Directions of the m random features; see :func:`orthogonal_projection`.
-        offset_encoding: Encoding :math:`\rho_{space}` of rotated offsets, or a full encoding of offsets and u.
-        element_encoding: Encoding :math:`\rho_{group}` of u; ``None`` with a full ``offset_encoding``.
+        offset_encoding: Encoding :math:`\rho_{space}` of rotated offsets.
+        element_encoding: Encoding :math:`\rho_{group}` of u.
         index: Element u for each (h, s), from :func:`tg_equiattn.encodings.relation_index` with relation
             ``"relative"``.
         window: Offsets of the keys with exact weights. It must not be global. It also decides whether pixels outside of
@@ -73,7 +73,7 @@ def global_group_attention(
         - key: ``(B, heads, C, |H|, *spatial)``
         - value: ``(B, heads, Cv, |H|, *spatial)``
         - projection: ``(m, C)``
-        - offset_encoding: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``. D counts the offsets of the window, in the
+        - offset_encoding: ``(|H|, D, C)``. D counts the offsets of the window, in the
           order of :meth:`Window.offsets`.
         - element_encoding: ``(|H|, C)``
         - index: int64 ``(|H|, |H|)``

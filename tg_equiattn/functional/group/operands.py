@@ -88,15 +88,8 @@ def check_attention(
                 "attention without positions"
             )
     else:
-        full = index is not None and offset_encoding.ndim == 4
-        shape = (outputs, window.count(query.shape[4:]), *([elements] if full else []), channels)
-        check_tensors(query, offset_encoding=(offset_encoding, shape))
-        if full and element_encoding is not None:
-            raise ValueError(
-                f"element_encoding must be None with a full offset_encoding, {tuple(offset_encoding.shape)}, got "
-                f"{tuple(element_encoding.shape)}"
-            )
-        if index is not None and not full and element_encoding is None:
+        check_tensors(query, offset_encoding=(offset_encoding, (outputs, window.count(query.shape[4:]), channels)))
+        if index is not None and element_encoding is None:
             raise ValueError(f"element_encoding must have shape ({elements}, {channels}), got None")
     check_tensors(
         query, element_encoding=(element_encoding, (elements, channels)), group_bias=(group_bias, (heads, elements)),

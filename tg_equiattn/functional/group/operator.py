@@ -195,10 +195,7 @@ def _add_to_tables_(
     """Add to the gradients of both tables, from the gradients of scores ``slope`` and queries ``one``. Return the
     gradient of queries through the tables."""
     (offset_table, element_table), (to_offsets, to_elements) = tables, to_tables
-    if offset_table.shape[2] > 1:
-        logits = x.elements.by_argument(slope, t, 2)
-    else:
-        logits = slope if slope.shape[3] == 1 else slope.sum(3, keepdim=True)
+    logits = slope if slope.shape[3] == 1 else slope.sum(3, keepdim=True)
     logits = logits.flatten(2, 4).unflatten(2, (one.shape[2], -1))
     to_offsets += torch.matmul(logits, one.mT).sum(0).view(offset_table.shape)
     table = offset_table.reshape(len(offset_table), one.shape[2], -1, offset_table.shape[-1])

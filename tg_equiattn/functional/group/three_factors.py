@@ -1,6 +1,6 @@
 r"""Attention weights as products of three factors, for sums over t on CPUs; see :mod:`.definition` for the sizes.
 
-With additive encodings, :math:`e^{\mathrm{score}} = A(t, s, D)\, S(h, t, D)\, G(h, t, s)` with :math:`A = e^{\langle q,
+:math:`e^{\mathrm{score}} = A(t, s, D)\, S(h, t, D)\, G(h, t, s)` with :math:`A = e^{\langle q,
 k \rangle}`, :math:`S = e^{\langle q, \rho_{space} \rangle}` and :math:`G = e^{\langle q, \rho_{group} \rangle}`. Each
 query then needs :math:`|H|^2 (2 D + 1)` exponentials instead of :math:`|H|^3 D`. On one thread, with 8 elements, heads
 of 4 channels and 21 offsets, this saves 39 % of a forward pass and 13 % of a training step. With 4 elements it saves
@@ -28,9 +28,8 @@ _SMALLEST = {torch.float32: 1e-16, torch.float64: 1e-190}
 
 
 def has_three_factors(x: FlatOperands) -> bool:
-    """True on a CPU for relations with a sum over t and additive encodings."""
-    additive = x.offset_table.shape[2] == 1 and x.element_table.shape[1] > 0
-    return x.elements.queries > 1 and additive and x.offset_table.device.type == "cpu"
+    """True on a CPU for relations with a sum over t and encodings of u."""
+    return x.elements.queries > 1 and x.element_table.shape[1] > 0 and x.offset_table.device.type == "cpu"
 
 
 def three_factor_weights(
@@ -43,7 +42,7 @@ def three_factor_weights(
     product is too small to be precise. Arguments are those of :meth:`.FlatOperands.scores`."""
     rows = query.shape[4:]
     content = x.products(query, keys)
-    position = x.position(one, offset_table, t).unflatten(-1, rows)
+    position = x.position(one, offset_table).unflatten(-1, rows)
     argument = x.argument(one, element_table, t).unflatten(-1, rows).unsqueeze(4)
     if penalty is not None:  # in both, so that maxima are at valid keys
         content += penalty

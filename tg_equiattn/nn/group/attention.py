@@ -39,8 +39,8 @@ class LiftingAttention(AttentionLayer):
         padding_mode: ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side, so that
             the layer is equivariant to rolls of the image; it needs a ``kernel_size``.
         encoding: Encoding of relative positions. ``"axial"`` is one MLP for each axis, as published; ``"joint"`` one
-            MLP of the whole offset; ``"full"`` one MLP of offset and group element together. ``None`` is attention by
-            content alone and needs ``kernel_size=None``; keys may then come from an image of another size.
+            MLP of the whole offset. ``None`` is attention by content alone and needs ``kernel_size=None``; keys may
+            then come from an image of another size.
         locality: Strength of the locality in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e |h^{-1}(x_j - x_i)
             - \Delta_e|^2` to its scores; both parameters are learned. ``"auto"`` means 4, and 1 for groups with
             elements that do not map the pixel grid to itself. ``None`` means no locality, as in the papers.
@@ -151,8 +151,8 @@ class GroupAttention(AttentionLayer):
             (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, warns, and serves to reproduce the papers'
             comparison. ``None`` means ``"frame"``, and with scales ``"relative"``, the only relation they allow.
         encoding: Encoding of relative positions. ``"axial"`` is one MLP for each axis, as published; ``"joint"`` one
-            MLP of the whole offset; ``"full"`` one MLP of offset and group element together. ``None`` is attention by
-            content alone and needs ``kernel_size=None``; keys may then come from an image of another size.
+            MLP of the whole offset. ``None`` is attention by content alone and needs ``kernel_size=None``; keys may
+            then come from an image of another size.
         locality: Strength of the locality in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e |h^{-1}(x_j - x_i)
             - \Delta_e|^2` to its scores; both parameters are learned. With ``"relative"`` every head starts with a
             preference for one group element as well. ``"auto"`` means 4, and 1 for groups with elements that do not map

@@ -45,7 +45,7 @@ class GlobalGroupAttention(AttentionLayer):
         relation: ``"frame"``: element h attends to h. ``"relative"``: h attends to all elements s, and the encoding
             sees :math:`h^{-1}s`.
         encoding: Encoding of relative positions in the window. ``"axial"`` is one MLP for each axis, ``"joint"`` one
-            MLP of the whole offset, ``"full"`` one MLP of offset and group element together.
+            MLP of the whole offset.
         locality: Strength of the locality in the window in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e
             |h^{-1}(x_j - x_i) - \Delta_e|^2` to its scores; both parameters are learned. With ``"relative"`` every head
             starts with a preference for one group element as well. ``"auto"`` means 4, and 1 for groups with elements
