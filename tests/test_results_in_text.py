@@ -12,7 +12,6 @@ BOXES = [
     for model in ("EwaldAttention", "Ewald message passing")
 ]
 FRAMES = ["R4_SA | frame | 0.02", "C4 G-CNN | 0.04"]
-SCALES = ["no scales", "scales", "convolution", "convolution, scales"]
 RESULTS = {  # for each page, words with places for numbers, and the cells: table | what the row holds | column
     "README.md": {
         "in {:.0f} % of test images; the best of five group CNNs in {:.0f} %": [PAIR[0], PAIR[2]],
@@ -39,23 +38,15 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
             f"rotated_digits/accuracy | R4_SA | {relation}" for relation in ("relative", "relative, locality")
         ],
         "(Z2) attention reaches {:.1f} %": ["rotated_digits/accuracy | Z2_SA | ge_vit, locality"],
-        "tells the hand in {:.0f} %": ["solid_shapes/accuracy | G-CNN, reflections | hand, upright"],
     },
     "docs/results_escnn_content.md": {
         "finds the pair in {:.0f} % of test images": PAIR[:1],
         '`relation="relative"` in {:.0f} %; the best of five G-CNNs finds it in {:.0f} %': PAIR[1:],
-        "from {:.1f} % to {:.1f} % and that of convolutions from {:.1f} % to {:.1f} %": [
-            f"scaled_digits/accuracy | {model} | 2 x 2 times" for model in SCALES
-        ],
-        "accuracy falls from {:.1f} % to {:.1f} %": [
-            f"scaled_digits/steps | scales | {scales} | accuracy, x 1" for scales in (3, 5)
-        ],
     },
     "docs/results_pyg.md": {
         "from {:.1f} % to {:.1f} %, through the offsets": [
             f"pyg_mixed_model/accuracy | touching | {model} | accuracy" for model in ("local only", "ours")
         ],
-        "is far ahead, with {:.1f} %": ["superpixel_digits/accuracy | CNN on pixels | accuracy"],
     },
     "docs/results_e3nn.md": {
         "leave {:.2f}; `SE3HyenaOperator` leaves {:.4f} and `VectorSelfAttention` {:.4f}": CHAIN,

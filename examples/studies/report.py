@@ -28,8 +28,8 @@ from harness.tables import check_cells, command_of, grouped, markdown, mean_and_
 ROOT = EXAMPLES.parent
 STUDIES = (
     "rotated_digits", "pixel_graphs", "nbody", "associative_recall", "escnn_mixed_model", "pyg_mixed_model",
-    "e3nn_mixed_model", "long_range", "crystals", "dynamics", "superpixel_digits", "molecules", "far_digits",
-    "solid_shapes", "scaled_digits", "matching", "depots", "beacons", "real_molecules", "proteins",
+    "e3nn_mixed_model", "long_range", "molecules", "far_digits", "matching", "depots", "beacons", "real_molecules",
+    "proteins",
 )  # fmt: skip
 
 

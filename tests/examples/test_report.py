@@ -69,7 +69,7 @@ def test_runs_without_a_row_are_listed_the_cheapest_first(tmp_path, monkeypatch,
     committed = study.committed
     for name, flags in (
         ("nbody", "--study --epochs 3"),
-        ("dynamics", "--study --epochs 3"),
+        ("depots", "--study --epochs 3"),
         ("matching", "--data gone"),
     ):
         folder = tmp_path / name
@@ -77,7 +77,7 @@ def test_runs_without_a_row_are_listed_the_cheapest_first(tmp_path, monkeypatch,
         (folder / "results.csv").write_text(committed(name).read_text())
         (folder / "runs.txt").write_text(flags + "\n")
     monkeypatch.setattr(study, "committed", lambda name: tmp_path / name / "results.csv")
-    monkeypatch.setattr(train, "studies", lambda: ["dynamics", "matching", "nbody"])
+    monkeypatch.setattr(train, "studies", lambda: ["depots", "matching", "nbody"])
     monkeypatch.setattr("sys.argv", ["train.py", "--list"])
     train.main()
     first, second = capsys.readouterr().out.splitlines()
@@ -85,11 +85,11 @@ def test_runs_without_a_row_are_listed_the_cheapest_first(tmp_path, monkeypatch,
     seconds = [int(line.split("about ")[1].split(" s:")[0]) for line in (first, second)]
     assert seconds == sorted(seconds)
     assert {line.split(" s: ")[1] for line in (first, second)} == {
-        "dynamics --study --epochs 3",
+        "depots --study --epochs 3",
         "nbody --study --epochs 3",
     }
     monkeypatch.setattr("sys.argv", ["train.py", "nobody"])
-    with pytest.raises(SystemExit, match="studies must be of dynamics, matching, nbody, got nobody"):
+    with pytest.raises(SystemExit, match="studies must be of depots, matching, nbody, got nobody"):
         train.main()
 
 

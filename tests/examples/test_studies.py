@@ -1,6 +1,5 @@
 """What every study has in common: presets, settings that are refused, models of one size, rows, tables and figures."""
 
-import dataclasses
 import math
 import re
 from importlib import import_module
@@ -28,22 +27,12 @@ REFUSED = [
     ("associative_recall", {"lengths": (32, 7)}, "--lengths must be even and at least 2, got \\[32, 7\\]"),
     ("long_range", {"charges": 7}, "--charges must be even"),
     ("long_range", {"train": 2}, "--train must be at least 4"),
-    ("crystals", {"charges": 7}, "--charges must be even"),
-    ("crystals", {"train": 2}, "--train must be at least 4"),
-    ("crystals", {"cutoff": (2.0, -1.0)}, "--cutoff must be positive"),
-    ("dynamics", {"charges": 7}, "--charges must be even"),
-    ("dynamics", {"dt": 0.0}, "--dt must be positive"),
-    ("superpixel_digits", {"heads": 5}, "--channels must divide among --heads 5, got 32"),
     ("molecules", {"train": 2}, "--train must be at least 4"),
     ("molecules", {"most": 10}, "--most must be at least 2 and --fewest 20, got 10"),
     ("molecules", {"channels": 10}, "--channels must divide among --heads 4, got 10"),
     ("far_digits", {"size": 34}, "--size must be a multiple of 4 and at least 30, got 34"),
     ("far_digits", {"kernel_size": 4}, "--kernel-size must be odd, got 4"),
     ("far_digits", {"gap": 13}, "--gap must be at least 14, which windows do not bridge, got 13"),
-    ("solid_shapes", {"size": 12}, "--size must be a multiple of 8, got 12"),
-    ("scaled_digits", {"scales": 1}, "--scales must be at least 2, got 1"),
-    ("scaled_digits", {"margin": -1}, "--margin must be at least 0, got -1"),
-    ("scaled_digits", {"train_images": 1500}, "must be 1700 of 1797 at most together, got 1900"),
     ("matching", {"cells": (4, 10)}, "--cells must be in 2 ... 9, got 10"),
     ("real_molecules", {"after": 2}, "--after must be 0, 1 or energies, got 2"),
     (
@@ -67,8 +56,7 @@ def test_settings_that_cannot_be(name, wrong, said):
 
 
 SIZES = {  # the largest model's parameters over the smallest's, which in depots and beacons is ours by random features
-    "superpixel_digits": 1.25, "far_digits": 1.1, "scaled_digits": 1.05, "matching": 1.15, "depots": 1.3,
-    "molecules": 1.2, "solid_shapes": 1.1, "beacons": 1.3,
+    "far_digits": 1.1, "matching": 1.15, "depots": 1.3, "molecules": 1.2, "beacons": 1.3,
 }  # fmt: skip
 
 
@@ -77,7 +65,6 @@ def test_models_are_of_one_size(name):
     module = import_module(name)
     for task in ("displacement", "distance") if name == "depots" else (None,):
         runs = kind_of(module)(**({"tasks": (task,)} if task else {})).runs()
-        runs = [run for run in runs if run.models != ("G-CNN, reflections",)]
         sizes = [parameters(module.build(run)) for run in runs]
         assert max(sizes) < SIZES[name] * min(sizes)
 
@@ -128,43 +115,11 @@ def check_e3nn_mixed_model(rows, module, folder):
     assert len({row.parameters for row in rows}) == 4
 
 
-def check_crystals(rows, module, folder):
-    for row in rows:
-        found, kind = row.more["errors"], row.setting("trained_on")
-        assert set(found) == {*module.TESTS, *module.KINDS["clouds"]}
-        assert all(math.isfinite(x) and x > 0 for pair in found.values() for x in pair)
-        assert row.value == pytest.approx(found[kind if kind == "clouds" else "cells"][0], rel=1e-6)
-        for name, (single, double) in row.more["changes"].items():
-            assert single < 1e-4, name
-            assert double < 1e-10, name
-            assert found[name] == pytest.approx(found["cells"], rel=1e-4)
-        mean = row.more["mean"]
-        assert all(mean[name] == pytest.approx(mean["cells"], rel=1e-9) for name in module.SUPERCELLS)
-        assert all(0 < about <= 2 * found[test][0] for test, about in row.more["scatter"].items())
-    both = [dataclasses.replace(row, settings=row.settings | {"trained_on": ["both"]}) for row in rows[:1]]
-    assert list(module.report(both, folder)) == ["transfer"]
-
-
 def check_far_digits(rows, module, folder):
     for row in rows:
         assert row.more["angles"]["0"] == pytest.approx(row.value)
         assert (row.more["change"] > 1e-3) == (row.setting("models") == "global, no rotations")
     assert "best guess from one digit" in (folder / "accuracy.md").read_text()
-
-
-def check_superpixel_digits(rows, module, folder):
-    for row in rows:
-        name, change = row.setting("models"), row.more["change"]
-        assert (change["shifts"] < 1e-5) == ("positions" not in name and "pixels" not in name), name
-        assert change["angles"] < 1e-5 if "lengths" in name else change["angles"] > 1e-3, name
-
-
-def check_solid_shapes(rows, module, folder):
-    """Rotations change nothing, reflections do; without rotations both do."""
-    for row in rows:
-        errors = row.more["errors"]
-        assert errors["rotations"] > 1e-3 if "no rotations" in row.setting("models") else errors["rotations"] < 1e-5
-        assert errors["reflections"] > 1e-4
 
 
 def check_depots(rows, module, folder):
@@ -180,14 +135,6 @@ def check_molecules(rows, module, folder):
     for row in rows:
         turned = row.more["turned"]
         assert turned > 1e-3 if module.MODELS[row.setting("models")][1] else turned < 1e-5
-
-
-def check_scaled_digits(rows, module, folder):
-    for row in rows:
-        assert row.more["repeated"]["1"] == pytest.approx(row.more["zoomed"]["1"]) == pytest.approx(row.value)
-        assert (
-            (max(row.more["errors"]) < 1e-5) == ("more scales" in row.more) == (row.setting("models") != "convolution")
-        )
 
 
 def check_real_molecules(rows, module, folder):
@@ -217,10 +164,7 @@ FLAGS = {
     "pixel_graphs": ["--seeds", 0, 1],
     "nbody": ["--augment"],
     "long_range": ["--operators", "none", "EwaldAttention", "--task", "fields", "forces"],
-    "crystals": ["--trained-on", "crystals", "clouds"],
-    "superpixel_digits": ["--turned"],
     "molecules": ["--messages", "bonds", "pairs"],
-    "scaled_digits": ["--test-images", 10, "--models", "scales", "convolution", "convolution, scales"],
     "depots": ["--tasks", "displacement", "distance"],
     "proteins": ["--tasks", *("response", "b-factors", "binding", "size"), "--models", "Ewald", "Hyena, implicit"],
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Energies of crystals that share nothing with the studies' data: torch-pme's and known ones."""
+"""Energies of crystals: torch-pme's and known ones."""
 
 import itertools
 import math
@@ -30,10 +30,4 @@ def rock_salt():
     return 1 - 2 * (places.sum(1) % 2), places, 2 * torch.eye(3, dtype=torch.float64), 1.0
 
 
-def caesium_chloride():
-    """Charges, positions, the cubic cell and the nearest distance in caesium chloride."""
-    places = torch.tensor([[0.0, 0, 0], [0.5, 0.5, 0.5]], dtype=torch.float64)
-    return torch.tensor([1.0, -1.0]).double(), places, torch.eye(3, dtype=torch.float64), math.sqrt(3) / 2
-
-
-ROCK_SALT, CAESIUM_CHLORIDE = 1.7475645946331822, 1.76267477307099  # Madelung's constants, for the nearest distance
+ROCK_SALT = 1.7475645946331822  # Madelung's constant, for the nearest distance

@@ -19,18 +19,8 @@ Layer = Callable[[nn.FieldType], nn.EquivariantModule]
 
 
 def convolution(fields: nn.FieldType, incoming: nn.FieldType | None = None) -> nn.EquivariantModule:
-    """A convolution with windows of 3 pixels a side that keeps the size of images or volumes, between equal fields or
-    from the incoming ones."""
-    kind = nn.R3Conv if fields.gspace.dimensionality == 3 else nn.R2Conv
-    return kind(incoming or fields, fields, kernel_size=3, padding=1)
-
-
-class BatchNorm(nn.InnerBatchNorm):
-    """escnn's norm, without cuDNN, which refuses the six dimensions that it gives volumes."""
-
-    def forward(self, input: nn.GeometricTensor) -> nn.GeometricTensor:
-        with torch.backends.cudnn.flags(enabled=False):
-            return super().forward(input)
+    """A 3 x 3 convolution that keeps the size of images, between equal fields or from the incoming ones."""
+    return nn.R2Conv(incoming or fields, fields, kernel_size=3, padding=1)
 
 
 class GCNN(torch.nn.Module):
@@ -44,10 +34,10 @@ class GCNN(torch.nn.Module):
         layers: builds the layer after the first convolution, and the next, and so on.
         classes: number of logits.
         pools: layers after which space is pooled 2 x 2, counted from 1; 0 means after the first convolution.
-        crops: pixels to remove at each side after each of ``layers``, of images; none means nothing.
+        crops: pixels to remove at each side after each of ``layers``; none means nothing.
 
     Shapes:
-        ``(B, 1, *spatial)`` -> ``(B, classes)``, spatial having as many axes as the gspace.
+        ``(B, 1, H, W)`` -> ``(B, classes)``.
     """
 
     def __init__(
@@ -66,11 +56,10 @@ class GCNN(torch.nn.Module):
         self.pools, self.crops = frozenset(pools), (0, *crops, *[0] * (len(layers) - len(crops)))
         first = convolution(self.fields, self.in_type)
         self.stages = torch.nn.ModuleList(
-            nn.SequentialModule(layer, BatchNorm(self.fields), nn.ReLU(self.fields))
+            nn.SequentialModule(layer, nn.InnerBatchNorm(self.fields), nn.ReLU(self.fields))
             for layer in (first, *(build(self.fields) for build in layers))
         )
-        pool = nn.PointwiseMaxPool3D if gspace.dimensionality == 3 else nn.PointwiseMaxPool
-        self.pool = pool(self.fields, kernel_size=2)
+        self.pool = nn.PointwiseMaxPool(self.fields, kernel_size=2)
         self.invariant = nn.GroupPooling(self.fields)
         self.classifier = torch.nn.Linear(channels, classes)
         # escnn's convolutions keep expanded filters in eval mode, which no checkpoint needs and another mode refuses
@@ -78,7 +67,7 @@ class GCNN(torch.nn.Module):
         self.register_load_state_dict_pre_hook(_drop_filters)
 
     def features(self, x: Tensor) -> Tensor:
-        """The last regular feature map, ``(B, channels, |H|, *spatial)``."""
+        """The last regular feature map, ``(B, channels, |H|, H, W)``."""
         y = nn.GeometricTensor(x, self.in_type)
         for number, (stage, crop) in enumerate(zip(self.stages, self.crops, strict=True)):
             y = stage(y)
@@ -100,7 +89,7 @@ def _without_filters(module: torch.nn.Module, state: dict[str, Tensor], prefix: 
 
 def _drop_filters(module: torch.nn.Module, *_: object) -> None:
     for layer in module.modules():
-        if isinstance(layer, (nn.R2Conv, nn.R3Conv)):
+        if isinstance(layer, nn.R2Conv):
             layer.train()
 
 

@@ -38,21 +38,10 @@ def soft_charges(count: int, charges: int, side: float, softness: float, seed: i
     """``count`` clouds of an even number of ``charges`` in a cube of this ``side``."""
     generator = torch.Generator().manual_seed(seed)
     positions = side * torch.rand(count, charges, 3, dtype=torch.float64, generator=generator)
-    return clouds_at(alternating(count, charges), positions, softness)
-
-
-def alternating(count: int, charges: int) -> Tensor:
-    """-1, +1, -1 and so on in each cloud, (B, N)."""
     signs = torch.ones(count, charges, dtype=torch.float64)
     signs[:, ::2] = -1
-    return signs
-
-
-def clouds_at(charges: Tensor, positions: Tensor, softness: float) -> Clouds:
-    """Clouds of these charges (B, N) at these places (B, N, 3)."""
     offset = positions[:, :, None] - positions[:, None]  # x_i - x_j
-    others = 1 - torch.eye(charges.shape[1], dtype=torch.float64)
-    inverse = (offset.square().sum(-1) + softness**2).rsqrt() * others
-    potentials = torch.einsum("bij,bj->bi", inverse, charges)
-    fields = torch.einsum("bij,bj,bijd->bid", inverse**3, charges, offset)
-    return Clouds(charges, positions, potentials, fields)
+    inverse = (offset.square().sum(-1) + softness**2).rsqrt() * (1 - torch.eye(charges, dtype=torch.float64))
+    potentials = torch.einsum("bij,bj->bi", inverse, signs)
+    fields = torch.einsum("bij,bj,bijd->bid", inverse**3, signs, offset)
+    return Clouds(signs, positions, potentials, fields)
