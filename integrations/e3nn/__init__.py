@@ -8,12 +8,14 @@ from .._host import require
 torch.serialization.add_safe_globals([slice])  # constants of e3nn 0.4.4 hold slices, which torch.load refuses
 require("e3nn", "e3nn")
 
+from .charge_interaction import IrrepsChargeInteraction  # noqa: E402
 from .ewald_attention import IrrepsEwaldAttention  # noqa: E402
 from .long_tensor_product import LongTensorProduct  # noqa: E402
 from .se3_hyena import IrrepsSE3Hyena, IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention  # noqa: E402
 from .tensor_product_hyena import TensorProductHyenaOperator  # noqa: E402
 
 __all__ = [
+    "IrrepsChargeInteraction",
     "IrrepsEwaldAttention",
     "IrrepsSE3Hyena",
     "IrrepsSE3HyenaOperator",

@@ -116,23 +116,33 @@ class LongRangeFeatures(torch.nn.Module):
 
 
 def atoms_of(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
-    """Arguments of attention from the data of a call. MACE strains the positions in its data but not the cells, so
-    cells are strained here."""
+    """Arguments of attention from the data of a call."""
+    square = edge_vectors(data).square().sum(1)
+    atoms = Atoms(data["node_attrs"], data["edge_index"], square, data.get("total_charge"))
+    return {"atoms": atoms} | graphs_of(data, displacement)
+
+
+def graphs_of(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
+    """Positions, cells and graphs from the data of a call. MACE strains the positions in its data but not the cells,
+    so cells are strained here."""
     if data.get("pbc") is None:
         raise ValueError("data must have pbc, got none: AtomicData.from_config reads it from configurations")
     cell = data["cell"].view(-1, 3, 3)
     if displacement is not None:
         cell = cell + cell @ (displacement + displacement.mT) / 2
-    first, second = data["edge_index"]
-    vectors = data["positions"][second] - data["positions"][first] + data["shifts"]
     return {
-        "atoms": Atoms(data["node_attrs"], data["edge_index"], vectors.square().sum(1), data.get("total_charge")),
         "pos": data["positions"],
         "batch": data["batch"],
         "cell": cell,
         "pbc": data["pbc"].view(-1, 3).expand(len(cell), 3),  # TorchSim has one for all
         "batch_size": data["ptr"].numel() - 1,
     }
+
+
+def edge_vectors(data: dict[str, Any]) -> Tensor:
+    """The vector of each edge, from its first to its second atom."""
+    first, second = data["edge_index"]
+    return data["positions"][second] - data["positions"][first] + data["shifts"]
 
 
 def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:

@@ -10,12 +10,14 @@ import torch
 from e3nn import o3
 from mace.modules.blocks import EquivariantProductBasisBlock, LinearReadoutBlock, NonLinearReadoutBlock
 from mace.modules.models import MACE, ScaleShiftMACE
+from mace.modules.utils import get_outputs
 from mace.modules.wrapper_ops import get_layout
 from torch import Tensor
 
 from tg_equiattn.checks import of_values, python_numbers
 
 from ..e3nn.atoms_attention import AtomsEwaldAttention
+from .charges import charges_for, fit_start, interact
 from .features import CALCULATED, CALL, Call, LongRangeFeatures
 from .labels import lacking_energies, net_forces
 
@@ -23,9 +25,12 @@ from .labels import lacking_energies, net_forces
 @python_numbers
 def add_long_range(
     model: MACE,
-    after: Sequence[int] | Literal["energies"] = (0,),
+    after: Sequence[int] | Literal["energies"] | None = None,
     *,
     batch: Any,
+    charges: Mapping[str, float] | None = None,
+    learn: bool = False,
+    dielectric: float = 1.0,
     width: float | None = None,
     gain: float | None = None,
     **attn_kwargs: Any,
@@ -66,8 +71,16 @@ def add_long_range(
             without forces, the scale comes from a fit of long-range energies to the difference between labels and
             energies of the model, together with an energy of each element; long-range energies differ among graphs at
             least as much as these differences. Without labels it is the size of the outputs of the last readout.
+        charges: Charge of each element by its symbol, in place of attention: energies of charges that interact by a
+            smeared Coulomb kernel (:class:`tg_equiattn.nn.ChargeInteraction`) are added to those of the model.
+            Oxidation states, or Born effective charges divided by the root of ``dielectric``. ``batch`` may be several
+            batches then, to whose compositions an energy of each element is fitted, and to whose forces the scale of
+            the model.
+        learn: True if a factor of all charges and transfers between neighbors are learned. The default, ``False``,
+            holds charges.
+        dielectric: Electronic dielectric constant of the data, for charges. The default is 1.
         width: Width of the narrowest kernel, in the unit of positions. The default, ``None``, means half of the model's
-            ``r_max``: messages already model shorter distances.
+            ``r_max``, or 0.4 ``r_max`` for charges: messages already model shorter distances.
         gain: Initial value of the learned gain. The default, ``None``, means 0, which leaves a model as it is. With
             "energies" it means 1 if the model does not explain the labels of ``batch`` yet, as before training.
         max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an
@@ -102,6 +115,17 @@ def add_long_range(
     """
     if type(model) not in _LONG_RANGE:
         raise TypeError(f"model must be a MACE or ScaleShiftMACE without long range, got {type(model).__qualname__}")
+    if charges is not None:
+        if after is not None or gain is not None:
+            raise ValueError("after and gain must be None with charges, which need no attention: pass one or the other")
+        batches = [batch] if hasattr(batch, "to_dict") or isinstance(batch, Mapping) else batch
+        charged = charges_for(model, charges, learn, width, dielectric=dielectric, **attn_kwargs)
+        factor = fit_start(model, charged, (_tensors(each, next(model.parameters())) for each in batches))
+        if hasattr(model, "scale_shift"):
+            model.scale_shift.scale.mul_(factor)
+        model.__class__, model.long_range = _LONG_RANGE[type(model)], charged
+        return model
+    after = (0,) if after is None else after
     count, energies = len(model.products), after == "energies"
     blocks = (count - 1,) if energies else tuple(after)
     if not blocks or any(not isinstance(n, int) or not 0 <= n < count for n in blocks) or len({*blocks}) < len(blocks):
@@ -118,9 +142,7 @@ def add_long_range(
                 "mace.cli.convert_cueq_e3nn makes such a model of one for cuequivariance"
             )
     like = next(model.parameters())
-    data = {name: x.to(like.device, like.dtype if x.is_floating_point() else None)
-            for name, x in dict(batch.to_dict() if hasattr(batch, "to_dict") else batch).items()
-            if isinstance(x, Tensor)}  # fmt: skip
+    data = _tensors(batch, like)
     layers, width = [], float(model.r_max) / 2 if width is None else width
     seen, energy = _seen(model, data, targets)  # before the model is touched
     labels, untrained = lacking_energies(model, data, energy) if energies else (None, False)
@@ -138,6 +160,13 @@ def add_long_range(
         target.__class__, target.long_range = _WITH[type(target)], layer
     model.__class__ = _LONG_RANGE[type(model)]
     return model
+
+
+def _tensors(batch: Any, like: Tensor) -> dict[str, Tensor]:
+    """The tensors of a batch, with the device and the dtype of a model."""
+    items = dict(batch.to_dict() if hasattr(batch, "to_dict") else batch).items()
+    return {name: x.to(like.device, like.dtype if x.is_floating_point() else None)
+            for name, x in items if isinstance(x, Tensor)}  # fmt: skip
 
 
 class LongRangeProduct(EquivariantProductBasisBlock):
@@ -198,9 +227,11 @@ class _LongRangeModel(MACE):
             "examples/mace_run_train.py"
         )
 
-    def forward(self, data: Mapping[str, Any], training: bool = False, compute_force: bool = True,
-                compute_virials: bool = False, compute_stress: bool = False, compute_displacement: bool = False,
-                **more: Any) -> dict[str, Tensor | None]:  # fmt: skip
+    def forward(
+        self, data: Mapping[str, Any], training: bool = False, compute_force: bool = True,
+        compute_virials: bool = False, compute_stress: bool = False, compute_displacement: bool = False,
+        compute_hessian: bool = False, compute_born_charges: bool = False, **more: Any,
+    ) -> dict[str, Tensor | None]:  # fmt: skip
         if more.get("lammps_mliap"):
             raise NotImplementedError(
                 "long range needs sums over all atoms, and LAMMPS gives each process a part of them: use ASE"
@@ -210,19 +241,24 @@ class _LongRangeModel(MACE):
                 "compute_edge_forces and compute_atomic_stresses share forces and stress among edges, which carry the "
                 "short range only: ask a model with long range for forces, virials and stress of whole systems"
             )
+        pos = data["positions"]
         data, strained = dict(data), compute_virials or compute_stress or compute_displacement
         if strained and data.get("displacement") is None:
             data["displacement"] = data["positions"].new_zeros(data["ptr"].numel() - 1, 3, 3).requires_grad_()
         if compute_stress and CALCULATED.get() is None:
             _warn_of_slabs(data["pbc"].view(-1, 3))
-        call = Call(data, data["displacement"] if strained else None)
+        call, charged = Call(data, data["displacement"] if strained else None), "long_range" in self._modules
+        derivatives = {"compute_force": compute_force, "compute_virials": compute_virials,
+                       "compute_stress": compute_stress, "compute_hessian": compute_hessian}  # fmt: skip
         token = CALL.set(call)
         try:
-            out = super().forward(
-                data, training, compute_force, compute_virials, compute_stress, compute_displacement, **more
-            )
+            own = dict.fromkeys(derivatives, False) if charged else derivatives
+            out = super().forward(data, training, compute_displacement=compute_displacement or strained, **own, **more)
         finally:
             CALL.reset(token)
+        if charged:
+            born = compute_born_charges or data.get("born_charges") is not None
+            self._add_charges(out, data, pos, call.displacement, training, born, derivatives)
         if call.energies is not None:
             out["long_range_energy"] = self._graph_energies(call.energies, data)
         if (outputs := CALCULATED.get()) is not None:
@@ -231,6 +267,30 @@ class _LongRangeModel(MACE):
         if strained and out["displacement"] is not data["displacement"]:
             raise RuntimeError("stress would be wrong: this release of mace-torch does not take displacement from data")
         return out
+
+    def _add_charges(
+        self, out: dict[str, Any], data: dict[str, Any], pos: Tensor, displacement: Tensor | None, training: bool,
+        born: bool, derivatives: dict[str, bool],
+    ) -> None:  # fmt: skip
+        """Add energies of charges to the outputs of MACE without derivatives, and compute derivatives of all."""
+        found = interact(self.long_range, data, displacement, out["node_feats"])
+        offsets = self.long_range.offsets[data["node_attrs"].argmax(1)]
+        zero = found.energies.new_zeros(data["ptr"].numel() - 1)
+        out["long_range_energy"] = zero.index_add(0, data["batch"], found.energies)
+        added = zero.index_add(0, data["batch"], found.energies - offsets)
+        out["energy"] = out["energy"] + added
+        out["node_energy"] = out["node_energy"] + found.energies - offsets
+        if "interaction_energy" in out:
+            out["interaction_energy"] = out["interaction_energy"] + added
+        out["charges"], out["dipole"] = found.charges, found.dipole
+        if born:
+            out["born_charges"] = self.long_range.born_charges(found.dipole, data["positions"], training)
+        names = ("forces", "virials", "stress", "hessian")
+        results = get_outputs(
+            energy=out.get("interaction_energy", out["energy"]), positions=pos, displacement=displacement,
+            cell=data["cell"], training=training, **derivatives,
+        )  # fmt: skip
+        out.update(zip(names, results, strict=False))
 
     def _graph_energies(self, energies: Tensor, data: Mapping[str, Tensor]) -> Tensor:
         """The long-range energy of each graph, (graphs,), scaled as MACE scales the outputs of readouts."""

@@ -20,10 +20,11 @@ PUBLIC = {
     "neighbors": "NeighborList mean_edge_length neighbor_list",
     "encodings": "relation_index",
     "testing": "act dilation_errors equivariance_error off_lattice_errors",
-    "functional": "Coulomb Gaussian OscillatingGaussian ewald_attention frame_attention geometric_product "
-    "global_group_attention group_attention lifting_attention linear_attention orthogonal_projection "
+    "functional": "Coulomb Gaussian OscillatingGaussian charge_energies ewald_attention frame_attention "
+    "geometric_product global_group_attention group_attention lifting_attention linear_attention orthogonal_projection "
     "scalar_long_conv softmax_features vector_attention vector_long_conv window_attention",
-    "nn": "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "
+    "nn": "ChargeInteraction "
+    "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "
     "GroupLinear GroupTransformer LiftingAttention PerformerAttention RegularGlobalNorm RegularLayerNorm "
     "RelativePerformer SE3Hyena "
     "SE3HyenaOperator VectorSelfAttention VectorTransformer measure_ewald_prices",
@@ -31,7 +32,8 @@ PUBLIC = {
     "R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention R3RegularLayerNorm between_fields export "
     "group_from_gspace",
     "integrations.pyg": "PixelGraph PixelGraphClassifier RelativeGPSBlock RelativePerformerConv",
-    "integrations.e3nn": "IrrepsEwaldAttention IrrepsSE3Hyena IrrepsSE3HyenaOperator IrrepsVectorSelfAttention "
+    "integrations.e3nn": "IrrepsChargeInteraction "
+    "IrrepsEwaldAttention IrrepsSE3Hyena IrrepsSE3HyenaOperator IrrepsVectorSelfAttention "
     "LongTensorProduct TensorProductHyenaOperator",
     "integrations.mace": "LongRangeCalculator add_long_range copy_long_range select_head without_long_range",
     "integrations.nequip": "LongRange LongRangeNequIPGNNModel",

@@ -8,6 +8,7 @@ from .performer.random_features import orthogonal_projection, softmax_features
 from .performer.window import window_attention
 from .vector.attention import vector_attention
 from .vector.clifford import geometric_product
+from .waves.charges import charge_energies
 from .waves.coulomb import Coulomb
 from .waves.ewald_attention import ewald_attention
 from .waves.gaussian import Gaussian, OscillatingGaussian
@@ -16,6 +17,7 @@ __all__ = [
     "Coulomb",
     "Gaussian",
     "OscillatingGaussian",
+    "charge_energies",
     "ewald_attention",
     "frame_attention",
     "geometric_product",

@@ -13,10 +13,12 @@ from .performer.attention import PerformerAttention
 from .performer.relative_performer import RelativePerformer
 from .vector.clifford import CliffordMLP
 from .vector.self_attention import VectorSelfAttention, VectorTransformer
+from .waves.charges import ChargeInteraction
 from .waves.ewald_attention import EwaldAttention
 from .waves.measure_prices import measure_ewald_prices
 
 __all__ = [
+    "ChargeInteraction",
     "CliffordMLP",
     "EwaldAttention",
     "GEViT",

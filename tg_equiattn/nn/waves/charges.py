@@ -1,0 +1,237 @@
+"""Charges of elements and transfers between neighbors: energies, dipoles and Born effective charges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ... import checks
+from ...functional.waves.charges import charge_energies
+from ...modes import full_precision
+from ...node_batch import NodeBatch
+from ..modules import NotScriptable, StoresSettings
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+COULOMB_CONSTANT = 14.3996454785  # e² / 4 pi epsilon_0 in eV Å
+_TOLERANCE = 1e-4  # of sums of charges, relative to the sum of their absolute values
+
+
+class ChargeOutputs(NamedTuple):
+    """Outputs of :class:`ChargeInteraction`.
+
+    Attributes:
+        energies: energies of nodes, without those that ``offsets`` takes off.
+        charges: charges of nodes.
+        dipole: dipole of each graph; in graphs that repeat, it is defined up to charges times lattice vectors.
+    """
+
+    energies: Float[Tensor, " nodes"]
+    charges: Float[Tensor, " nodes"]
+    dipole: Float[Tensor, "graphs 3"]
+
+
+class ChargeInteraction(NotScriptable, StoresSettings):
+    r"""Energies of charges of elements, dipoles and Born effective charges, in molecules, slabs and crystals.
+
+    .. math:: E = \frac{C}{2} \sum_{ij} S_i S_j\, \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}, \qquad
+        S_i = \lambda q_{z_i} + \sum_j t_{ji}, \qquad t_{ij} = \frac{f(r_{ij})}{\bar N}\, w \cdot (x_i - x_j)
+
+    with a charge q for each element z. Sums include the node itself and all images. E is a sum of squares over waves:
+    with charges that do not change, it can only raise the frequency of a longitudinal mode. The factor :math:`\lambda`
+    and the transfers t from a node to its neighbors are learned if the layer has ``scalars``, the number of invariant
+    features x of a node. Transfers are antisymmetric, so they conserve the charge of every fragment, and the factor
+    leaves neutral fragments neutral. A new layer has :math:`\lambda = 1` and no transfers.
+
+    The dipole is the sum of constants times positions and transfers times edge vectors. Born effective charges are its
+    derivative by positions, times the root of the dielectric constant. The kernel is isotropic: it cannot represent a
+    dielectric constant that depends on the direction.
+
+    Args:
+        charges: Charge of each element by its name. The order of the names is that of the numbers in ``elements``.
+            Charges that give the right forces in a crystal are Born effective charges divided by the root of
+            ``dielectric``. NaN means that a charge is missing: graphs with this element are refused.
+        width: Width s of the kernel, in the unit of positions. Use 0.4 of the message-passing cutoff, so that the
+            kernel does not compete with messages.
+        scalars: Number of invariant features of each node, from which transfers are learned. With 0, the default,
+            charges are held.
+        cutoff: Largest length of an edge, for transfers.
+        avg_num_neighbors: Constant by which transfers are divided, 1 by default.
+        dielectric: Electronic dielectric constant of the data, 1 by default. The charges of a graph sum to its total
+            charge divided by the root of this constant.
+        coulomb_constant: The constant C, by default in eV Å for charges in units of e.
+        error: Promised error of sums over reciprocal vectors, relative to the largest value of the kernel, 1e-4 by
+            default.
+        method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :class:`EwaldAttention`.
+        max_hkl: Largest Miller indices along the lattice vectors. If given, cells are not read, which torch.compile
+            needs. The default, ``None``, reads them.
+
+    Raises:
+        ValueError: if an argument is not allowed, or does not fit another one.
+
+    Source: split charges (Nistor et al. 2006) and energies of learned charges (PhysNet, arXiv 1902.08408); phonons of
+    polar crystals, Gonze and Lee 1997.
+
+    Example:
+        >>> import torch
+        >>> salt = ChargeInteraction({"Na": 0.68, "Cl": -0.68}, width=2.0)
+        >>> pos = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 2.8]], requires_grad=True)
+        >>> out = salt(torch.tensor([0, 1]), pos)
+        >>> out.charges, out.dipole.detach()
+        (tensor([ 0.6800, -0.6800]), tensor([[ 0.0000,  0.0000, -1.9040]]))
+        >>> salt.born_charges(out.dipole, pos)[:, 2, 2]
+        tensor([ 0.6800, -0.6800])
+    """
+
+    constants: Tensor
+    offsets: Tensor
+    feature_size: Tensor
+
+    def __init__(
+        self,
+        charges: Mapping[str, float],
+        *,
+        width: float,
+        scalars: int = 0,
+        cutoff: float | None = None,
+        avg_num_neighbors: float = 1.0,
+        dielectric: float = 1.0,
+        coulomb_constant: float = COULOMB_CONSTANT,
+        error: float = 1e-4,
+        method: str = "auto",
+        max_hkl: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        checks.positive_number(
+            width=width, dielectric=dielectric, avg_num_neighbors=avg_num_neighbors, coulomb_constant=coulomb_constant
+        )
+        checks.whole(scalars=scalars)
+        if scalars:
+            checks.positive_number(cutoff=cutoff)  # type: ignore[arg-type]
+        if not charges:
+            raise ValueError("charges must have a charge for each element, got none")
+        self.names, self.width, self.cutoff, self.avg_num_neighbors = tuple(charges), width, cutoff, avg_num_neighbors
+        self.dielectric, self.coulomb_constant = dielectric, coulomb_constant
+        self.error, self.method, self.max_hkl = error, method, max_hkl
+        self.register_buffer("constants", torch.tensor([float(q) for q in charges.values()]))
+        self.register_buffer("offsets", torch.zeros(len(charges)))
+        self.register_buffer("feature_size", torch.ones(()))
+        self.weights = nn.Parameter(torch.zeros(scalars)) if scalars else None
+        if scalars:
+            self.scale = nn.Parameter(torch.ones(()))
+        else:
+            self.register_buffer("scale", torch.ones(()))
+
+    def reset_parameters(self) -> None:
+        if self.weights is not None:
+            nn.init.ones_(self.scale)
+            nn.init.zeros_(self.weights)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "elements": list(self.names), "width": float(self.width), "dielectric": float(self.dielectric),
+            "cutoff": self.cutoff and float(self.cutoff), "avg_num_neighbors": float(self.avg_num_neighbors),
+            "coulomb_constant": float(self.coulomb_constant),
+        }  # fmt: skip
+
+    def forward(
+        self,
+        elements: Tensor,
+        pos: Tensor,
+        batch: Tensor | None = None,
+        *,
+        features: Tensor | None = None,
+        edge_index: Tensor | None = None,
+        edge_vectors: Tensor | None = None,
+        total_charge: Tensor | None = None,
+        cell: Tensor | None = None,
+        pbc: Tensor | None = None,
+        batch_size: int | None = None,
+        max_num_nodes: int | None = None,
+    ) -> ChargeOutputs:
+        """Energies, charges and dipoles.
+
+        Args:
+            elements: int64 ``(T,)``, the number of the element of each node.
+            pos: Positions ``(T, 3)``. Give large coordinates in float64.
+            batch: Sorted int64 ``(T,)``, the graph of each node. ``None`` means one graph.
+            features: Invariant features ``(T, scalars)``, if the layer has ``scalars``.
+            edge_index: int64 ``(2, E)``, edges in both directions, if the layer has ``scalars``.
+            edge_vectors: ``(E, 3)``, vector of each edge from its first to its second node, if the layer has
+                ``scalars``.
+            total_charge: ``(B,)``, total charge of each graph. ``None`` means that all are neutral.
+            cell: Lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``.
+            pbc: bool ``(3,)`` or ``(B, 3)``, the lattice vectors along which graphs repeat: three, two or none.
+                ``None`` means all that are not zero.
+            batch_size: Number of graphs. ``None`` reads it from ``batch``, which torch.compile cannot.
+            max_num_nodes: Bound of the number of nodes of a graph. ``None`` reads it from ``batch``.
+        """
+        node_batch = NodeBatch.flat(elements, batch, batch_size, max_num_nodes)
+        with full_precision(elements.device):
+            constants = self.constants.index_select(0, elements)
+            self._check(constants.detach(), elements, total_charge, node_batch)
+            charges = self.scale * constants
+            moments = charges[:, None] * pos
+            if self.weights is not None:
+                first, second, vectors, transfers = self._transfers(self.weights, features, edge_index, edge_vectors)
+                moments = moments.index_add(0, first, (0.5 * transfers)[:, None] * vectors.to(moments.dtype))
+                charges = charges.index_add(0, second, transfers)
+            energies = charge_energies(
+                charges, pos, batch, width=self.width, cell=cell, pbc=pbc, method=self.method, error=self.error,
+                max_hkl=self.max_hkl, batch_size=batch_size, max_num_nodes=max_num_nodes,
+            )  # fmt: skip
+            return ChargeOutputs(self.coulomb_constant * energies, charges, node_batch.sum(moments).to(charges.dtype))
+
+    def born_charges(self, dipole: Tensor, pos: Tensor, create_graph: bool = False) -> Float[Tensor, "nodes 3 3"]:
+        """Born effective charges: derivatives of the component a of the dipole by the coordinate b of each node, at
+        ``[node, a, b]``, times the root of the dielectric constant. Their sum over a neutral graph is zero.
+
+        Args:
+            dipole: the dipole of a call.
+            pos: positions of the same call, which need gradients.
+            create_graph: true if Born charges will be differentiated, as in training on them.
+        """
+        rows = [torch.autograd.grad(x.sum(), pos, retain_graph=True, create_graph=create_graph)[0]
+                for x in dipole.unbind(1)]  # fmt: skip
+        return self.dielectric**0.5 * torch.stack(rows, 1)
+
+    def _transfers(
+        self, weights: Tensor, features: Tensor | None, edge_index: Tensor | None, edge_vectors: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The nodes and the vector of each edge, and the charge that goes along it from the first node to the
+        second."""
+        given: dict[str, Any] = {"features": features, "edge_index": edge_index, "edge_vectors": edge_vectors}
+        if lacking := [name for name, x in given.items() if x is None]:
+            raise ValueError(f"{lacking[0]} must be given, since transfers are learned, got None")
+        features, edge_index, edge_vectors = given.values()
+        first, second = edge_index
+        square = edge_vectors.square().sum(1).to(features.dtype)
+        near = (1 - square / self.cutoff**2).clamp(min=0) ** 3 / self.avg_num_neighbors  # type: ignore[operator]
+        own = features @ weights / weights.shape[0] / self.feature_size
+        return first, second, edge_vectors, near * (own.index_select(0, first) - own.index_select(0, second))
+
+    def _check(self, constants: Tensor, elements: Tensor, total_charge: Tensor | None, node_batch: NodeBatch) -> None:
+        """Raise ValueError if a charge is missing, or if charges of a graph do not sum to its total charge."""
+
+        def unknown() -> str:
+            return f", got none for {', '.join(sorted({self.names[n] for n in elements[constants.isnan()].tolist()}))}"
+
+        checks.must_hold(~constants.isnan().any(), "charges must have a charge for the element of every atom", unknown)
+        found = self.dielectric**0.5 * node_batch.sum(constants)
+        wanted = torch.zeros_like(found) if total_charge is None else total_charge.to(found.dtype).reshape(-1)
+        off = (found - wanted).abs() > _TOLERANCE * (node_batch.sum(constants.abs()) + 1)
+
+        def different() -> str:
+            graph = int(off.nonzero()[0])
+            root = "" if self.dielectric == 1 else f" times the root of dielectric={self.dielectric:g}"
+            known = "no total_charge is given" if total_charge is None else f"total_charge is {float(wanted[graph]):g}"
+            return (
+                f": in graph {graph} they sum to {float(found[graph]):.4g}{root}, and {known}; give the total charge "
+                "of charged graphs, or charges that sum to it"
+            )
+
+        checks.must_hold(~off.any(), "charges of a graph must sum to its total charge", different)
