@@ -1,11 +1,8 @@
 """Global geometric context as e3nn modules: SE(3)-Hyena, vector self-attention and Ewald attention on node features
 with irreps. As in e3nn, components of inputs and outputs should have about unit variance."""
 
-import torch
-
 from .._host import require
 
-torch.serialization.add_safe_globals([slice])  # constants of e3nn 0.4.4 hold slices, which torch.load refuses
 require("e3nn", "e3nn")
 
 from .charge_interaction import IrrepsChargeInteraction  # noqa: E402
