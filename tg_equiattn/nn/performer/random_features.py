@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 _BYTES = 5  # seeds are below 2^40
-# Number of writes to the digits of a seed that are read on accelerators; later ones are ignored. Each read waits for
-# the device, and DistributedDataParallel writes buffers before every pass.
-_READS = 3
 
 
 def draw_directions(seed: int, number: int, num_random_features: int, dim: int) -> Float[Tensor, "features dim"]:
@@ -114,7 +111,7 @@ class RandomFeatures(nn.Module):
         with ordinary_tensors():
             self._seed = _new_seed()
             self._clock = torch.zeros(2, dtype=torch.int64, device="cpu")  # steps since the last draw, number of it
-        self._seen, self._reads = (0, 0), 0  # the digits that were read, and how often they had been written to
+        self._seen = (0, 0)  # the digits that were read
         self._draw_of_drawn: tuple[int, int] | None = None
         self.register_buffer("seed_digits", torch.empty(_BYTES + 4))
         self._write_digits()
@@ -215,14 +212,10 @@ class RandomFeatures(nn.Module):
             self._seen = _write_of(self.seed_digits)
 
     def _read_digits(self) -> None:
-        """Read the seed from its digits if they have been written to or replaced."""
+        """Read the seed from its digits if they have been written to or replaced, which waits for an accelerator."""
         digits, now = self.seed_digits, _write_of(self.seed_digits)
         if now == self._seen or not is_ordinary(digits):
             return
-        if digits.device.type != "cpu" and now[0] == self._seen[0]:
-            if self._reads >= _READS:
-                return
-            self._reads += 1
         self._seen, seed = now, seed_of(digits)
         if seed is None:
             warnings.warn(
@@ -253,7 +246,6 @@ class RandomFeatures(nn.Module):
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
-        self._reads = 0
         self._read_digits()
         self._draw(in_place=True)
 
