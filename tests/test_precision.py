@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 import torch
-from cases import CASES, ONE_A_NAME, moved, run
+from cases import CASES, FIRST, ONE_A_NAME, moved, run
 from small_groups import GROUPS
 from tf32 import Tf32, round_to_tf32
 from torch import nn
@@ -65,6 +65,23 @@ def test_autocast_and_flags(built, device):
             scale = max(1e-3, float(b.detach().abs().max())) if b.numel() else 1.0
             tolerance = 20 * torch.finfo(dtype).eps * scale
             torch.testing.assert_close(a.detach().float(), b.detach(), rtol=0, atol=tolerance)
+
+
+WHOLE = {"PixelEmbedding lookup", "RandomFeatures", "MeanReadout"}  # takes whole numbers, none, and is part of a model
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [name for name in FIRST if name not in WHOLE])
+def test_half_precision_outside_of_autocast(name, dtype):
+    """Layers with parameters refuse it, whatever the host. Functions refuse it too, or compute in float32."""
+    pytest.importorskip(CASES[name].host)
+    module, inputs = CASES[name].build(dtype)
+    if any(True for _ in module.parameters()):
+        with pytest.raises(ValueError, match="must be float32 or float64"):
+            module(**inputs)
+    elif "attention" in name and name not in ("vector_attention", "ewald_attention"):
+        exact = module(**{n: x.float() if x.is_floating_point() else x for n, x in inputs.items()})
+        assert relative(module(**inputs).float(), exact) < torch.finfo(dtype).eps  # rounded twice at most
 
 
 @pytest.mark.parametrize("name", ["C4", "D4"])

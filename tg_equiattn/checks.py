@@ -103,7 +103,8 @@ def features(x: Tensor, channels: int, dim: int, elements: int | None, reference
 
 
 def same_kind(x: Tensor, reference: Tensor, name: str = "input") -> None:
-    """Raise ValueError unless x is floating point, in ``reference``'s dtype, on its device."""
+    """Raise ValueError unless x is floating point, in ``reference``'s dtype, on its device, and passes
+    :func:`half_precision`."""
     if not x.is_floating_point():
         raise ValueError(f"{name} must be a floating point tensor, got {x.dtype}")
     if x.device != reference.device:
@@ -112,6 +113,7 @@ def same_kind(x: Tensor, reference: Tensor, name: str = "input") -> None:
         autocast = has_autocast(x.device.type) and torch.is_autocast_enabled(x.device.type)
         if not autocast or x.dtype == torch.float64:  # autocast does not convert float64
             raise ValueError(f"{name} must be {reference.dtype} as the parameters are, got {x.dtype}")
+    half_precision(**{name: x})
 
 
 def alike(axes: int, **tensors: Tensor) -> None:
@@ -133,7 +135,8 @@ def alike(axes: int, **tensors: Tensor) -> None:
 
 
 def half_precision(**tensors: Tensor) -> None:
-    """Raise ValueError for half precision on the CPU outside autocast, which FFTs and geometry do not support."""
+    """Raise ValueError for half precision on the CPU outside autocast: FFTs do not support it, and geometry loses
+    accuracy."""
     for name, x in tensors.items():
         half = x.dtype in (torch.float16, torch.bfloat16) and x.device.type == "cpu"
         if half and not torch.is_autocast_enabled("cpu"):
@@ -148,11 +151,10 @@ def full_parameters(reference: Tensor) -> None:
 
 
 def of_points(x: Tensor, reference: Tensor, name: str = "input") -> None:
-    """Raise ValueError unless features x of points have the dtype and device of the parameter ``reference``, in a
-    supported precision."""
+    """Raise ValueError unless features x of points have the dtype and device of the parameter ``reference``, float32 or
+    float64."""
     full_parameters(reference)
     same_kind(x, reference, name)
-    half_precision(**{name: x})
 
 
 def shape_of(x: object) -> str:

@@ -98,7 +98,6 @@ def ewald_attention(
     if not isinstance(value, Tensor) or value.ndim != 3 or value.shape[:2] != query.shape[:2]:
         raise ValueError(f"value must be ({query.shape[0]}, {heads}, V), got {checks.shape_of(value)}")
     checks.same_kind(value, query, "value")
-    checks.half_precision(value=value)
     pos = checks.positions(pos, (query.shape[0], 3), query, "attention depends on them")
     node_batch = NodeBatch.flat(query, batch, batch_size, max_num_nodes)
     cells = cells_of(cell, pbc, node_batch.count, query)

@@ -50,6 +50,7 @@ class Pointwise(nn.Conv1d):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.in_channels:
             raise ValueError(f"input must have shape (B, {self.in_channels}, ...), got {tuple(x.shape)}")
+        checks.same_kind(x, self.weight)
         return pointwise(x, self.weight.squeeze(-1), self.bias)
 
     def extra_repr(self) -> str:
@@ -78,7 +79,7 @@ class GroupLinear(StoresSettings):
 
     Raises:
         ValueError: if ``group`` is not a finite group, if ``in_channels`` or ``out_channels`` is not a positive
-            integer, or if the input has another shape.
+            integer, or if the input has another shape or another dtype than the parameters.
 
     Source: Cohen and Welling, Group equivariant convolutional networks (2016), Eq. 11, at a single pixel.
 
@@ -115,6 +116,7 @@ class GroupLinear(StoresSettings):
         elements = self.weight.shape[-1]
         if x.ndim < 3 or tuple(x.shape[1:3]) != (self.in_channels, elements):
             raise ValueError(f"input must have shape (B, {self.in_channels}, {elements}, ...), got {tuple(x.shape)}")
+        checks.same_kind(x, self.weight)
         bias = None if self.bias is None else self.bias[:, None].expand(-1, elements).flatten()
         out = pointwise(x.flatten(1, 2), self.matrix(), bias)
         return out.view(x.shape[0], self.out_channels, elements, *x.shape[3:])

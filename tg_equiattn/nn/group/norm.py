@@ -17,6 +17,7 @@ def _checked(x: Tensor, mask: Tensor | None, channels: int) -> tuple[Tensor, Ten
     """Check input and mask. Return the features with zeros at masked pixels, and the same in at least float32."""
     if x.ndim < 2 or x.shape[1] != channels:
         raise ValueError(f"input must have shape (B, {channels}, ...), got {tuple(x.shape)}")
+    checks.half_precision(input=x)
     checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
     x = zero_where_masked(x, mask)
     return x, x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -265,7 +265,6 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         if return_vectors and self.far_offsets is None:
             raise ValueError("return_vectors must be False with values='content', got True: pass values='offset'")
         checks.same_kind(x, self.query.weight)
-        checks.half_precision(input=x)
         nodes = Nodes(
             x, self.positions, self.ranks, mask, batch, batch_size, max_num_nodes, pos, grid, neighbors,
             far_offsets=self.far_offsets is not None, whole=self.features is None,
