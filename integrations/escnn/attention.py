@@ -30,11 +30,13 @@ class RdAttentionModule(RdModule):
 
         Args:
             input: Fields of ``in_type``.
-            mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels. Masked pixels have no effect on
-                other pixels, and their outputs are zero. ``None`` means that all pixels are valid.
+            mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels of ``input``. Masked pixels have no
+                effect on other pixels, and their outputs are zero. ``None`` means that all pixels are valid.
             context: Fields of ``context_type`` from which keys and values are made; without a ``context_type``, fields
                 of ``in_type``. ``None`` means ``input``.
-            context_mask: Bool, true at valid pixels of the context. ``None`` means ``mask``.
+            context_mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels of the context. Masked
+                pixels are not keys. A query without a valid key has zero weights, so its attention is the bias of the
+                output projection. ``None`` means ``mask``.
         """
         out = self.core(self._fields(input), mask, context=self._context(context), context_mask=context_mask)
         return self._wrap(out)

@@ -193,16 +193,18 @@ class Exported(nn.Module):
         super().__init__()
         self.before, self.core, self.after = before, core, after
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, context: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         if torch.onnx.is_in_onnx_export() and torch.jit.is_tracing():
             raise RuntimeError(
                 "the ONNX exporter with dynamo=False traces the model and would make a file for images of one size; "
                 "use torch.onnx.export(model, inputs, dynamo=True)"
             )
-        options = {} if mask is None else {"mask": mask}
-        if context is not None:
-            options["context"] = self.before(context)
-        return self.after(self.core(self.before(x), **options))
+        context = None if context is None else self.before(context)
+        options = {"mask": mask, "context": context, "context_mask": context_mask}
+        return self.after(self.core(self.before(x), **{name: t for name, t in options.items() if t is not None}))
 
 
 def export(module: EquivariantModule) -> nn.Module:

@@ -53,8 +53,9 @@ LAYERS = {
 }
 
 
-def oracle(layer, x, relation, context=None, there=None):
-    """The layer by its definition, one (pixel, h, t) at a time, offset by offset; ``there`` (pixels,) is the mask."""
+def oracle(layer, x, relation, context=None, there=None, mask=None):
+    """The layer by its definition, one (pixel, h, t) at a time, offset by offset; ``there`` (pixels,) is the mask of
+    the keys, ``mask`` that of the queries."""
     lifts, scales = isinstance(layer, LiftingAttention), getattr(layer.group, "scales", None)
     isometries = layer.group.isometries if scales else layer.group
     matrices, each = isometries.matrices.repeat(scales or 1, 1, 1), len(isometries)
@@ -123,4 +124,16 @@ def oracle(layer, x, relation, context=None, there=None):
         )  # fmt: skip
         out = torch.cat([out, by_place], 1)
     out = layer.out(out.flatten(1, 2))
-    return out if there is None else out * there.view(out.shape[3:])
+    return out if mask is None else out * mask.view(out.shape[3:])
+
+
+def images_by_oracle(layer, name, x, masks=None, context=None, context_masks=None):
+    """The oracle of a layer of :data:`LAYERS` for a batch, image by image. By default keys have the mask of queries."""
+    relation = {"lifting": None, "global": "relative", "global frame": "frame"}.get(name, name)
+    context_masks = masks if context_masks is None else context_masks
+
+    def one(n):
+        mask, there = (None if y is None else y[n].flatten() for y in (masks, context_masks))
+        return oracle(layer, x[n : n + 1], relation, None if context is None else context[n : n + 1], there, mask)
+
+    return torch.cat([one(n) for n in range(len(x))])

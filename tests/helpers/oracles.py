@@ -45,7 +45,7 @@ def attention_by_definition(
     not meet; ``inside(offset)`` whether an offset belongs to the neighbourhood; ``strides``, one an h, what its offsets
     are multiples of; ``bias(offset, u)``, (heads,) to add to the score; ``there``, true for the pixels that are keys;
     with ``circular`` the image goes on at the other side; ``far(query, key, u)`` (B, heads, keys, S) weighs all keys,
-    (B, heads, C, S, keys), to which windows add exp(score)."""
+    (B, heads, C, S, keys), to which windows add exp(score). Without any key the output is zero."""
     batch, heads, _, elements, *spatial = query.shape
     argument = functools.cache(argument)
     rho, bias = _remembered(rho), None if bias is None else _remembered(bias)
@@ -56,11 +56,11 @@ def attention_by_definition(
     turns = itertools.product((-1, 0, 1), repeat=len(spatial)) if circular else [(0,) * len(spatial)]
     around = [torch.tensor(turn).double() * torch.tensor(spatial[::-1]) for turn in turns]
     for (i, x_i), (h, matrix) in itertools.product(enumerate(place), enumerate(matrices)):
-        if not there[i]:  # what it attends to means nothing
-            continue
         pairs = [(j, (x_j + a - x_i) / (strides[h] if strides else 1)) for j, x_j in enumerate(place) for a in around]
         pairs = [(j, offset) for j, offset in pairs if there[j] and inside(offset)]
         keys, offsets = [j for j, _ in pairs], [matrix.T @ offset for _, offset in pairs]
+        if not keys and (far is None or not there.any()):
+            continue
         encoding = _at_offsets(rho, offsets)
         added = None if bias is None else _at_offsets(bias, offsets)
         total = 0
@@ -69,15 +69,16 @@ def attention_by_definition(
             if not seen:
                 continue
             arguments = [argument(h, t, s) for s in seen]
-            positions_of_keys = torch.stack([encoding(u) for u in arguments], 1)  # (keys, S, C)
-            with_position = k[:, :, :, seen][..., keys].permute(0, 1, 4, 3, 2) + positions_of_keys
-            score = scale * torch.einsum("bnc,bnksc->bnks", q[:, :, :, t, i], with_position)
-            if added is not None:
-                score = score + torch.stack([added(u) for u in arguments], 1).movedim(-1, 0)
-            everywhere = score.new_zeros(batch, heads, len(place), len(seen))
+            weight = value.new_zeros(batch, heads, len(place), len(seen))
             if far is not None:
-                everywhere = far(q[:, :, :, t, i], k[:, :, :, seen], arguments) * there[:, None]
-            weight = everywhere.index_add(2, torch.tensor(keys), score.exp())
+                weight = far(q[:, :, :, t, i], k[:, :, :, seen], arguments) * there[:, None]
+            if keys:
+                positions_of_keys = torch.stack([encoding(u) for u in arguments], 1)  # (keys, S, C)
+                with_position = k[:, :, :, seen][..., keys].permute(0, 1, 4, 3, 2) + positions_of_keys
+                score = scale * torch.einsum("bnc,bnksc->bnks", q[:, :, :, t, i], with_position)
+                if added is not None:
+                    score = score + torch.stack([added(u) for u in arguments], 1).movedim(-1, 0)
+                weight = weight.index_add(2, torch.tensor(keys), score.exp())
             weight = weight / weight.sum((2, 3), keepdim=True)
             total = total + torch.einsum("bnks,bncsk->bnc", weight, v[:, :, :, seen])
         out[:, :, :, h, i] = total

@@ -159,6 +159,6 @@ def test_keys_of_another_image_are_refused_where_offsets_matter():
         frame_attention(query, key, value, rho, window=window)
     with pytest.raises(ValueError, match="offset_encoding must be given for a window"):
         frame_attention(query, query, query, None, window=Window(2, 3))
-    mask, rho = torch.ones(1, 2, 3, dtype=torch.bool), torch.zeros(3, 9, 3, dtype=torch.float64)
-    with pytest.raises(ValueError, match="key_mask must be None unless the window is global"):
+    mask, rho = torch.ones(1, 2, 2, dtype=torch.bool), torch.zeros(3, 9, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"key_mask must be bool of shape \(2 or 1, 2, 3\)"):
         frame_attention(query, query, query, rho, window=Window(2, 3), key_mask=mask)

@@ -46,6 +46,20 @@ def test_exported_models_trace_and_agree(name, randomise):
     torch.testing.assert_close(traced(x), model(model.in_type(x)).tensor, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [R2GroupAttention, R2GlobalAttention])
+def test_masks_of_both_images(kind, randomise):
+    """Exported modules take what layers take. No pixel of the context is valid in the first image."""
+    layer = randomise(kind(HIDDEN, HIDDEN, heads=2, kernel_size=3, context_type=HIDDEN)).eval()
+    x, context = torch.randn(2, 2, HIDDEN.size, 5, 6)
+    mask, seen = torch.rand(2, 2, 5, 6) < 0.7
+    seen[0] = False
+    wanted = layer(HIDDEN(x), mask, context=HIDDEN(context), context_mask=seen).tensor
+    for module in (layer.export(), export(layer)):
+        torch.testing.assert_close(module(x, mask, context, seen), wanted, rtol=0, atol=1e-5)
+    bias = layer.core.out.bias.repeat_interleave(4)[:, None, None]
+    torch.testing.assert_close(wanted[0], torch.where(mask[0], bias, 0.0), rtol=0, atol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["block", "global block"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attention_operands import assert_same
 from cases import moved
-from group_layers import LAYERS, attention, image, lifting, oracle
+from group_layers import LAYERS, attention, image, images_by_oracle, lifting
 from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
@@ -35,15 +35,9 @@ def on(device, layer):
 
 
 def compare_with_oracle(layer, name, x, masks=None, context=None, device="cpu"):
-    relation = {"lifting": None, "global": "relative", "global frame": "frame"}.get(name, name)
-    parts = [
-        oracle(layer, x[n : n + 1], relation, context=None if context is None else context[n : n + 1],
-               there=None if masks is None else masks[n].flatten())
-        for n in range(len(x))
-    ]  # fmt: skip
     inputs = [x, *layer.parameters()] + ([] if context is None else [context])
     run = layer if device == "cpu" else on(device, layer)
-    assert_same(run(x, masks, context=context), torch.cat(parts), inputs, 1e-10)
+    assert_same(run(x, masks, context=context), images_by_oracle(layer, name, x, masks, context), inputs, 1e-10)
 
 
 LOCAL = [name for name in LAYERS if not name.startswith("global")]

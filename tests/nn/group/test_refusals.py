@@ -68,6 +68,12 @@ REFUSED = [
     (r"dropout must be in \[0, 1\), got 'a'", made(dropout="a")),
     ("content_heads must be an integer from 0 to heads=2, got 3", made(content_heads=3)),
     ("content_heads=1 needs locality: heads without content", made(content_heads=1, locality=None)),
+    *(("content_heads must be at least 1 with a context, got 0", lambda kind=kind: kind(
+        C4, context_channels=5, content_heads=0)) for kind in (lifting, attention)),
+    *(("context must be None with content_heads=0, got torch.float32 of shape", lambda kind=kind, size=size: kind(
+        C4, content_heads=0, kernel_size=size)(X, context=X)) for kind in (attention, block) for size in (3, None)),
+    ("context must be None with content_heads=0", lambda: attention(C4, content_heads=0).attention_map(
+        X, (1, 1), context=X)),
     ("content_heads must be None or heads=2 unless relation is 'frame'", made(content_heads=1, relation="ge_vit")),
     ("locality must be .*a finite number of at least 0, got '4'", made(locality="4")),
     ("padding_mode must be 'mask' where kernel_size is None", made(padding_mode="circular", kernel_size=None)),

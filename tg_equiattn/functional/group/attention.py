@@ -16,7 +16,7 @@ from .definition import windowed_attention_definition
 from .dense import dense_attention, dense_attention_definition
 from .fusable import windowed_attention_fusable
 from .hashed_dropout import draw_seed
-from .masks import zero_where_masked
+from .masks import zero_where_masked, zero_without_keys
 from .operands import check_attention
 from .operator import windowed_attention
 
@@ -68,10 +68,11 @@ def group_attention(
         space_bias: Bias :math:`b_{space}` of rotated offsets for each head. ``None`` means zero.
         group_bias: Bias :math:`b_{group}` of u for each head. ``None`` means zero.
         dropout: Probability of dropping a weight, after the sum over t. The default is 0.
-        mask: True at valid pixels. Masked pixels are not keys, their numbers have no effect, and their outputs are
-            zero. ``None`` means that all pixels are valid.
-        key_mask: True at the valid pixels of ``key``; allowed with a global ``window`` only. ``None`` means ``mask`` if
-            queries and keys have images of the same size, and otherwise that all keys are valid.
+        mask: True at valid pixels of ``query``. Numbers of masked pixels have no effect, and their outputs are zero.
+            ``None`` means that all pixels are valid.
+        key_mask: True at valid pixels of ``key`` and ``value``. Masked pixels are not keys. A query without a valid key
+            has the output zero. ``None`` means ``mask`` if queries and keys have images of the same size, and otherwise
+            that all keys are valid.
 
     Shapes:
         - query: ``(B, heads, C, |H|, *spatial)``
@@ -90,8 +91,8 @@ def group_attention(
     Raises:
         ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
             ``query``, ``key`` and ``value`` do not have the same floating point dtype; if ``index`` is not a
-            permutation along its last axis; if ``window`` does not fit the image or the encodings; if ``dropout`` is
-            not in [0, 1); or if ``key_mask`` is given and ``window`` is not global.
+            permutation along its last axis; if ``window`` does not fit the image or the encodings; or if ``dropout`` is
+            not in [0, 1).
 
     Source: GSA-Nets Eq. 14-16 (arXiv:2010.00977), GE-ViT Eq. 14-17 (arXiv:2306.06722). The published code divides
     scores by the square root of the layer's input width; we divide by that of the head width.
@@ -132,21 +133,22 @@ def group_attention_impl(
     """:func:`group_attention` without checks. Operands must be finite at masked pixels; outputs are not masked.
 
     ``index=None`` means frame attention, or lifting attention if queries, keys and values have one element.
-    ``key_mask`` is true at valid keys. With a global window, encodings may be ``None``, and keys may then lie on
-    another grid.
+    ``key_mask`` is true at valid keys; queries without a valid key have the output zero. With a global window,
+    encodings may be ``None``, and keys may then lie on another grid.
 
     Returns the output and, if ``with_lse``, the log-sum-exps of the scores of each query: ``(B, heads, |H|,
     *spatial)``, or ``(B, heads, |H|, |H|, *spatial)`` with a sum over t. A global window has none.
     """
     dtype, kind = torch.promote_types(query.dtype, torch.float32), value.dtype
-    query, key, value = (x.to(dtype) for x in (query * query.shape[2] ** -0.5, key, value))
+    query, key, value = query.to(dtype) * query.shape[2] ** -0.5, key.to(dtype), value.to(dtype)
     encodings = offset_encoding, element_encoding, space_bias, group_bias
     seed = draw_seed(dropout, query.device)
     if window.is_global:
         flat = None if key_mask is None else key_mask.flatten(1)
         attend_all = dense_attention_definition if use_plain(plain) else dense_attention
         operands = query, key.flatten(4), value.flatten(4), *_dense_tables(query, index, *encodings)
-        return attend_all(*operands, index, flat, seed, dropout).to(kind), query.new_zeros(0)
+        out = attend_all(*operands, index, flat, seed, dropout)
+        return zero_where_masked(out, None if flat is None else flat.any(1)).to(kind), query.new_zeros(0)
     tables = _tables(query.shape[1], dtype, *encodings)
     # The fusable form keeps the products of queries and encodings in memory, and all scores for a backward pass.
     numbers = query.shape[0] * math.prod(tables[0].shape[:-1]) * math.prod(query.shape[4:])
@@ -156,10 +158,11 @@ def group_attention_impl(
             numbers *= index.shape[-1]
     form = choose_form(query, numbers // 4, plain, few=index is None)
     attend = _FORMS[form]
-    if form == DEFINITION and not with_lse:  # the other forms need them for backward
+    if form == DEFINITION and not with_lse and key_mask is None:  # the other forms need them for backward
         attend = functools.partial(attend, with_lse=False)
     settings = window.kernel_size, window.selection, window.circular, dropout
     out, lse = attend(query, key, value, *tables, index, key_mask, seed, *settings)
+    out = out if key_mask is None else zero_without_keys(out, lse)
     return out.to(kind), lse.squeeze(3)
 
 
@@ -292,10 +295,11 @@ def frame_attention(
             of the image are masked or continue at the opposite side.
         space_bias: Bias b of rotated offsets for each head. ``None`` means zero.
         dropout: Probability of dropping a weight. The default is 0.
-        mask: True at valid pixels. Masked pixels are not keys, their numbers have no effect, and their outputs are
-            zero. ``None`` means that all pixels are valid.
-        key_mask: True at the valid pixels of ``key``; allowed with a global ``window`` only. ``None`` means ``mask`` if
-            queries and keys have images of the same size, and otherwise that all keys are valid.
+        mask: True at valid pixels of ``query``. Numbers of masked pixels have no effect, and their outputs are zero.
+            ``None`` means that all pixels are valid.
+        key_mask: True at valid pixels of ``key`` and ``value``. Masked pixels are not keys. A query without a valid key
+            has the output zero. ``None`` means ``mask`` if queries and keys have images of the same size, and otherwise
+            that all keys are valid.
 
     Shapes:
         - query: ``(B, heads, C, T, *spatial)``, T = ``|H|``, or 1 for lifting
@@ -311,8 +315,7 @@ def frame_attention(
     Raises:
         ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
             ``query``, ``key`` and ``value`` do not have the same floating point dtype; if ``window`` does not fit the
-            image or ``offset_encoding``; if ``dropout`` is not in [0, 1); or if ``key_mask`` is given and ``window`` is
-            not global.
+            image or ``offset_encoding``; or if ``dropout`` is not in [0, 1).
 
     Source: GE-ViT Eq. 16 (arXiv:2306.06722) with t = s = h, so that the softmax runs over pixels only. Platonic
     Transformers (arXiv:2510.03511) use frames of group elements in three dimensions.

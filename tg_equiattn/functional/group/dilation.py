@@ -16,7 +16,6 @@ from torch import Tensor
 from ...merging import merge_attentions
 from ...modes import full_precision
 from .attention import group_attention_impl
-from .masks import zero_where_masked
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -55,9 +54,10 @@ def dilation_attention_impl(
     query, key, value, offset_encoding: Float[Tensor, "M D C"],
     element_encoding: Float[Tensor, "U C"] | None, index: Int[Tensor, "M M"] | None, scales, scale_window, window,
     space_bias: Float[Tensor, "heads M D"] | None = None, group_bias: Float[Tensor, "heads U"] | None = None,
-    dropout=0.0, mask=None, plain=False,
+    dropout=0.0, key_mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
-    r"""Lifting and group attention on a dilation group, without checks. Operands must be finite at masked pixels.
+    r"""Lifting and group attention on a dilation group, without checks. Operands must be finite at masked pixels;
+    outputs are not masked. Queries without a key that is valid in ``key_mask`` have the output zero.
 
     H is the product of scales :math:`2^j` and a finite group M with elements m and n:
 
@@ -93,14 +93,14 @@ def dilation_attention_impl(
             q, k, v, offset_encoding,
             None if element_encoding is None else of_scale(element_encoding, 0, offset), index, window, space_bias,
             None if group_bias is None else of_scale(group_bias, 1, offset), dropout,
-            _valid_phases(mask, step, batch, spatial, query.device), plain, with_lse=True,
+            _valid_phases(key_mask, step, batch, spatial, query.device), plain, with_lse=True,
         )  # fmt: skip
         outs, lses = found[number]
         outs.append(from_phases(out, step, batch, spatial))
         lses.append(from_phases(lse, step, batch, spatial))
     with full_precision(query.device):
         merged = [merge_attentions(torch.stack(outs), torch.stack(lses).unsqueeze(3))[0] for outs, lses in found]
-    return zero_where_masked(torch.cat(merged, 3).to(value.dtype), mask)
+    return torch.cat(merged, 3).to(value.dtype)
 
 
 def _valid_phases(

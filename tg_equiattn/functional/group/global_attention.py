@@ -18,7 +18,7 @@ from .masks import zero_where_masked
 from .operands import check_attention, check_tensors
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Float
 
 
 def global_group_attention(
@@ -108,40 +108,41 @@ def global_group_attention(
     check_tensors(query, far_bias=(far_bias, expected))
     far_bias = query.new_zeros(expected) if far_bias is None else far_bias
     query, key, value = (zero_where_masked(x, mask) for x in (query, key, value))
-    return global_group_attention_impl(
+    out = global_group_attention_impl(
         query, key, value, projection, offset_encoding, element_encoding, index, far_bias, window, space_bias,
         group_bias, dropout, mask,
     )  # fmt: skip
+    return zero_where_masked(out, mask)
 
 
 def global_group_attention_impl(
     query, key, value, projection, offset_encoding, element_encoding, index, far_bias, window, space_bias=None,
-    group_bias=None, dropout=0.0, mask=None, plain=False,
+    group_bias=None, dropout=0.0, key_mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
-    """:func:`global_group_attention` without checks. Operands must be finite at masked pixels.
+    """:func:`global_group_attention` without checks. Operands must be finite at masked pixels; outputs are not masked.
 
     ``index=None`` means relation ``"frame"``: element h attends to keys of h only. ``far_bias`` is then (heads, 1).
+    ``key_mask`` is true at valid keys. In an image without a valid key outputs are zero.
     """
     near, lse = group_attention_impl(
-        query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask,
-        plain, with_lse=True,
+        query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout,
+        key_mask, plain, with_lse=True,
     )  # fmt: skip
     # in frames, (head, element) pairs act as heads
     bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1) if index is None else far_bias[:, index]
-    far = _far(query, key, value, projection, bias, mask, use_plain(plain))
-    return _merged(near, lse, *far, dropout, mask)
+    far = _far(query, key, value, projection, bias, key_mask, use_plain(plain))
+    return _merged(near, lse, *far, dropout)
 
 
 def _merged(
     near: Float[Tensor, "B heads Cv H *spatial"], near_lse: Float[Tensor, "B heads H *spatial"],
     far: Float[Tensor, "B heads Cv H *spatial"], far_lse: Float[Tensor, "B heads H *spatial"], dropout: float,
-    mask: Bool[Tensor, "#B *spatial"] | None,
 ) -> Float[Tensor, "B heads Cv H *spatial"]:  # fmt: skip
     """Merge the window and the features by their log-sum-exps."""
     with full_precision(near.device):
         outs = torch.stack([near, torch.nn.functional.dropout(far, dropout)])
         out, _ = merge_attentions(outs, torch.stack([near_lse, far_lse.to(near_lse.dtype)]).unsqueeze(3))
-    return zero_where_masked(out.to(near.dtype), mask)
+    return out.to(near.dtype)
 
 
 def _merge_elements(

@@ -27,6 +27,16 @@ def zero_where_masked(x: Tensor, mask: Bool[Tensor, "#B *spatial"] | None) -> Te
     return fill_where_masked(x, mask, 0.0)
 
 
+def zero_without_keys(out: Tensor, lse: Float[Tensor, "B heads H T *spatial"]) -> Tensor:
+    """Set outputs (B, ..., *spatial) of queries without a valid key to zero; ``lse`` are the log-sum-exps of scores.
+
+    Such a query has the score :data:`MASKED_SCORE` for each key. Attention gives it an average of masked values, and
+    its backward cannot tell how many there are. The fill removes both, so that outputs and gradients are zero. All
+    heads and elements of a pixel have the same keys.
+    """
+    return zero_where_masked(out, lse[:, 0, 0, 0] > MASKED_SCORE / 2)
+
+
 def attention_weights(
     attend: Callable[[Float[Tensor, "B heads C S *spatial"]], Float[Tensor, "B heads C H *query_spatial"]],
     value: Float[Tensor, "B heads _ S *spatial"], outputs: int, pixels: Sequence[Sequence[int]],

@@ -74,13 +74,7 @@ def check_attention(
     window.check(query.shape[4:])
     checks.probability(dropout=dropout)
     checks.pixel_mask(mask, query.shape[0], query.shape[4:], query.device)
-    if key_mask is not None:
-        if not window.is_global:
-            raise ValueError(
-                "key_mask must be None unless the window is global (kernel_size=None), got a mask; pass mask, which "
-                "masks queries and keys"
-            )
-        checks.pixel_mask(key_mask, key.shape[0], key.shape[4:], key.device, "key_mask")
+    checks.pixel_mask(key_mask, key.shape[0], key.shape[4:], key.device, "key_mask")
     if offset_encoding is None:
         if not window.is_global:
             raise ValueError(

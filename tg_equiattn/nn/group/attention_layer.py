@@ -97,6 +97,11 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self.content_heads = default_content_heads(
             content_heads, heads, self._relation.separates_heads, strength, separable=separable
         )
+        if self.crosses and not self.content_heads:
+            raise ValueError(
+                "content_heads must be at least 1 with a context, got 0: heads without content have no queries, so the "
+                "output would not depend on the input"
+            )
         width = self.content_heads * head_channels
         self.query = self._relation.matching(in_channels, width) if width else None
         self.key = self._relation.matching(context_channels, width) if width else None
@@ -141,12 +146,14 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
 
         Args:
             x: Features, projected to queries.
-            mask: Bool ``(B or 1, *spatial)``, true at valid pixels. Masked pixels are not keys, their numbers have no
-                effect, and their outputs are zero. ``None`` means that all pixels are valid.
+            mask: Bool ``(B or 1, *spatial)``, true at valid pixels of ``x``. Numbers of masked pixels have no effect,
+                and their outputs are zero. ``None`` means that all pixels are valid.
             context: Features with ``context_channels``, projected to keys and values. They have the image size of x;
                 with ``encoding=None`` they may have another size. ``None`` means x; it is allowed if the layer was made
                 without ``context_channels``.
-            context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. ``None`` means ``mask``.
+            context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. Masked pixels are not keys.
+                A query without a valid key has zero weights, so its output is the bias of the output projection.
+                ``None`` means ``mask``, which is the mask of the keys without a context, too.
         """
         context_mask = self.mask_of_context(x, mask, context, context_mask)
         x, context = self._features(x, mask, context, context_mask)
@@ -174,16 +181,16 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             x: Features, projected to queries.
             pixel: Indices of the query pixel along the spatial axes, ``(row, column)`` or ``(depth, row, column)``, or
                 a list of such pixels.
-            mask: Bool ``(B or 1, *spatial)``, true at valid pixels. ``None`` means that all pixels are valid.
+            mask: Bool ``(B or 1, *spatial)``, true at valid pixels of ``x``. ``None`` means that all pixels are valid.
             context: Features with ``context_channels``, projected to keys and values. ``None`` means x.
             context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. ``None`` means ``mask``.
 
         Returns:
             ``(B, heads, |H|, T, S, *spatial)``, or for a list of pixels ``(B, pixels, heads, |H|, T, S, *spatial)``. T
             is ``|H|``, or 1 if each output has one query (``"frame"``, ``"relative"``, lifting, global group
-            attention). S is ``|H|``, or 1 for lifting and for ``"frame"``, where s = h. Weights of masked query pixels
-            are zero. Heads without content also give weights to pixels outside of the image, where values are zero, so
-            near the border their weights inside the image sum to less than one.
+            attention). S is ``|H|``, or 1 for lifting and for ``"frame"``, where s = h. Weights of masked query pixels,
+            and of queries without a valid key, are zero. Heads without content also give weights to pixels outside of
+            the image, where values are zero, so near the border their weights inside the image sum to less than one.
         """
         if torch.is_inference_mode_enabled():  # inference mode has no derivatives
             with torch.inference_mode(False), torch.no_grad():
@@ -224,6 +231,11 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             if context_mask is not None:
                 raise ValueError("context_mask must be None without context, got a mask; pass it as mask")
             return mask
+        if not self.content_heads:
+            raise ValueError(
+                f"context must be None with content_heads=0, got {checks.described(context)}: heads without content "
+                "have no queries, so the output would not depend on the input"
+            )
         elements, dim = len(self.group) if self._relation.input_has_elements else None, self.window.dim
         checks.features(context, self.context_channels, dim, elements, self.out.weight, "context")
         by_content = self.encoding is None and self.locality is None
@@ -238,8 +250,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 f"context_mask must be given if mask, {tuple(mask.shape)}, does not fit the context, "
                 f"{tuple(context.shape)}, got None"
             )
-        context_mask = mask if context_mask is None else context_mask
-        checks.pixel_mask(context_mask, context.shape[0], spatial, context.device)
+        name, context_mask = ("mask", mask) if context_mask is None else ("context_mask", context_mask)
+        checks.pixel_mask(context_mask, context.shape[0], spatial, context.device, name)
         return context_mask
 
     def _features(

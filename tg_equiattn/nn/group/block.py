@@ -106,11 +106,12 @@ class GroupAttentionBlock(Masked, nn.Module):
 
         Args:
             x: Features of the input.
-            mask: Bool ``(B or 1, *spatial)``, true at valid pixels. Masked pixels have no effect on other pixels, and
-                their outputs are zero. ``None`` means that all pixels are valid.
+            mask: Bool ``(B or 1, *spatial)``, true at valid pixels of ``x``. Masked pixels have no effect on other
+                pixels, and their outputs are zero. ``None`` means that all pixels are valid.
             context: Features with ``context_channels``, from which the attention makes keys and values. ``None`` means
                 x.
-            context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. ``None`` means ``mask``.
+            context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. Masked pixels are not keys.
+                A query without a valid key has zero weights. ``None`` means ``mask``.
         """
         _, _, attention, norm, swish, drop = self.attention
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)

@@ -1,0 +1,158 @@
+"""Queries without a valid key have zero weights, outputs and gradients in every layer and in every form of attention.
+Masks of queries act on outputs, masks of keys on keys alone."""
+
+import copy
+
+import pytest
+import torch
+from group_layers import LAYERS, image, images_by_oracle
+from group_layers import block as small_block
+from torch.nn.functional import pad
+
+from tg_equiattn import functional
+from tg_equiattn.functional.backend import DEFINITION, FUSABLE, OPERATOR
+from tg_equiattn.functional.group import attention
+from tg_equiattn.functional.group.masks import fill_where_masked
+from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention
+
+D2, C3, SCALES = dihedral(2), cyclic(3), dyadic(3)
+ABOUT_X = from_generators([[[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]])
+DISK, CIRCULAR, ALL = {"kernel_size": 5, "window_shape": "disk"}, {"padding_mode": "circular"}, {"kernel_size": None}
+SLOW = ("lifted", D2, {}), ("ge_vit", ABOUT_X, {"heads": 1}), ("lifted", D2, CIRCULAR), ("ge_vit", D2, ALL)
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
+BOUNDED = [
+    *((name, D2, {}) for name in LAYERS if name != "lifted"),
+    *((name, C3, DISK) for name in ("frame", "relative", "global frame")),
+    *((name, ABOUT_X, {"heads": 1}) for name in ("lifting", "frame")),
+    *((name, SCALES, {}) for name in ("lifting", "relative")),
+    ("ge_vit", C3, {"encoding": "full"}),
+    *SLOW[:2],
+]
+CASES = [
+    *BOUNDED,
+    *((name, D2, CIRCULAR) for name in ("lifting", "global")),
+    *((name, D2, ALL) for name in ("lifting", "frame", "relative")),
+    *SLOW[2:],
+]
+
+
+def problem(name, group, options, randomise):
+    """A layer of cross attention, an input and a context, and the masks of both. The context of the first image has one
+    pixel, that of the second has none, and that of the third is any."""
+    layer = randomise(LAYERS[name](group, context_channels=2, **options), 0.5).double()
+    spatial = (4, 2, 2) if group.dim == 3 else (3, 4)
+    x = image(group, spatial, name != "lifting", batch=3).requires_grad_()
+    context = torch.randn(3, 2, *x.shape[2:], dtype=torch.float64, requires_grad=True)
+    mask, seen = torch.rand(3, *spatial) < 0.8, torch.rand(3, *spatial) < 0.4
+    seen[:2] = False
+    seen[0].flatten()[0] = True
+    return layer, (x, context), (mask, seen)
+
+
+def call(layer, images, masks, fill=torch.nan):
+    x, context = (fill_where_masked(y, m, fill) for y, m in zip(images, masks, strict=True))
+    return layer(x, masks[0], context=context, context_mask=masks[1])
+
+
+def derivatives(out, inputs, order=1):
+    """The outputs, the gradient of a number that they give and, of order 2, the gradient of one that this gives."""
+    first = torch.autograd.grad(out.cos().sum(), inputs, create_graph=order > 1)
+    return [[out], first, *([torch.autograd.grad(sum(x.square().sum() for x in first), inputs)] if order > 1 else [])]
+
+
+def same(found, expected, tolerance=1e-10):
+    """Within a tolerance of the largest number of an order."""
+    for some, others in zip(found, expected, strict=False):
+        scale = max(1.0, *(float(x.detach().abs().max()) for x in others))
+        for a, b in zip(some, others, strict=True):
+            torch.testing.assert_close(a, b.to(a), rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize(("name", "group", "options"), CASES)
+def test_by_definition(name, group, options, randomise, monkeypatch):
+    """Outputs, and derivatives by inputs and all parameters, with NaN in masked places; in float32, too."""
+    layer, images, masks = problem(name, group, options, randomise)
+    inputs = [*images, *layer.parameters()]
+    expected = derivatives(images_by_oracle(layer, name, images[0], masks[0], images[1], masks[1]), inputs, 2)
+    for form in (DEFINITION, OPERATOR, FUSABLE):
+        monkeypatch.setattr(attention, "choose_form", lambda *_, form=form, **__: form)
+        layer.plain = form == DEFINITION
+        same(derivatives(call(layer, images, masks), inputs, 1 if form == FUSABLE else 2), expected)
+        single, floats = copy.deepcopy(layer).float(), [x.detach().float().requires_grad_() for x in images]
+        same(derivatives(call(single, floats, masks), [*floats, *single.parameters()]), expected, 1e-4)
+
+
+@pytest.mark.parametrize(("name", "group", "options"), BOUNDED)
+def test_padding_and_other_images_change_nothing(name, group, options, randomise):
+    """Neither outputs nor gradients of parameters; nor what is there in place of NaN."""
+    layer, images, masks = problem(name, group, options, randomise)
+    alone = torch.cat([call(layer, *([y[n : n + 1] for y in ys] for ys in (images, masks))) for n in range(3)])
+    sides = [2, 3] * group.dim
+    padded = call(layer, *([pad(y, sides) for y in ys] for ys in (images, masks)))
+    cropped, parameters = pad(padded, [-n for n in sides]), list(layer.parameters())
+    same(derivatives(cropped, parameters), derivatives(alone, parameters))
+    same([[call(layer, images, masks, fill=1.0)]], [[cropped]])
+
+
+@pytest.mark.parametrize(("name", "group", "options"), CASES)
+def test_maps(name, group, options, randomise):
+    """Weights of content sum to one, or to zero for a query that is masked or has no valid key."""
+    layer, (x, context), (mask, seen) = problem(name, group, options, randomise)
+    pixels = torch.ones_like(mask[0]).nonzero().tolist()
+    with torch.no_grad():
+        weights = layer.attention_map(x, pixels, mask, context=context, context_mask=seen)
+    assert not weights[1].any()
+    assert not weights[~mask.flatten(1)].any()
+    assert not fill_where_masked(weights, ~seen, 0.0).any()
+    total = weights[:, :, : layer.content_heads].flatten(5).sum(-1)
+    torch.testing.assert_close(total, (total > 0.5).to(total), rtol=0, atol=1e-12)
+    assert total[2, mask[2].flatten()].any()
+    far = layer.window.is_global or name.startswith("global")
+    assert bool(total[0, mask[0].flatten()].all()) == far
+
+
+@pytest.mark.parametrize("kernel_size", [3, None])
+@pytest.mark.parametrize("name", ["lifting", "frame", "ge_vit", "relative", "global"])
+def test_functions(name, kernel_size, randomise):
+    """A function computes what its layer does between projections; NaN in masked places of operands has no effect."""
+    options = {"content_heads": 2} if name in ("lifting", "frame") else {}
+    options |= {} if name == "global" else {"kernel_size": kernel_size}
+    layer, images, (mask, seen) = problem(name, D2, options, randomise)
+    keys = {"key_mask": seen}
+    if name in ("lifting", "global"):  # they have one mask
+        mask, keys = seen, {}
+    operands = zip(layer.project(*images), (mask, seen, seen), strict=True)
+    q, k, v = (fill_where_masked(y, m, torch.nan) for y, m in operands)
+    rho, of_elements, space_bias, group_bias = layer._scores((3, 4), q.device)
+    more, index = {"mask": mask, "window": layer.window} | keys, layer.index and layer.index(q.device)
+    if name in ("lifting", "frame"):
+        attend = functional.lifting_attention if name == "lifting" else functional.frame_attention
+        heads = attend(q, k, v, rho, space_bias=space_bias, **more)
+    elif name == "global":
+        biases, directions = (space_bias, group_bias, layer.far_bias), layer.features.directions(q.device, q.dtype)
+        heads = functional.global_group_attention(q, k, v, directions, rho, of_elements, index, biases=biases, **more)
+    else:
+        biases = {"space_bias": space_bias, "group_bias": group_bias}
+        heads = functional.group_attention(q, k, v, rho, of_elements, index, **biases, **more)
+    assert not heads[1].any()
+    out = fill_where_masked(layer.out(heads.flatten(1, 2)), mask, 0.0)
+    same([[out]], [[call(layer, images, (mask, seen))]])
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer", "global"])
+@pytest.mark.parametrize("kind", [GroupAttention, GlobalGroupAttention])
+def test_blocks(kind, norm, randomise):
+    """Gradients by inputs and all parameters are finite differences; NaN in masked places has no effect."""
+    block = randomise(small_block(D2, 2, 2, kind, norm=norm, context_channels=2), 0.5).double()
+    x, context = (torch.randn(2, 2, 4, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    mask, seen = torch.rand(2, 3, 4) < 0.8, torch.rand(2, 3, 4) < 0.3
+    seen[0, :, 1:] = False
+    parameters = dict(block.named_parameters())
+
+    def run(x, context, *values):
+        given = dict(zip(parameters, values, strict=True))
+        swapped = lambda *tensors, **more: torch.func.functional_call(block, given, tensors, more)  # noqa: E731
+        return call(swapped, (x, context), (mask, seen))
+
+    assert torch.autograd.gradcheck(run, (x, context, *parameters.values()), fast_mode=True)
