@@ -26,7 +26,6 @@ BOUNDED = [
     *((name, C3, DISK) for name in ("frame", "relative", "global frame")),
     *((name, ABOUT_X, {"heads": 1}) for name in ("lifting", "frame")),
     *((name, SCALES, {}) for name in ("lifting", "relative")),
-    ("ge_vit", C3, {"encoding": "full"}),
     *SLOW[:2],
 ]
 CASES = [
