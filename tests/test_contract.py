@@ -155,7 +155,7 @@ MIXED = ["GroupAttention", "PerformerAttention ragged window"]
 
 @pytest.mark.parametrize(
     "name",
-    ["vector_attention"]
+    ["frame_attention"]
     + [pytest.param(n, marks=pytest.mark.slow) for n in ("GroupAttention full", MIXED[1], "SE3HyenaOperator flat")],
 )
 def test_programs_refuse_forward_mode_instead_of_zero_tangents(name):

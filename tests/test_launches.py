@@ -9,7 +9,7 @@ from torch import nn
 from tg_equiattn.edges import CSR
 from tg_equiattn.functional.backend import OPERATOR
 from tg_equiattn.functional.edge_products import edge_dot, edge_sum
-from tg_equiattn.functional.hyena import fft_convolution
+from tg_equiattn.functional.group import attention
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 FLOAT = 4
@@ -91,7 +91,7 @@ def test_counts_of_compiled_kernels_are_those_by_hand():
 
 
 def test_bodies_of_own_operators_are_counted(monkeypatch):
-    monkeypatch.setattr(fft_convolution, "choose_form", lambda *_, **__: OPERATOR)  # as of what is more than a tile
-    (forward,), _ = compiled_of(*CASES["vector_long_conv"].build(torch.float32))
-    assert [str(func) for func, *_ in forward.own] == ["tg_equiattn.fft_convolution.default"]
-    assert forward.launches().launches >= forward.kernels + len(forward.libraries) + 3  # transforms of both, and back
+    monkeypatch.setattr(attention, "choose_form", lambda *_, **__: OPERATOR)  # as of what is more than a tile
+    (forward,), _ = compiled_of(*CASES["group_attention"].build(torch.float32))
+    assert [str(func) for func, *_ in forward.own] == ["tg_equiattn.group_attention.default"]
+    assert forward.launches().launches > forward.kernels + len(forward.libraries) + 1

@@ -8,13 +8,10 @@ from torch.library import opcheck
 from tg_equiattn import functional as F
 from tg_equiattn.functional.edge_products import csr_edge_dot, csr_edge_sum
 from tg_equiattn.functional.group.operator import windowed_attention
-from tg_equiattn.functional.hyena.lag_convolution import first_lag, lag_convolution
+from tg_equiattn.functional.hyena.fft_convolution import first_lag, lag_convolution
 from tg_equiattn.functional.performer.feature_attention import chunked_readout, chunked_summary
 from tg_equiattn.grids import PixelGrid, Window
 
-OURS = torch.ops.tg_equiattn
-vector_attention, fft_convolution = OURS.vector_attention.default, OURS.fft_convolution.default
-convolution, correlation = OURS.lag_convolution.default, OURS.lag_correlation.default
 NEAR = PixelGrid((3, 4), 2).neighbors().csr
 
 
@@ -28,11 +25,6 @@ def group_attention_operands(relation):
     return *tensors, index, mask, torch.tensor(0), 3, (), False, 0.0
 
 
-def fft_convolution_operands(shape, lengths, causal):
-    return d(*shape), d(*shape), lengths, lengths, "circular", causal, "ortho"
-
-
-RAGGED, PADDED, ONES = torch.tensor([5, 2, 0]), torch.tensor([3, 5]), torch.ones(2).double()
 OPERATORS = {
     "frame attention": (windowed_attention, lambda: group_attention_operands("frame")),
     "relative attention": (windowed_attention, lambda: group_attention_operands("relative")),
@@ -41,16 +33,6 @@ OPERATORS = {
     "readout": (chunked_readout, lambda: (d(2, 5, 3), d(2, 11, 7), d(2, 11), d(11, 3).detach())),
     "edge dot": (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR)),
     "edge sum": (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR)),
-    "vector attention": (vector_attention, lambda: (d(2, 5, 3), d(2, 5, 3), d(2, 5, 3), None, ONES)),
-    "ragged vector attention": (vector_attention, lambda: (d(2, 5, 3), d(2, 5, 3), d(2, 5, 3), PADDED, ONES)),
-    "lag convolution": (convolution, lambda: (d(3, 5, 2, 3), d(9, 2), None, -4)),
-    "ragged lag convolution": (convolution, lambda: (d(3, 5, 2, 3), d(9, 2), RAGGED, -4)),
-    "lag correlation": (correlation, lambda: (d(3, 5, 2, 3), d(3, 5, 2, 3), None, -4, 9)),
-    "ragged lag correlation": (correlation, lambda: (d(3, 5, 2, 3), d(3, 5, 2, 3), RAGGED, -4, 9)),
-    "scalars": (fft_convolution, lambda: fft_convolution_operands((3, 5, 2), None, False)),
-    "causal ragged scalars": (fft_convolution, lambda: fft_convolution_operands((3, 5, 2), RAGGED, True)),
-    "causal vectors": (fft_convolution, lambda: fft_convolution_operands((3, 5, 2, 3), None, True)),
-    "ragged vectors": (fft_convolution, lambda: fft_convolution_operands((3, 5, 2, 3), RAGGED, False)),
 }
 
 

@@ -6,10 +6,14 @@ from clouds import close, gradients
 from oracles import beyond, lag_sums, long_convolution
 
 from tg_equiattn.functional import scalar_long_conv, vector_long_conv
-from tg_equiattn.functional.backend import FUSABLE
 from tg_equiattn.functional.hyena import fft_convolution as transforms
-from tg_equiattn.functional.hyena.fft_convolution import fast_length, fft_convolution, is_smooth
-from tg_equiattn.functional.hyena.lag_convolution import first_lag, lag_convolution
+from tg_equiattn.functional.hyena.fft_convolution import (
+    fast_length,
+    fft_convolution,
+    first_lag,
+    is_smooth,
+    lag_convolution,
+)
 from tg_equiattn.functional.hyena.long_conv import MODES, bilinear_long_conv
 
 B, C = 3, 2
@@ -158,9 +162,7 @@ def test_bilinear_equals_the_definition(mode, n, ragged, block, device):
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_as_compilers_for_accelerators_are_given_it(mode, ragged, monkeypatch):
-    """The operator's numbers and derivatives, in operations of torch, on real numbers between transforms."""
-    for name, value in (("choose_form", lambda *_, **__: FUSABLE), ("_operator", None)):
-        monkeypatch.setattr(transforms, name, value)
+    """The same numbers and derivatives, on real numbers between transforms."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     lengths, own = (torch.tensor(LENGTHS[11]), LENGTHS[11]) if ragged else (None, (11,) * B)
     for kind in ("scalar", "vector"):

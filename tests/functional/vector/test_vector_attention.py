@@ -6,12 +6,9 @@ from clouds import close, gradients
 from oracles import beyond, cross_product_attention
 
 from tg_equiattn.functional import vector_attention
-from tg_equiattn.functional.second_derivatives import second_derivatives
-from tg_equiattn.functional.vector.plain_attention import plain_vector_attention
-from tg_equiattn.functional.vector.second_derivatives import vector_second_derivatives
+from tg_equiattn.functional.vector import attention as module
 
 B, N, C = 3, 11, 2
-HERE = "tg_equiattn.functional.vector"
 
 
 def inputs(n=N, count=B):
@@ -37,19 +34,11 @@ def test_equals_the_definition(attention, size, sizes, device):
     torch.testing.assert_close(got, wanted, rtol=1e-10 if size <= 1 else 1e-7, atol=1e-11 if size <= 1 else 1e-7)
 
 
-@pytest.mark.parametrize(
-    ("count", "n", "sizes"),
-    [
-        (1, 21, (21,)),  # tiles of 16 and 5 keys, and of 8, 8 and 5 queries
-        (3, 17, (17, 0, 16)),
-        (15, 4, None),  # 8 groups in one tile, of two channels each
-    ],
-)
+@pytest.mark.parametrize(("count", "n", "sizes"), [(1, 21, (21,)), (3, 17, (17, 0, 16)), (15, 4, None)])
 @pytest.mark.parametrize("size", [1, 1000.0])
 def test_many_tiles(size, count, n, sizes, monkeypatch):
-    """A tile holds so many scores of so many keys at most: these take several, the last ones not full."""
-    monkeypatch.setattr(f"{HERE}.cross_product_attention._TILE_SCORES", 128)
-    monkeypatch.setattr(f"{HERE}.cross_product_attention._TILE_KEYS", 16)
+    """Tiles of some queries, or of some groups, of which the last one is smaller."""
+    monkeypatch.setattr(module, "_TILE_PAIRS", 128)
     q, k, v = inputs(n, count=count)
     qkv = (size * q).detach().requires_grad_(), k, v
     lengths = None if sizes is None else torch.tensor(sizes)
@@ -112,9 +101,8 @@ def derivatives(attention, qkv, lengths, order):
 
 @pytest.mark.parametrize(("n", "lengths", "order", "tolerance"), [(23, [20], 2, 1e-9), (4, None, 3, 1e-10)])
 def test_higher_derivatives(n, lengths, order, tolerance, monkeypatch):
-    """In tiles of five queries, of which the last has fewer; the definition works in blocks that are checkpointed."""
-    monkeypatch.setattr(f"{HERE}.plain_attention._BLOCK_PAIRS", 256)
-    monkeypatch.setattr(f"{HERE}.second_derivatives._TILE_PAIRS", 5 * n)
+    """In tiles of five queries, of which the last has fewer."""
+    monkeypatch.setattr(module, "_TILE_PAIRS", 5 * n)
     qkv, lengths = inputs(n, count=1), lengths and torch.tensor(lengths)
     found = zip(*(derivatives(f, qkv, lengths, order) for f in (vector_attention, plain)), strict=True)
     for got, wanted in found:
@@ -124,19 +112,3 @@ def test_higher_derivatives(n, lengths, order, tolerance, monkeypatch):
 def test_gradgradcheck():
     qkv, lengths = inputs(4, count=2), torch.tensor([4, 2])
     assert torch.autograd.gradgradcheck(lambda *t: vector_attention(*t, lengths), qkv, fast_mode=True)
-
-
-@pytest.mark.parametrize("given", [(True, True, True), (False, True, False)])
-def test_second_derivatives_are_those_of_the_definition(given, monkeypatch):
-    """In tiles of one group, with one padded and one empty sequence and a query that is parallel to a key."""
-    monkeypatch.setattr(f"{HERE}.second_derivatives._TILE_PAIRS", 40)
-    lengths, scale = torch.tensor([11, 7, 0]), torch.tensor([0.3, 0.4, 1.0]).double()
-    valid = (torch.arange(11) < lengths[:, None])[..., None]
-    q, k, v, grad, *directions = torch.where(valid, torch.randn(7, 3, 11, 3).double(), 0.0)
-    k[0, 5] = -2 * q[0, 3]
-    directions = [x if there else None for x, there in zip(directions, given, strict=True)]
-    found = vector_second_derivatives(q, k, v, grad, lengths, scale, directions)
-    wanted = second_derivatives(
-        lambda *qkv: plain_vector_attention(*qkv, lengths, scale), (q, k, v), (grad,), directions
-    )
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)

@@ -1,12 +1,12 @@
-r"""Long convolution and correlation of scalars or vectors as one PyTorch operator.
+r"""Long convolutions by FFT: of two sequences of scalars or vectors, and of sequences with filters of the lag.
 
     convolution   u_i = s sum_j a_j . b_{i-j}          correlation   w_m = s sum_i a_i . b_{i+m}
 
 Here "." is the product of numbers or the cross product, and s is a factor that depends on the sequence's own length n.
 Indices are taken modulo n ("circular"), or indices below zero are left out ("causal"). Gradients of a convolution are
-correlations, and those of a correlation are convolutions and correlations. If the FFT is slow at length n, or if
-sequences have several lengths, a circular convolution is computed as a linear one, and each sequence's tail is added
-back at its own n.
+correlations, and those of a correlation are convolutions and correlations: backward calls the function itself, and
+saves the sequences, where autograd would save spectra. If the FFT is slow at length n, or if sequences have several
+lengths, a circular convolution is computed as a linear one, and each sequence's tail is added back at its own n.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from ...modes import full_precision
-from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
-from ..second_derivatives import register_derivatives
+from ...modes import full_precision, in_functorch_transform
+from ..backend import tile_numbers
+from ..tiles import is_whole
 from ..vector.clifford import cross_product
 
 if TYPE_CHECKING:
@@ -136,9 +136,7 @@ def fft_convolution(
     ``lengths`` are the own lengths of sequences; ``None`` means that all tokens are valid. Values beyond the own
     lengths are not read, and are zero in the output.
     """
-    forms: dict[str, Callable[..., Tensor]] = {DEFINITION: _plain, OPERATOR: _operator, FUSABLE: _Convolution.apply}
-    form = choose_form(a, 2 * a.numel(), few=True)  # spectra have twice the length
-    return forms[form](a, b, lengths, counts, mode, False, norm)
+    return _convolve(a, b, lengths, counts, mode, False, norm)
 
 
 def number_or_cross_product(a: Tensor, b: Tensor, vectors: bool, dim: int = -1) -> Tensor:
@@ -164,11 +162,6 @@ def _product_of_spectra(x: Tensor, y: Tensor, conjugate: bool, product: Callable
     return torch.view_as_complex(torch.stack([product(a, c) - product(b, d), product(a, d) + product(b, c)], -1))
 
 
-def empty_sequences(x: Float[Tensor, "rows tokens ..."]) -> Float[Tensor, "rows tokens ..."]:
-    """An empty tensor of the shape of x, in the memory layout of FFTs: tokens are the fastest axis."""
-    return x.new_empty(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
-
-
 def blocks(x: Float[Tensor, "rows tokens channels ..."], total: int) -> list[tuple[slice, slice]]:
     """Slices of sequences and channels that are transformed at a time, by FFTs of length ``total``."""
     count, channels, components = x.shape[0], x.shape[2], x[0, 0, 0].numel()
@@ -178,76 +171,115 @@ def blocks(x: Float[Tensor, "rows tokens channels ..."], total: int) -> list[tup
     return [(slice(r, r + rows), slice(c, c + step)) for r in range(0, count, rows) for c in range(0, channels, step)]
 
 
-@torch.library.custom_op("tg_equiattn::fft_convolution", mutates_args=())
-def _operator(
+def _convolve(a: Tensor, b: Tensor, *arguments: Any) -> Tensor:
+    return _in_blocks(a, b, *arguments) if in_functorch_transform() else _Convolution.apply(a, b, *arguments)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, lengths: Tensor | None, counts: Tensor | None, mode: str, correlate: bool,
+        norm: str,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(a, b, lengths, counts)
+        ctx.settings = mode, correlate, norm
+        return _in_blocks(a, b, lengths, counts, mode, correlate, norm)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        a, b, *own = ctx.saved_tensors
+        mode, correlate, norm = ctx.settings
+        sign = -1 if a.ndim == 4 else 1  # a cross product changes its sign with the order of its factors
+        to_a = (sign, grad, b, True) if correlate else (1, b, grad, True)
+        to_b = (1, grad, a, False) if correlate else (sign, a, grad, True)
+        # compilers differentiate once, and stop at functions that call themselves
+        convolve: Callable[..., Tensor] = _in_blocks if torch.compiler.is_compiling() else _convolve
+        found = [
+            factor * convolve(x, y, *own, mode, back, norm) if wanted else None
+            for wanted, (factor, x, y, back) in zip(ctx.needs_input_grad, (to_a, to_b), strict=False)
+        ]
+        return *found, None, None, None, None, None
+
+
+def _in_blocks(
     a: Tensor, b: Tensor, lengths: Tensor | None, counts: Tensor | None, mode: str, correlate: bool, norm: str
 ) -> Tensor:
-    refuse_forward_mode()
-    if not a.numel():
-        return empty_sequences(a)
-    parts = blocks(a, transform_length(a.shape[1], lengths is not None, mode))
     with full_precision(a.device):
-        if len(parts) == 1:
-            out = _convolve_block(a, b, lengths, counts, mode, correlate, norm)
-            return out.movedim(1, -1).contiguous().movedim(-1, 1)
-        out = empty_sequences(a)
+        if not a.numel():
+            return torch.zeros_like(a)
+        whole = is_whole(a) or in_functorch_transform()
+        parts = [] if whole else blocks(a, transform_length(a.shape[1], lengths is not None, mode))
+        if len(parts) < 2:
+            return _convolve_block(a, b, lengths, counts, mode, correlate, norm)
+        out = a.new_empty(a.shape[0], *a.shape[2:], a.shape[1]).movedim(-1, 1)  # tokens are the fastest axis
         for rows, channels in parts:
             part = rows, slice(None), channels
             own, own_counts = (None if x is None else x[rows] for x in (lengths, counts))
             out[part] = _convolve_block(a[part], b[part], own, own_counts, mode, correlate, norm)
-    return out
+        return out
 
 
-@_operator.register_fake
-def _(a: Tensor, *rest: object) -> Tensor:
-    return empty_sequences(a)
+def first_lag(length: int, causal: bool) -> int:
+    """The first lag of a filter for sequences of a length: 1 - length, or 0 if ``causal``."""
+    return 0 if causal else 1 - length
 
 
-def _gradient_of_first(
-    grad, a, b, lengths, counts, mode, correlate, norm, convolve: Callable[..., Tensor] = _operator
-) -> Tensor:
-    """The gradient of a. A cross product changes sign with the order of its factors."""
-    if not correlate:
-        return convolve(b, grad, lengths, counts, mode, True, norm)
-    return _sign(a) * convolve(grad, b, lengths, counts, mode, True, norm)
+def lag_convolution(
+    x: Float[Tensor, "rows tokens channels ..."], h: Float[Tensor, "lags channels"],
+    lengths: Int[Tensor, " rows"] | None, first: int,
+) -> Float[Tensor, "rows tokens channels ..."]:  # fmt: skip
+    """Convolve sequences x of scalars or vectors, of own ``lengths``, with filters h, whose first lag is ``first``:
+    y_i = sum_j h_{i-j} x_j. Each channel has a filter, which all sequences and all components of a vector share. Zeros
+    around a sequence change nothing."""
+    a = zero_beyond(x if x.ndim == 4 else x[..., None], lengths)
+    y = _convolve_linearly(a, h[None, :, :, None], -first, x.shape[1], (False, True, False))
+    return zero_beyond(y if x.ndim == 4 else y.squeeze(3), lengths)
 
 
-def _gradient_of_second(
-    grad, a, b, lengths, counts, mode, correlate, norm, convolve: Callable[..., Tensor] = _operator
-) -> Tensor:
-    if correlate:
-        return convolve(grad, a, lengths, counts, mode, False, norm)
-    return _sign(a) * convolve(a, grad, lengths, counts, mode, True, norm)
+def _convolve_linearly(a: Tensor, b: Tensor, *settings: Any) -> Tensor:
+    """u_i = sum_j a_j b_{i-j} for ``length`` indices i from ``start`` on, of sequences (rows, tokens, channels,
+    components). ``shared`` says which of a, b and u all rows and components share: a shared u is a sum over these."""
+    return _linear_in_blocks(a, b, *settings) if in_functorch_transform() else _LinearConvolution.apply(a, b, *settings)
 
 
-def _sign(a: Tensor) -> int:
-    return -1 if a.ndim == 4 else 1
+class _LinearConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, start: int, length: int, shared: tuple[bool, bool, bool]) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.start, ctx.shared = start, shared
+        return _linear_in_blocks(a, b, start, length, shared)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        one, other, both = ctx.shared
+        convolve: Callable[..., Tensor] = _linear_in_blocks if torch.compiler.is_compiling() else _convolve_linearly
+        found = [
+            convolve(grad, y.flip(1), y.shape[1] - 1 - ctx.start, x.shape[1], shared) if wanted else None
+            for wanted, x, y, shared in (
+                (ctx.needs_input_grad[0], a, b, (both, other, one)), (ctx.needs_input_grad[1], b, a, (both, one, other))
+            )
+        ]  # fmt: skip
+        return *found, None, None, None
 
 
-def _plain(a: Tensor, *rest: Any) -> Tensor:
-    """The convolution of all sequences in one block."""
+def _linear_in_blocks(a: Tensor, b: Tensor, start: int, length: int, shared: tuple[bool, bool, bool]) -> Tensor:
+    full = b if shared[0] else a
+    total = fast_length(max(a.shape[1] + b.shape[1] - 1 - start, start + length, a.shape[1], b.shape[1]))
+
+    def block(a: Tensor, b: Tensor) -> Tensor:
+        product = torch.fft.rfft(_with_strides(a), total, dim=1) * torch.fft.rfft(_with_strides(b), total, dim=1)
+        product = product.sum((0, 3), keepdim=True) if shared[2] else product
+        return torch.fft.irfft(product, total, dim=1)[:, start : start + length]
+
     with full_precision(a.device):
-        return _convolve_block(a, *rest) if a.numel() else torch.zeros_like(a)
-
-
-register_derivatives(_operator, (_gradient_of_first, _gradient_of_second), _plain, 2)
-
-
-class _Convolution(torch.autograd.Function):
-    """The form for compilers: transforms stay library calls, other operations are fused.
-
-    Its own backward saves the sequences; autograd would save the spectra, which are larger.
-    """
-
-    @staticmethod
-    def forward(ctx, a: Tensor, b: Tensor, lengths: Tensor | None, counts: Tensor | None, *settings: Any) -> Tensor:
-        ctx.save_for_backward(a, b, lengths, counts)
-        ctx.settings = settings
-        return _plain(a, b, lengths, counts, *settings)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        given = grad, *ctx.saved_tensors, *ctx.settings, _convolve_block
-        with full_precision(grad.device):
-            needed = zip((_gradient_of_first, _gradient_of_second), ctx.needs_input_grad, strict=False)
-            return *(gradient(*given) if wanted else None for gradient, wanted in needed), *[None] * 5
+        if not full.numel() or not length:
+            return a.new_zeros(1 if shared[2] else full.shape[0], length, a.shape[2], 1 if shared[2] else full.shape[3])
+        parts = [] if is_whole(full) or in_functorch_transform() else blocks(full, total)
+        if len(parts) < 2:
+            return block(a, b)
+        out = a.new_zeros(1 if shared[2] else full.shape[0], length, a.shape[2], 1 if shared[2] else full.shape[3])
+        for rows, channels in parts:
+            some = [x[slice(None) if own else rows, :, channels] for x, own in zip((a, b), shared, strict=False)]
+            out[slice(None) if shared[2] else rows, :, channels] += block(*some)
+        return out

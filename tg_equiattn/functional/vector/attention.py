@@ -1,19 +1,27 @@
-"""Vector self-attention by cross products in O(N) memory. :mod:`.cross_product_attention` has the sums over keys, and
-:mod:`.plain_attention` has the definition, which transforms use."""
+r"""Vector self-attention by cross products, tile by tile, in O(N) memory.
+
+Scores are lengths of cross products. |q x k|^2 = |q|^2 |k|^2 - (q.k)^2 is a scalar product of six features of q and six
+of k. Sums over keys are of the matrices k v^T, since (q x k) x v = k (q.v) - q (k.v).
+"""
 
 from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import full_precision
-from ..backend import OPERATOR, choose_form, refuse_forward_mode
-from ..second_derivatives import register_derivatives
-from .cross_product_attention import cross_product_attention, cross_product_attention_backward
-from .matrices import gradient_of_matrix, outer, times, times_without_trace
-from .plain_attention import plain_vector_attention, valid_tokens
-from .second_derivatives import vector_second_derivatives
+from ...modes import full_precision, in_functorch_transform, runs_eagerly
+from ..backend import tile_numbers
+from ..tiles import WHOLE, Shape, Tile, is_whole, tiled
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+_TILE_PAIRS = 1 << 19  # pairs of a tile on a CPU
+_ROUNDING = 4  # squares below this number of roundings are zero: vectors are parallel
 
 
 def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -25,7 +33,7 @@ def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = N
 
     Here n is the sequence's own length. Polar vectors give polar vectors. The output is computed as
     :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n` with :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top` and the softmax p,
-    without a matrix of size n x n. Lengths of cross products are computed as
+    without a matrix of size n x n in memory, except in compiled programs. Lengths of cross products are computed as
     :math:`\|q \times k\|^2 = |q|^2 |k|^2 - (q \cdot k)^2`. If q and k are parallel to within the rounding of float32,
     scores are therefore accurate to 1e-3 of :math:`|q||k|` only.
 
@@ -65,69 +73,130 @@ def vector_attention_impl(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | Non
     """:func:`vector_attention` without checks."""
     count, length, channels, _ = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
-    valid = valid_tokens(lengths, length)
-    if lengths is None or valid is None:
+    valid, bias = None, None
+    if lengths is None:
         sizes = torch.full((count,), length, dtype=dtype, device=q.device).clamp(min=1)
     else:
-        valid = valid[..., None, None]
+        valid = torch.arange(length, device=q.device) < lengths[:, None]
+        bias = torch.zeros_like(valid, dtype=dtype).masked_fill(~valid, torch.finfo(dtype).min / 2)
+        bias, valid = bias.repeat_interleave(channels, 0)[:, None], valid[..., None, None]
         q, k, v = (torch.where(valid, x, 0.0) for x in (q, k, v))
-        sizes, lengths = lengths.to(dtype).clamp(min=1), lengths.repeat_interleave(channels)
-    q, k, v = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    scale = sizes.rsqrt().repeat_interleave(channels)
-    if choose_form(q, q.shape[0] * length**2) == OPERATOR:
-        out = _operator(q, k, v, lengths, scale)[0]
-    else:
-        out = plain_vector_attention(q, k, v, lengths, scale)
-    out = (out.unflatten(0, (count, channels)) / sizes[:, None, None, None]).transpose(1, 2)
+        sizes = lengths.to(dtype).clamp(min=1)
+    with full_precision(q.device):
+        q, k, v = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        q = q * sizes.rsqrt().repeat_interleave(channels)[:, None, None]
+        tensors = *_features(q, k), (k[..., :, None] * v[..., None, :]).flatten(-2), bias
+        if is_whole(q):
+            mixed = _averages(None, *tensors)
+        else:
+            once = True, False, False, False
+            mixed = tiled(_averages, _tiles(q, bias is not None), tensors, [Shape((*q.shape[:2], 9), True)], once)[0]
+        mixed = mixed.unflatten(-1, (3, 3))
+        out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) * q
+        out = out.unflatten(0, (count, channels)) * sizes.rsqrt()[:, None, None, None]  # 1 / n, of which q has a root
+    out = out.transpose(1, 2)
     return out if valid is None else out.masked_fill(~valid, 0)
 
 
-@torch.library.custom_op("tg_equiattn::vector_attention", mutates_args=())
-def _operator(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs y (G, N, 3), matrices T (G, N, 9) and log-sum-exps (G, N) of q, k and v (G, N, 3) with scale (G,).
-
-    q, k and v are zero beyond their own ``lengths`` (G,); ``None`` means that all lengths are N.
-    """
-    refuse_forward_mode()
-    with full_precision(q.device):
-        mixed, lse = cross_product_attention(q, k, outer(k, v).flatten(-2), valid_tokens(lengths, q.shape[1]), scale)
-        return times_without_trace(mixed.unflatten(-1, (3, 3)), q).contiguous(), mixed, lse
-
-
-@_operator.register_fake
-def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(*q.shape[:2], 9), q.new_empty(q.shape[:2])
+def _features(
+    q: Float[Tensor, "groups tokens 3"], k: Float[Tensor, "groups tokens 3"]
+) -> tuple[Float[Tensor, "groups tokens 6"], Float[Tensor, "groups tokens 6"]]:
+    """Features of queries and keys, whose scalar products are |q x k|^2."""
+    (x, y, z), (a, b, c) = q.unbind(-1), k.unbind(-1)
+    aa, bb, cc = a * a, b * b, c * c
+    rounding = _ROUNDING * torch.finfo(q.dtype).eps * (aa + bb + cc)  # without it, parallel vectors would have slopes
+    squares = bb + cc - rounding, cc + aa - rounding, aa + bb - rounding
+    of_keys = torch.stack([*squares, -2 * b * c, -2 * c * a, -2 * a * b], -1)
+    return torch.stack([x * x, y * y, z * z, y * z, z * x, x * y], -1), of_keys
 
 
-@torch.library.custom_op("tg_equiattn::vector_attention_backward", mutates_args=())
-def _backward_operator(
-    grad: Tensor, out: Tensor, mixed: Tensor, lse: Tensor,
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    refuse_forward_mode()
-    with full_precision(q.device):
-        shift = (grad * out).sum(-1, keepdim=True)
-        grad_mixed = gradient_of_matrix(grad, q).flatten(-2)
-        valid = valid_tokens(lengths, q.shape[1])
-        grad_q, grad_k, grad_outer = cross_product_attention_backward(
-            q, k, outer(k, v).flatten(-2), valid, scale, shift, lse, grad_mixed
-        )
-        grad_outer = grad_outer.unflatten(-1, (3, 3))
-        grad_q += times_without_trace(mixed.unflatten(-1, (3, 3)).mT, grad)
-        grad_k += times(grad_outer, v)
-        return grad_q.contiguous(), grad_k.contiguous(), times(grad_outer.mT, k)
+def _tiles(q: Float[Tensor, "groups tokens 3"], ragged: bool) -> list[Tile]:
+    """Some queries of some groups, with all keys of these groups."""
+    groups, length = q.shape[:2]
+    budget = tile_numbers(q.device, _TILE_PAIRS, 8)
+    step = max(1, min(length, budget // length))
+    some = max(1, min(groups, budget // (length * step)))
+    tiles = []
+    for g, n in itertools.product(range(0, groups, some), range(0, length, step)):
+        group = slice(g, g + some)
+        rows = group, slice(n, n + step)
+        tiles.append(Tile(None, (rows, group, group, group if ragged else WHOLE), (rows,)))
+    return tiles
 
 
-@_backward_operator.register_fake
-def _(grad: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    return grad.new_empty(grad.shape), grad.new_empty(grad.shape), grad.new_empty(grad.shape)
+def _averages(
+    settings: None, of_queries: Float[Tensor, "groups some 6"], of_keys: Float[Tensor, "groups tokens 6"],
+    values: Float[Tensor, "groups tokens 9"], bias: Float[Tensor, "groups 1 tokens"] | None,
+) -> Float[Tensor, "groups some 9"]:  # fmt: skip
+    """sum_j softmax_j(|q_i x k_j| + bias_j) values_j. The derivative of a score of zero is zero."""
+    square = _exact_product(of_queries, of_keys)
+    memory = square if runs_eagerly() and not torch.is_grad_enabled() else None  # fresh memory takes half of the time
+    score = torch.clamp(square, min=torch.finfo(values.dtype).tiny ** 0.5, out=memory)
+    score = torch.sqrt(score, out=memory)
+    score = score if bias is None else torch.add(score, bias, out=memory)
+    weight = torch.softmax(score, -1, out=memory)
+    return _sum_of_values(weight, values)
 
 
-def _second(operands, given, cotangents, lengths, scale) -> tuple[Tensor | None, ...]:
-    """Second derivatives, in the form that :func:`.register_derivatives` asks for."""
-    q, k, v = operands
-    found = vector_second_derivatives(q, k, v, given[0], lengths, scale, cotangents)
-    return *found, None, None, None
+# Terms of |q x k|^2 cancel if vectors are nearly parallel, so rounded factors would give wrong scores. Where matrix
+# products may round their factors (TF32, bfloat16 on a CPU), factors are sums of parts that are exact in these formats.
+# Weights alone may be rounded.
 
 
-register_derivatives(_operator, _backward_operator, plain_vector_attention, 3, keep=True, outputs=1, second=_second)
+def _products_round(x: Tensor) -> bool:
+    """True if matrix products of float32 may round their factors. On a GPU this is assumed, since splitting into parts
+    costs little there."""
+    if x.dtype == torch.float64 or x.device.type != "cpu":
+        return x.dtype != torch.float64
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # the precision was set by torch's newer settings
+        return True
+
+
+def _exact_product(a: Float[Tensor, "groups n width"], b: Float[Tensor, "groups m width"]) -> Tensor:
+    """a b^T with exact factors, for a small width."""
+    if not _products_round(a):
+        return a @ b.mT
+    if in_functorch_transform():
+        return (a[..., :, None, :] * b[..., None, :, :]).sum(-1)
+    return _ExactProduct.apply(a, b)
+
+
+def _sum_of_values(weight: Float[Tensor, "groups n m"], values: Float[Tensor, "groups m width"]) -> Tensor:
+    """weight times values, of which only the weights may be rounded."""
+    if not _products_round(weight) or in_functorch_transform():
+        return weight @ values
+    return _SumOfValues.apply(weight, values)
+
+
+def _parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """float32 as a sum of three numbers of 8 significant bits each."""
+    high = x.bfloat16().to(x.dtype)
+    middle = (x - high).bfloat16().to(x.dtype)
+    return high, middle, x - high - middle
+
+
+class _ExactProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        (a1, a2, a3), (b1, b2, b3) = _parts(a), _parts(b)
+        return torch.cat([a1, a1, a2, a1, a3, a2], -1) @ torch.cat([b1, b2, b1, b3, b1, b2], -1).mT
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        return _sum_of_values(grad, b), _sum_of_values(grad.mT, a)
+
+
+class _SumOfValues(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, values: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, values)
+        return (weight @ torch.cat(_parts(values), -1)).unflatten(-1, (3, -1)).sum(-2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        weight, values = ctx.saved_tensors
+        return _exact_product(grad, values), _sum_of_values(weight.mT, grad)

@@ -7,7 +7,7 @@ of grades i and k has parts in some of the grades j. There are twenty such grade
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision, is_traced
-from ..backend import are_few, use_plain
+from ..backend import are_few
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -55,12 +55,6 @@ PATHS = tuple(
 )
 
 
-def _signs(path: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Signs of the product of a path, of the gradient of its left factor and of the gradient of its right factor."""
-    i, k, j = path
-    return _sign_of(i, k, j), _sign_of(j, k, i) * _REVERSE[k], _sign_of(i, j, k) * _REVERSE[i]
-
-
 def _sign_of(i: int, k: int, j: int) -> int:
     """Sign of e1 e2 -> e3 in cross products, and of the first components in other products."""
     second = _FIRST[k] + (GRADE_SIZES[i] == GRADE_SIZES[k] == GRADE_SIZES[j] == 3)
@@ -68,7 +62,6 @@ def _sign_of(i: int, k: int, j: int) -> int:
 
 
 _FIRST = (0, 1, 4, 7)  # the first component of each grade
-_REVERSE = (1, 1, -1, -1)  # signs of the grades of reversed products
 
 
 def grades_of_products(grades: Iterable[int]) -> list[int]:
@@ -85,16 +78,6 @@ def cross_product(a: Tensor, b: Tensor, dim: int) -> Tensor:
     return torch.stack([torch.addcmul(u[x] * v[y], u[y], v[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))], dim)
 
 
-def _product(
-    i: int, k: int, j: int, a: Float[Tensor, "left channels tokens"], b: Float[Tensor, "right channels tokens"]
-) -> Float[Tensor, "components channels tokens"]:
-    """The part of grade j of a product of grades i and k, without its sign: a product with a number, a dot product, or
-    a cross product."""
-    if not GRADE_SIZES[i] == GRADE_SIZES[k] == 3:
-        return a * b
-    return cross_product(a, b, 0) if GRADE_SIZES[j] == 3 else (a * b).sum(0, keepdim=True)
-
-
 def _add(sums: dict[int, Tensor], grade: int, sign: int, product: Tensor, weight: Tensor) -> None:
     if grade in sums:
         sums[grade] = torch.addcmul(sums[grade], product, weight, value=sign)
@@ -103,76 +86,20 @@ def _add(sums: dict[int, Tensor], grade: int, sign: int, product: Tensor, weight
 
 
 def _add_product(
-    sums: dict[int, Tensor], path: tuple[int, int, int], sign: int, a: Tensor, b: Tensor, weight: Tensor
-) -> None:
-    """Add the weighted product of two grades. If one grade is a number, the weight multiplies it, since it has the
-    fewest components."""
+    sums: dict[int, Tensor], path: tuple[int, int, int], a: Float[Tensor, "left channels tokens"],
+    b: Float[Tensor, "right channels tokens"], weight: Float[Tensor, "channels 1"],
+) -> None:  # fmt: skip
+    """Add the weighted product of two grades: a product with a number, a dot product, or a cross product. If one grade
+    is a number, the weight multiplies it, since it has the fewest components."""
     i, k, j = path
+    sign = _sign_of(i, k, j)
     if GRADE_SIZES[i] == 1:
         _add(sums, j, sign, b, a * weight)
     elif GRADE_SIZES[k] == 1:
         _add(sums, j, sign, a, b * weight)
     else:
-        _add(sums, j, sign, _product(i, k, j, a, b), weight)
-
-
-def _paths(
-    parts: Sequence[Tensor], weight: Float[Tensor, "20 channels"]
-) -> Iterator[tuple[int, tuple[int, int, int], Float[Tensor, "channels 1"]]]:
-    """Yield the number, grades and weight of each path between grades that have channels."""
-    weights = weight[..., None].unbind()
-    for n, (i, k, j) in enumerate(PATHS):
-        if parts[i].shape[1] and parts[k].shape[1]:
-            yield n, (i, k, j), weights[n]
-
-
-def _products(weight: Tensor, x: Sequence[Tensor], y: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    sums: dict[int, Tensor] = {}
-    for _, path, w in _paths(x, weight):
-        _add_product(sums, path, _signs(path)[0], x[path[0]], y[path[1]], w)
-    return tuple(sums[j] if j in sums else x[j][:, :0] for j in range(4))
-
-
-def _placed(
-    rows: Float[Tensor, "rows channels"], indices: Sequence[int], count: int
-) -> Float[Tensor, "{count} channels"]:
-    """Place rows at their indices among ``count`` rows, with zeros at the others."""
-    if len(indices) == count:
-        return rows
-    first, *others = (F.pad(row[None], (0, 0, n, count - 1 - n)) for n, row in zip(indices, rows, strict=True))
-    return sum(others, first)
-
-
-class _ChannelwiseProduct(torch.autograd.Function):
-    """Products of grades, path by path.
-
-    Its own backward saves the factors; autograd would save the products of all paths.
-    """
-
-    @staticmethod
-    def forward(ctx, *arguments) -> Components:
-        weight, *factors = arguments
-        ctx.save_for_backward(weight, *factors)
-        return _products(weight, factors[:4], factors[4:])
-
-    @staticmethod
-    def backward(ctx, *grad: Tensor):
-        weight, *factors = ctx.saved_tensors
-        x, y = factors[:4], factors[4:]
-        of_x: dict[int, Tensor] = {}
-        of_y: dict[int, Tensor] = {}
-        of_weight: dict[int, Tensor] = {}
-        for n, path, w in _paths(x, weight):
-            i, k, j = path
-            _, sign_x, sign_y = _signs(path)
-            product = _product(j, k, i, grad[j], y[k])
-            _add(of_x, i, sign_x, product, w)
-            total = (product * x[i]).sum((0, 2))
-            of_weight[n] = total if sign_x > 0 else -total
-            _add_product(of_y, (i, j, k), sign_y, x[i], grad[j], w)
-        found = sorted(of_weight)
-        rows = _placed(torch.stack([of_weight[n] for n in found]), found, len(PATHS))
-        return rows, *(sums.get(g, x[g]) for sums in (of_x, of_y) for g in range(4))
+        product = cross_product(a, b, 0) if GRADE_SIZES[j] == 3 else (a * b).sum(0, keepdim=True)
+        _add(sums, j, sign, product, weight)
 
 
 def channelwise_product(weight: Float[Tensor, "20 channels"], x: Sequence[Tensor], y: Sequence[Tensor]) -> Components:
@@ -182,7 +109,12 @@ def channelwise_product(weight: Float[Tensor, "20 channels"], x: Sequence[Tensor
     zero. ``weight`` holds a number for each grade path and channel. Grades that no path reaches have no channels in the
     product.
     """
-    return _products(weight, x, y) if use_plain() else _ChannelwiseProduct.apply(weight, *x, *y)
+    sums: dict[int, Tensor] = {}
+    weights = weight[..., None].unbind()
+    for n, (i, k, j) in enumerate(PATHS):
+        if x[i].shape[1] and x[k].shape[1]:
+            _add_product(sums, (i, k, j), x[i], y[k], weights[n])
+    return tuple(sums[j] if j in sums else x[j][:, :0] for j in range(4))
 
 
 class ProductTables(NamedTuple):

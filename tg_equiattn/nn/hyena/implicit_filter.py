@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...functional.backend import tile_numbers
 from ...functional.chunks import map_chunks
-from ...functional.hyena.lag_convolution import first_lag, lag_convolution
+from ...functional.hyena.fft_convolution import first_lag, lag_convolution
 from ...node_batch import PaddedBatch
 from ..modules import reset_children
 from ..vector.sequences import Sequences

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ... import checks
 from ...functional.backend import tile_numbers
 from ...functional.chunks import map_chunks
-from ...functional.vector.channel_product import channel_product
 from ...functional.vector.clifford import (
     COMPONENTS,
     GRADE_SIZES,
@@ -36,6 +35,10 @@ if TYPE_CHECKING:
 _EPS = 1e-12
 FEW_NUMBERS = 1 << 17, 1 << 11  # on accelerators, on CPUs: channels times tokens for which calls take most of the time
 BLOCK_NUMBERS = 120_000  # channels times tokens of a chunk on a CPU
+
+
+def _affine(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias, weight, x)
 
 
 class CliffordLinear(nn.Module):
@@ -64,7 +67,7 @@ class CliffordLinear(nn.Module):
         for part, size, name, o in zip(parts, GRADE_SIZES, self._names, self.out_grades, strict=True):
             if name is not None and part.shape[1]:
                 weight = getattr(weights, name)  # iterating over a ParameterList takes longer
-                out.append(channel_product(weight.expand(size, -1, -1), part, bias))
+                out.append(_affine(weight.expand(size, -1, -1), part, bias))
             else:
                 zeros = part.new_zeros(size, o, part.shape[2])
                 out.append(zeros if bias is None else zeros + bias)
@@ -122,7 +125,7 @@ class CliffordBlock(nn.Module):
         gates = torch.sigmoid(torch.addcmul(gate_bias, gate, torch.cat([x[:1], *self._square_norms(x)[1:]])))
         x = x * gates.index_select(0, tables.position)
         bias = None if self.bias is None else self.bias[:, None] * tables.scalar
-        y = channel_product(self.weight.index_select(0, tables.grade), x, bias)
+        y = _affine(self.weight.index_select(0, tables.grade), x, bias)
         norms = (torch.cat(self._square_norms(y)) + _EPS).sqrt()
         divisors = torch.lerp(tables.one, norms, torch.sigmoid(self._rows(self.grade_norm, tables)))
         z = self._product(x, y / divisors.index_select(0, tables.position), tables)
