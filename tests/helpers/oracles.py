@@ -470,7 +470,7 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, c
     """An operator from its parameters, of one graph: four tensors and centred positions."""
     index = torch.arange(len(pos)) if index is None else index
     chain = torch.zeros(len(pos)).long() if chain is None else chain
-    n, attention = len(pos), not hasattr(operator, "gate")
+    n, attention = len(pos), operator.gate is None
     if edge_index is not None:
         x = local_context(operator.local, x, pos, edge_index, edge_attr)
     here = beside(x, only(vectors=pos[:, None]))

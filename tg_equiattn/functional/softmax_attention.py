@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ..modes import runs_eagerly
 from .backend import tile_numbers, use_plain
-from .chunks import map_chunks
+from .tiles import map_tiles
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-_BLOCK_PAIRS = 1 << 20  # pairs of a chunk on a CPU
+_BLOCK_PAIRS = 1 << 20  # pairs of a tile on a CPU
 
 
 def softmax_attention(
@@ -43,17 +43,19 @@ def _plain_attention(
     q: Float[Tensor, "rows 1 nodes d"], k: Float[Tensor, "rows 1 nodes d"], v: Float[Tensor, "rows 1 nodes e"],
     mask: Bool[Tensor, "rows 1 1 nodes"] | None,
 ) -> Float[Tensor, "rows 1 nodes e"]:  # fmt: skip
-    """The definition, with a mask of keys, in chunks of queries."""
-    scale = max(1, q.shape[-1]) ** -0.5
-
-    def of_queries(q: Tensor) -> Tensor:
-        score = scale * (q.movedim(0, 2) @ k.mT)
-        score = score if mask is None else score.masked_fill(~mask, torch.finfo(q.dtype).min)
-        return (score.softmax(-1) @ v).movedim(2, 0)
-
+    """The definition, with a mask of keys, in tiles of queries."""
     pairs = tile_numbers(q.device, _BLOCK_PAIRS, 4)
     step = max(1, pairs // max(1, q.shape[0] * q.shape[2]))
-    return map_chunks(of_queries, step, (q.movedim(2, 0),)).movedim(0, 2)
+    return map_tiles(_of_queries, step, (q.movedim(2, 0),), k, v, mask).movedim(0, 2)
+
+
+def _of_queries(
+    q: Float[Tensor, "some rows 1 d"], k: Float[Tensor, "rows 1 nodes d"], v: Float[Tensor, "rows 1 nodes e"],
+    mask: Bool[Tensor, "rows 1 1 nodes"] | None,
+) -> Float[Tensor, "some rows 1 e"]:  # fmt: skip
+    score = max(1, q.shape[-1]) ** -0.5 * (q.movedim(0, 2) @ k.mT)
+    score = score if mask is None else score.masked_fill(~mask, torch.finfo(q.dtype).min)
+    return (score.softmax(-1) @ v).movedim(2, 0)
 
 
 class _SecondDerivatives(torch.autograd.Function):

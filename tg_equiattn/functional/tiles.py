@@ -2,8 +2,8 @@
 
 A function that is computed again reads the tensors it is given and nothing else. Between forward and backward a module
 may get other weights, and a generator of random numbers moves on. So the function of a tile is a function of a module
-file, and all that it gets besides tensors is frozen: numbers, names, and records of both. Functions of tiles run
-without autocast.
+file, and all that it gets besides tensors is frozen: numbers, names, and records of both. A module is given as its
+parameters and buffers. Functions of tiles draw no random numbers and run without autocast.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..modes import full_precision, in_functorch_transform, is_traced, runs_eagerly
+from ..ranks import Ranks
 
 if TYPE_CHECKING:
     from jaxtyping import Shaped
 
 WHOLE = ...  # the index of a tensor that is not cut
-_FROZEN = (bool, int, float, complex, str, type(None), type(...), slice, range, type, torch.dtype, torch.device)
+_FROZEN = (bool, int, float, complex, str, type(None), type(...), slice, range, type, torch.dtype, torch.device, Ranks)
 
 
 class Tile(NamedTuple):
@@ -64,8 +65,8 @@ def tiled(
         TypeError: if the function or the settings could read what they are not given.
     """
     if not torch.compiler.is_compiling():
-        found: list[Tensor] = []
-        _taken((function, *(tile.settings for tile in tiles)), found)
+        found: list[Any] = []
+        _taken((function, *(tile.settings for tile in tiles)), found, found)
         if found:
             raise TypeError("settings of tiles must be frozen, got tensors among them: pass these as tensors")
     call = _Call(function, tuple(tiles), tuple(shapes), (False,) * len(tensors) if once is None else tuple(once))
@@ -75,13 +76,15 @@ def tiled(
 def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
     """``function(*arguments)``, of which only the tensors among the arguments are kept for backward.
 
-    Arguments are tensors, frozen settings, and tuples and frozen dataclasses of both. Where derivatives are not
-    recorded, and in transforms and compilers, this is a plain call.
+    Arguments are tensors, modules, frozen settings, and tuples and frozen dataclasses of these. A module stands for its
+    parameters and buffers: in backward it has those of the call. Where derivatives are not recorded, and in transforms
+    and compilers, this is a plain call.
     """
     if torch.compiler.is_compiling():
         return function(*arguments)
     tensors: list[Tensor] = []
-    settings = _taken((function, arguments), tensors)
+    modules: list[_Weights] = []
+    settings = _taken((function, arguments), tensors, modules), tuple(modules)
     if not torch.is_grad_enabled() or not runs_eagerly():
         return function(*arguments)
     tile = Tile(settings, (WHOLE,) * len(tensors), (WHOLE,))
@@ -208,24 +211,46 @@ class _Record(NamedTuple):
     values: tuple[Any, ...]
 
 
-def _of_arguments(settings: _Record, *tensors: Tensor) -> Any:
-    function, arguments = _filled(settings, tensors)
-    return function(*arguments)
+class _Weights(NamedTuple):
+    """The tensors of a module, by the number of the first one among all tensors."""
+
+    module: nn.Module
+    names: tuple[str, ...]
+    first: int
 
 
-def _taken(x: Any, tensors: list[Tensor]) -> Any:
+class _Modules(nn.ModuleList):
+    def forward(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        return function(*arguments)
+
+
+def _of_arguments(settings: tuple[_Record, tuple[_Weights, ...]], *tensors: Tensor) -> Any:
+    (function, arguments), modules = _filled(settings[0], tensors), settings[1]
+    if not modules:
+        return function(*arguments)
+    given = {f"{n}.{name}": tensors[x.first + k] for n, x in enumerate(modules) for k, name in enumerate(x.names)}
+    return torch.func.functional_call(_Modules(x.module for x in modules), given, (function, arguments))
+
+
+def _taken(x: Any, tensors: list[Tensor], modules: list[_Weights]) -> Any:
     """A frozen copy of x, whose tensors are moved to a list.
 
     Raises:
-        TypeError: if x holds anything but tensors and frozen settings.
+        TypeError: if x holds anything but tensors, modules and frozen settings.
     """
     if isinstance(x, Tensor):
         tensors.append(x)
         return _Slot(len(tensors) - 1)
     if isinstance(x, tuple):
-        return _Record(type(x), tuple(_taken(y, tensors) for y in x))
+        return _Record(type(x), tuple(_taken(y, tensors, modules) for y in x))
+    if isinstance(x, nn.Module):
+        own = dict([*x.named_parameters(), *x.named_buffers()])
+        modules.append(_Weights(x, tuple(own), len(tensors)))
+        tensors.extend(own.values())
+        return x
     if dataclasses.is_dataclass(x) and not isinstance(x, type) and x.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        return _Record(type(x), tuple(_taken(getattr(x, field.name), tensors) for field in dataclasses.fields(x)))
+        values = (getattr(x, field.name) for field in dataclasses.fields(x))
+        return _Record(type(x), tuple(_taken(y, tensors, modules) for y in values))
     if isinstance(x, types.FunctionType):
         if x.__closure__ is None and x.__globals__.get(x.__qualname__) is x:
             return x

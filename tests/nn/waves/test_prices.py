@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 
-from tg_equiattn.functional.waves.kernel import Interaction
 from tg_equiattn.functional.waves.methods import PRICES, Prices, choose, number_of_vectors, time_of_steps
 from tg_equiattn.functional.waves.nufft import nufft_available
 from tg_equiattn.nn import EwaldAttention, measure_ewald_prices
@@ -25,7 +24,7 @@ def test_one_atom_in_a_wide_cell_costs_its_reciprocal_vectors():
 def interaction():
     """Four Gaussian and four Coulomb kernels, the narrowest of width 2.5."""
     layer = EwaldAttention(16, 16, width=2.5)
-    return Interaction(layer.kernels(), layer.product, layer.error, None)
+    return layer.interaction(torch.zeros(()))
 
 
 @pytest.mark.parametrize(("size", "direct", "nufft"), [(4000, 3.2, None), (10_000, 20.3, 26.9)])

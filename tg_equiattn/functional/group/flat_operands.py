@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..chunks import joined
+from ..tiles import joined
 from .definition import Operands, runs
 from .masks import MASKED_SCORE
 from .shifts import Block

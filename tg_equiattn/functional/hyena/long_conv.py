@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import checks
 from ...modes import full_precision
 from ..backend import tile_numbers
-from ..chunks import map_chunks
+from ..tiles import map_tiles
 from .fft_convolution import fft_convolution, invert, transform
 
 if TYPE_CHECKING:
@@ -118,7 +118,8 @@ def bilinear_long_conv(
     Args:
         q: signal.
         k: filter.
-        product: function of rows (M, left) and (M, right) that returns their products (M, out).
+        product: module or function of a module file: takes rows (M, left) and (M, right), returns their products
+            (M, out).
         lengths: own length of each sequence; ``None`` means all tokens.
         mode: ``"circular"`` or ``"causal"``.
         norm: name of the factor s, see :func:`.length_factor`.
@@ -130,13 +131,13 @@ def bilinear_long_conv(
         return nothing.reshape(*q.shape[:2], nothing.shape[1])
     pairs = tile_numbers(q.device, _BLOCK_PAIRS, 8)
     block = max(64, pairs // max(1, q.shape[2] * k.shape[2])) if block is None else block
-
-    def at_frequencies(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-        first, last = product(a, c), product(b, d)
-        return torch.cat([first - last, product(a + b, c + d) - first - last], -1)
-
     with full_precision(q.device):
         x, y, total = transform(q, k, lengths, mode)
         parts = [part.flatten(0, 1) for part in (x.real, x.imag, y.real, y.imag)]
-        real, imaginary = map_chunks(at_frequencies, block, parts).unflatten(0, x.shape[:2]).chunk(2, -1)
+        real, imaginary = map_tiles(_at_frequencies, block, parts, product).unflatten(0, x.shape[:2]).chunk(2, -1)
         return invert(torch.complex(real, imaginary), total, q.shape[1], lengths, mode, norm=norm, counts=counts)
+
+
+def _at_frequencies(a: Tensor, b: Tensor, c: Tensor, d: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    first, last = product(a, c), product(b, d)
+    return torch.cat([first - last, product(a + b, c + d) - first - last], -1)

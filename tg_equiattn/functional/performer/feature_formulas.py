@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import tile_numbers
-from ..chunks import joined
+from ..tiles import joined
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

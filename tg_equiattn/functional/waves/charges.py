@@ -14,7 +14,7 @@ from ...node_batch import NodeBatch
 from .cells import cells_of
 from .coulomb import Coulomb
 from .ewald_attention import ewald_attention_impl
-from .kernel import Interaction
+from .kernel import Interaction, Product
 from .methods import METHODS, check_error
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def charge_energies(
         charges = charges.to(torch.promote_types(charges.dtype, torch.float32))
         one = charges.new_ones(1, 1)
         kernel = Coulomb(width * one, 0.5 / width * one[..., None], bounds=((float(width), float(width)),))
-        interaction, source = Interaction((kernel,), _values, error, max_hkl), charges[:, None, None, None]
+        interaction, source = Interaction((kernel,), Product(_values, ()), error, max_hkl), charges[:, None, None, None]
         found = ewald_attention_impl(pos, torch.ones_like(source), (source,), interaction, node_batch, cells, method)
         return charges * found[:, 0, 0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,56 +9,57 @@ from torch import Tensor
 
 from ...encodings.harmonics import solid_harmonics
 from ..backend import FUSABLE, choose_form, tile_numbers
-from ..chunks import checkpointed, is_whole
-from .kernel import Interaction, Kernel, Sources
+from ..tiles import is_whole, recomputed
+from .kernel import Interaction, Kernel, Product, Sources
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-_PAIRS = 1 << 21  # pairs times kernels of a chunk on a CPU
+_PAIRS = 1 << 21  # pairs times kernels of a tile on a CPU
 
 
 def direct_sums(
     pos: Float[Tensor, "graphs nodes 3"], query: Float[Tensor, "graphs nodes heads kernels contracted"],
     sources: Sources, interaction: Interaction,
 ) -> Float[Tensor, "graphs nodes heads out"]:  # fmt: skip
-    """Exact sums, in chunks of graphs or of queries, which backward computes a second time."""
-    pos, (graphs, count) = pos.to(query.dtype), pos.shape[:2]
+    """Exact sums, in tiles of graphs or of queries, which backward computes a second time."""
+    pos, (graphs, count), ours = pos.to(query.dtype), pos.shape[:2], (interaction.kernels, interaction.product)
     if is_whole(pos) and choose_form(pos, 0) != FUSABLE:
-        return _chunk(interaction, pos, query, pos, *sources)
+        return _tile(*ours, pos, query, pos, *sources)
     limit = tile_numbers(pos.device, _PAIRS, 8)
     row = max(1, count * query.shape[2] * query.shape[3])
     some_graphs, some_nodes = max(1, limit // max(1, row * count)), max(1, limit // row)
     if some_graphs >= graphs and some_nodes >= count:
-        return _chunk(interaction, pos, query, pos, *sources)
-    out, chunk = [], functools.partial(_chunk, interaction)
+        return _tile(*ours, pos, query, pos, *sources)
+    out = []
     for own in zip(*(x.split(some_graphs) for x in (pos, query, *sources)), strict=True):
         queries = zip(*(x.split(some_nodes, 1) for x in own[:2]), strict=True)
-        out.append(torch.cat([checkpointed(chunk, *some, own[0], *own[2:]) for some in queries], 1))
+        out.append(torch.cat([recomputed(_tile, *ours, *some, own[0], *own[2:]) for some in queries], 1))
     return torch.cat(out)
 
 
-def _chunk(interaction: Interaction, pos_i: Tensor, query: Tensor, pos: Tensor, *sources: Tensor) -> Tensor:
+def _tile(
+    kernels: tuple[Kernel, ...], product: Product, pos_i: Tensor, query: Tensor, pos: Tensor, *sources: Tensor
+) -> Tensor:
     """Sums (B, n, heads, E) over all nodes of each graph, for queries at ``pos_i`` (B, n, 3)."""
     # 3, B, n, N; gradients of coordinates taken apart are contiguous, as hosts expect of forces
     offsets = torch.stack([a[:, :, None] - b[:, None] for a, b in zip(pos_i.unbind(2), pos.unbind(2), strict=True)])
     square = offsets.square().sum(0)
     query, values = query.permute(0, 2, 3, 1, 4), sources[-1].movedim(1, -2)  # B, H, C, n, A and B, H, (C,) N, V
     scores = query @ sources[0].permute(0, 2, 3, 4, 1) if len(sources) == 2 else query  # B, H, C, n, N or 1
-    counts = [kernel.count for kernel in interaction.kernels]
-    each = [*zip(interaction.kernels, scores.split(counts, 2), strict=True)]
+    each = [*zip(kernels, scores.split([kernel.count for kernel in kernels], 2), strict=True)]
     if len(sources) == 2:  # one value for all kernels
         parts, values = [_joined(kernel, x, square)[:, :, :, None] for kernel, x in each], values[:, :, None]
         weights = sum(parts[1:], parts[0])
     else:
         weights = torch.cat([kernel.real_space(square) * x for kernel, x in each], 3)
-    harmonics, out = solid_harmonics(offsets, interaction.lmax, 0), []
+    harmonics, out = solid_harmonics(offsets, kernels[0].lmax, 0), []
     for degree, weight in enumerate(weights.unsqueeze(4)):  # B, H, C or 1, 1, n, N
         if degree:
             own = harmonics[degree**2 : (degree + 1) ** 2].movedim(0, 1)  # B, 2 l + 1, n, N
             weight = weight * own[:, None, None]
         sums = (weight @ values[:, :, :, None]).sum(2)  # B, H, 2 l + 1, n, V
-        out.append(interaction.product(sums.permute(0, 3, 1, 2, 4), None, degree))
+        out.append(product(sums.permute(0, 3, 1, 2, 4), None, degree))
     return sum(out[1:], out[0])
 
 

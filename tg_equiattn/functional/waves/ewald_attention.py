@@ -101,21 +101,17 @@ def ewald_attention(
     pos = checks.positions(pos, (query.shape[0], 3), query, "attention depends on them")
     node_batch = NodeBatch.flat(query, batch, batch_size, max_num_nodes)
     cells = cells_of(cell, pbc, node_batch.count, query)
-    interaction = Interaction(kernels, _every_product(kernels[0].lmax), error, max_hkl)
+    interaction = Interaction(kernels, Product(_every_product, (kernels[0].lmax,)), error, max_hkl)
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
         query, key, value = (x.to(dtype) for x in (query, key, value))
         return ewald_attention_impl(pos, query, (key, value), interaction, node_batch, cells, method)
 
 
-def _every_product(lmax: int) -> Product:
-    """The product that returns values times all harmonics up to degree ``lmax``: (..., V) to (..., V (lmax + 1)²)."""
-
-    def product(features: Tensor, harmonics: Tensor | None, degree: int) -> Tensor:
-        products = features.mT if harmonics is None else features[..., None] * harmonics[..., None, :]
-        return torch.nn.functional.pad(products, (degree**2, (lmax + 1) ** 2 - (degree + 1) ** 2)).flatten(-2)
-
-    return product
+def _every_product(features: Tensor, harmonics: Tensor | None, degree: int, lmax: int) -> Tensor:
+    """Values times all harmonics up to degree ``lmax``: (..., V) to (..., V (lmax + 1)²)."""
+    products = features.mT if harmonics is None else features[..., None] * harmonics[..., None, :]
+    return torch.nn.functional.pad(products, (degree**2, (lmax + 1) ** 2 - (degree + 1) ** 2)).flatten(-2)
 
 
 def ewald_attention_impl(

@@ -11,12 +11,26 @@ import torch
 from torch import Tensor
 
 Bounds = tuple[tuple[float, float], ...]
-# A function of features (..., V), harmonics (..., 2 l + 1) and their degree l that returns products. If harmonics are
-# None, features are (..., 2 l + 1, V) and have been multiplied by each of them.
-Product = Callable[[Tensor, Tensor | None, int], Tensor]
 # Tensors that nodes pass on: keys (..., heads, C, A) and values (..., heads, V); or one tensor in place of their
 # products, a source for each kernel (..., heads, C, V), with A = 1.
 Sources = tuple[Tensor, ...]
+
+
+class Product(NamedTuple):
+    """A product of features and harmonics that is linear in both.
+
+    Attributes:
+        function: a function of a module file. Its arguments are features (..., V), harmonics (..., 2 l + 1), their
+            degree l, and the operands. If harmonics are ``None``, features are (..., 2 l + 1, V) and have been
+            multiplied by each of them.
+        operands: tensors and settings that it needs.
+    """
+
+    function: Callable[..., Tensor]
+    operands: tuple[Any, ...]
+
+    def __call__(self, features: Tensor, harmonics: Tensor | None, degree: int) -> Tensor:
+        return self.function(features, harmonics, degree, *self.operands)
 
 
 class Range(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from ...encodings.harmonics import solid_harmonics
 from ...ranks import Ranks
 from ..backend import tile_numbers
-from ..chunks import checkpointed, is_whole, joined
+from ..tiles import is_whole, joined, recomputed
 from .cells import Cells
 from .coulomb import Coulomb
 from .kernel import Interaction, Kernel, Product, Sources
@@ -21,7 +21,8 @@ from .nufft import sums_at_nodes, sums_over_nodes
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-_VECTORS = 1 << 22  # numbers in the largest tensor of a chunk of reciprocal vectors on a CPU
+Mix = tuple[Product, "Ranks | None"]
+_VECTORS = 1 << 22  # numbers in the largest tensor of a tile of reciprocal vectors on a CPU
 
 
 def reciprocal_sums(
@@ -41,10 +42,6 @@ def reciprocal_sums(
     most, extent, scaled, out = pos.shape[1], cells.extents(pos, mask, ranks), interaction.scaled_cutoff, []
     if ranks is not None:
         most = int(ranks.largest(torch.tensor([most], device=pos.device)))
-
-    def mix(sums: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
-        return _mixed(sums if ranks is None else ranks.sum(sums), weights, harmonics, interaction.product)
-
     dtype, query = query.dtype, query.permute(0, 1, 3, 4, 2)[..., None]  # B, N, C, A, H, 1
     if len(sources) == 2:
         sources = sources[0].permute(0, 1, 3, 4, 2)[..., None], sources[1][:, :, None, None]
@@ -56,10 +53,11 @@ def reciprocal_sums(
         weights = (lattice.weights[..., None, None] * _transforms(kernels, lattice)).to(dtype)  # B, D, H, L
         harmonics = solid_harmonics(lattice.wavevectors, interaction.lmax).to(dtype)
         own = sources[0][:, :, these] * sources[1] if len(sources) == 2 else sources[0][:, :, these]
+        mix, given = (interaction.product, ranks), (lattice.angles, own, lattice.numbers, weights, harmonics)
         if nufft:
-            found = checkpointed(_by_nufft, mix, lattice, own, weights, harmonics, interaction.error)
+            found = recomputed(_by_nufft, mix, *given, interaction.error)
         else:
-            found = _by_products(mix, lattice, own, weights, harmonics, most)
+            found = _by_products(mix, *given, tuple(lattice.counts), most)
         out.append((found * query[:, :, these]).sum((2, 3)))
     return sum(out[1:], out[0])
 
@@ -91,12 +89,13 @@ def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Float[Tensor, "g
 
 
 def _mixed(
-    sums: Float[Tensor, "graphs 2 vectors contracted heads channels"],
+    mix: Mix, sums: Float[Tensor, "graphs 2 vectors contracted heads channels"],
     weights: Float[Tensor, "graphs vectors heads degrees"], harmonics: Float[Tensor, "graphs vectors harmonics"],
-    product: Product,
 ) -> Float[Tensor, "graphs 2 vectors contracted heads out"]:  # fmt: skip
-    """Products of sums over nodes (of cosines, then of sines) with weights times Y_l(i k), which is i^l Y_l(k)."""
-    out = []
+    """Products of sums over nodes (of cosines, then of sines) of all ranks with weights times Y_l(i k), which is
+    i^l Y_l(k)."""
+    (product, ranks), out = mix, []
+    sums = sums if ranks is None else ranks.sum(sums)
     for degree in range(weights.shape[3]):
         rotated = torch.stack([-sums[:, 1], sums[:, 0]], 1) if degree % 2 else sums
         weight = weights[:, None, :, None, :, degree, None]
@@ -106,44 +105,48 @@ def _mixed(
 
 
 def _by_nufft(
-    mix: Callable[..., Tensor], lattice: Lattice, sources: Tensor, weights: Tensor, harmonics: Tensor, error: float
+    mix: Mix, angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor, error: float
 ) -> Tensor:
     """Sums of one kernel by non-uniform fast Fourier transforms."""
-    angles, indices = lattice.angles, lattice.numbers.long()
+    indices = numbers.long()
     sums = sums_over_nodes(angles, indices, sources.flatten(2), error)
-    table = mix(sums.unflatten(3, sources.shape[3:]), weights, harmonics)
+    table = _mixed(mix, sums.unflatten(3, sources.shape[3:]), weights, harmonics)
     return sums_at_nodes(angles, indices, table.flatten(3), error).unflatten(2, (1, *table.shape[3:]))
 
 
 def _by_products(
-    mix: Callable[..., Tensor], lattice: Lattice, sources: Tensor, weights: Tensor, harmonics: Tensor, most: int
-) -> Tensor:
-    """Sums by matrix products, in chunks of reciprocal vectors, which backward computes a second time.
+    mix: Mix, angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor,
+    counts: tuple[int, ...], most: int,
+) -> Tensor:  # fmt: skip
+    """Sums by matrix products, in tiles of reciprocal vectors, which backward computes a second time.
 
-    Ranks add up their sums in each chunk, so all ranks need the same number of chunks. It follows from ``most``, the
+    Ranks add up their sums in each tile, so all ranks need the same number of tiles. It follows from ``most``, the
     largest number of nodes of a rank.
     """
-    angles, numbers, counts = lattice.angles, lattice.numbers, lattice.counts
-
-    def chunk(angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
-        steps = numbers.to(angles.dtype)  # no matrix product, as TF32 would round phases
-        along = [angles[:, :, None, axis] * steps[:, None, :, axis] for axis in range(3)]
-        phases = along[0] + along[1] + along[2]
-        phases = torch.stack([phases.cos(), phases.sin()], 2)  # B, N, 2, D
-        each = [x.flatten(2) for x in _split(phases, counts, 3)]  # B, N, 2 D
-        sums = [(x.mT @ own.flatten(2)).unflatten(1, (2, -1)) for x, own in zip(each, sources.unbind(2), strict=True)]
-        table = mix(joined(sums, 2).unflatten(3, sources.shape[3:]), weights, harmonics)
-        tables = [own.flatten(1, 2).flatten(2) for own in _split(table, counts, 2)]
-        out = [x @ own for x, own in zip(each, tables, strict=True)]
-        return joined(out, 2).unflatten(2, (len(out), *table.shape[3:]))
-
     each = max(1, angles.shape[0] * max(2 * most, 4 * sources.shape[2:].numel()))
     step = max(1, tile_numbers(angles.device, _VECTORS, 4) // each)
     if is_whole(angles) or numbers.shape[1] <= step:
-        return chunk(angles, sources, numbers, weights, harmonics)
-    chunks = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)
-    return sum((checkpointed(chunk, angles, sources, *own) for own in chunks), sources.new_zeros(()))
+        return _tile(mix, counts, angles, sources, numbers, weights, harmonics)
+    tiles = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)
+    found = (recomputed(_tile, mix, (step,), angles, sources, *own) for own in tiles)
+    return sum(found, sources.new_zeros(()))
 
 
-def _split(x: Tensor, sizes: list[int], dim: int) -> Sequence[Tensor]:
-    return [x] if len(sizes) == 1 else x.split(sizes, dim)
+def _tile(
+    mix: Mix, counts: tuple[int, ...], angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor,
+    harmonics: Tensor,
+) -> Tensor:  # fmt: skip
+    steps = numbers.to(angles.dtype)  # no matrix product, as TF32 would round phases
+    along = [angles[:, :, None, axis] * steps[:, None, :, axis] for axis in range(3)]
+    phases = along[0] + along[1] + along[2]
+    phases = torch.stack([phases.cos(), phases.sin()], 2)  # B, N, 2, D
+    each = [x.flatten(2) for x in _split(phases, counts, 3)]  # B, N, 2 D
+    sums = [(x.mT @ own.flatten(2)).unflatten(1, (2, -1)) for x, own in zip(each, sources.unbind(2), strict=True)]
+    table = _mixed(mix, joined(sums, 2).unflatten(3, sources.shape[3:]), weights, harmonics)
+    tables = [own.flatten(1, 2).flatten(2) for own in _split(table, counts, 2)]
+    out = [x @ own for x, own in zip(each, tables, strict=True)]
+    return joined(out, 2).unflatten(2, (len(out), *table.shape[3:]))
+
+
+def _split(x: Tensor, sizes: Sequence[int], dim: int) -> Sequence[Tensor]:
+    return [x] if len(sizes) == 1 else x.split(list(sizes), dim)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from ... import checks
 from ...encodings.group import GroupEncoding, rotated_offsets
 from ...encodings.locality import Locality
-from ...functional.chunks import joined
 from ...functional.group.attention import group_attention_impl
 from ...functional.group.dilation import dilation_attention_impl
 from ...functional.group.masks import attention_weights, zero_where_masked
 from ...functional.group.separable import separable_attention_impl
+from ...functional.tiles import joined
 from ...grids import Window
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ...tables import Tables

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...functional.backend import tile_numbers
-from ...functional.chunks import map_chunks
 from ...functional.hyena.fft_convolution import first_lag, lag_convolution
+from ...functional.tiles import map_tiles
 from ...node_batch import PaddedBatch
 from ..modules import reset_children
 from ..vector.sequences import Sequences
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _OCTAVES = 10  # number of periods: 4, 8, ... 2048 tokens
 _WIDTH = 16  # width of the MLP
-_BLOCK_LAGS = 1 << 14  # lags of a chunk on a CPU
+_BLOCK_LAGS = 1 << 14  # lags of a tile on a CPU
 
 
 class ImplicitFilter(nn.Module):
@@ -61,16 +61,8 @@ class ImplicitFilter(nn.Module):
     def filter(self, length: int) -> Float[Tensor, "lags channels"]:
         """Filters at all lags of sequences of this length."""
         lags = torch.arange(first_lag(length, self.causal), max(length, 1), device=self.decay.device)
-        return map_chunks(self._at, tile_numbers(lags.device, _BLOCK_LAGS, 8 * _WIDTH), (lags,))
-
-    def _at(self, lags: Int[Tensor, " lags"]) -> Float[Tensor, "lags channels"]:
-        distance = lags.abs().to(self.decay.dtype).log1p()
-        waves = 2 ** torch.arange(2, _OCTAVES + 2, device=lags.device)
-        periods = (lags[:, None] % waves).to(distance.dtype) / waves  # exact at any lag
-        angles = 2 * math.pi * periods
-        x = torch.cat([torch.stack([distance, lags.sign() * distance], 1) / 4, angles.sin(), angles.cos()], 1)
-        x = self.outside(self.between(self.inside(x).sin()).sin())
-        return x * torch.exp(-nn.functional.softplus(self.decay) * distance[:, None])
+        layers = self.inside, self.between, self.outside
+        return map_tiles(_at, tile_numbers(lags.device, _BLOCK_LAGS, 8 * _WIDTH), (lags,), self.decay, *layers)
 
     def forward(self, x: Tensor, sequences: Sequences, channels: Tensor | None = None) -> Tensor:
         """Convolve features (T, channels) or (T, channels, 3). If ``channels`` gives the filter of each column, x has
@@ -88,3 +80,16 @@ class ImplicitFilter(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.channels}" + (", causal=True" if self.causal else "")
+
+
+def _at(
+    lags: Int[Tensor, " lags"], decay: Float[Tensor, " channels"], inside: nn.Linear, between: nn.Linear,
+    outside: nn.Linear,
+) -> Float[Tensor, "lags channels"]:  # fmt: skip
+    distance = lags.abs().to(decay.dtype).log1p()
+    waves = 2 ** torch.arange(2, _OCTAVES + 2, device=lags.device)
+    periods = (lags[:, None] % waves).to(distance.dtype) / waves  # exact at any lag
+    angles = 2 * math.pi * periods
+    x = torch.cat([torch.stack([distance, lags.sign() * distance], 1) / 4, angles.sin(), angles.cos()], 1)
+    x = outside(between(inside(x).sin()).sin())
+    return x * torch.exp(-nn.functional.softplus(decay) * distance[:, None])

@@ -39,6 +39,15 @@ def check_causal(causal: bool, order: str) -> None:
         )
 
 
+def _gated(
+    scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: MultivectorMLP
+) -> tuple[Tensor, Tensor]:
+    none = mixed_vectors[:, :0]
+    gates = torch.sigmoid(gate([mixed_scalars, none, mixed_vectors, none[:1]])[0])
+    scalar_gates, vector_gates = gates.split([mixed_scalars.shape[1], mixed_vectors.shape[1]], 1)
+    return scalar_gates * mixed_scalars * scalars, cross_product(vector_gates * mixed_vectors, vectors, 0)
+
+
 class HyenaOperator(TokenOperator):
     """The operator of SE(3)-Hyena on tokens by grade.
 
@@ -92,14 +101,7 @@ class HyenaOperator(TokenOperator):
         filtered = self.filters["vectors" if vectors else "scalars"](key, sequences)
         return number_or_cross_product(query, filtered, vectors)
 
-    def combine(
-        self, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        none = mixed_vectors[:, :0]
-        gates = torch.sigmoid(self.gate([mixed_scalars, none, mixed_vectors, none[:1]])[0])
-        scalar_gates, vector_gates = gates.split([self.scalars, self.vectors], 1)
-        scalars = scalar_gates * mixed_scalars * scalars
-        return scalars, cross_product(vector_gates * mixed_vectors, vectors, 0)
+    combine = staticmethod(_gated)
 
 
 @checks.python_numbers

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.backend import tile_numbers
-from ...functional.chunks import map_chunks
+from ...functional.tiles import map_tiles
 from ...functional.vector.clifford import (
     COMPONENTS,
     GRADE_SIZES,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _EPS = 1e-12
 FEW_NUMBERS = 1 << 17, 1 << 11  # on accelerators, on CPUs: channels times tokens for which calls take most of the time
-BLOCK_NUMBERS = 120_000  # channels times tokens of a chunk on a CPU
+BLOCK_NUMBERS = 120_000  # channels times tokens of a tile on a CPU
 
 
 def _affine(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -183,7 +183,7 @@ class MultivectorMLP(nn.Module):
         return self.out(split_grades(self.blocks(torch.cat(embedded)), self.grades))
 
     def tokens_per_block(self, device: torch.device) -> int:
-        """The number of tokens of a chunk. On a CPU, its intermediate results fit into the cache."""
+        """The number of tokens of a tile. On a CPU, its intermediate results fit into the cache."""
         return max(64, tile_numbers(device, BLOCK_NUMBERS, 10 * COMPONENTS) // self.hidden)
 
     @property
@@ -201,7 +201,7 @@ class CliffordMLP(nn.Module):
 
     It consists of a linear map (one matrix of channels for each grade), ``num_blocks`` blocks of activation, linear
     map, geometric product and layer normalisation, and a linear map. Only inputs and outputs of all tokens are in
-    memory: tokens are processed in chunks, which backward computes again.
+    memory: tokens are processed in tiles, which backward computes again.
 
     Args:
         in_channels: Number of multivectors of the input.
@@ -242,12 +242,15 @@ class CliffordMLP(nn.Module):
         checks.of_points(x, reference)
         with full_precision(x.device):
             tokens = x.to(reference.dtype).reshape(-1, *x.shape[-2:])
-            out = map_chunks(self._of_block, self.mlp.tokens_per_block(x.device), (tokens,))
+            out = map_tiles(_of_tokens, self.mlp.tokens_per_block(x.device), (tokens,), self.mlp)
             return out.view(*x.shape[:-2], self.out_channels, COMPONENTS)
-
-    def _of_block(self, x: Tensor) -> Tensor:
-        out = torch.cat(self.mlp(list(x.permute(2, 1, 0).contiguous().split(GRADE_SIZES))))
-        return out.permute(2, 1, 0).contiguous()
 
     def reset_parameters(self) -> None:
         self.mlp.reset_parameters()
+
+
+def _of_tokens(
+    x: Float[Tensor, "tokens channels components"], mlp: MultivectorMLP
+) -> Float[Tensor, "tokens out components"]:
+    out = torch.cat(mlp(list(x.permute(2, 1, 0).contiguous().split(GRADE_SIZES))))
+    return out.permute(2, 1, 0).contiguous()

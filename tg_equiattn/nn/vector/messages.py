@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ...functional.chunks import map_chunks
+from ...functional.tiles import map_tiles
 from ...modes import runs_eagerly
 from ...neighbors import NeighborList
 from ..modules import reset_children
@@ -48,7 +48,8 @@ class LocalContext(nn.Module):
                 sums.index_add_(0, some[1], self._messages(tokens, *some))
         degree = x.new_zeros(x.shape[0]).index_add(0, target, torch.ones_like(target, dtype=x.dtype))
         mean = sums / degree.clamp(min=1)[:, None]
-        return map_chunks(self._update, self.update.tokens_per_block(x.device), (x, pos, mean))
+        others, step = (self.update, self.grades, self.messages), self.update.tokens_per_block(x.device)
+        return map_tiles(_update, step, (x, pos, mean), *others)
 
     def _messages(
         self,
@@ -59,16 +60,21 @@ class LocalContext(nn.Module):
     ) -> Float[Tensor, "edges out"]:
         """Messages along edges, from tokens whose last columns are positions."""
         difference = tokens.index_select(0, source) - tokens.index_select(0, target)
-        return map_chunks(self._message, self.message.tokens_per_block(tokens.device), (difference, scalars))
-
-    def _message(self, difference: Tensor, scalars: Tensor) -> Tensor:
-        x, pos = difference.split([self.grades.dim, 3], 1)
-        parts = with_position(self.grades.parts(x), pos)
-        return features(self.message(joined(parts, self.edge_grades.parts(scalars))))
-
-    def _update(self, x: Tensor, pos: Tensor, mean: Tensor) -> Tensor:
-        parts = with_position(self.grades.parts(x), pos)
-        return x + features(self.update(joined(parts, self.messages.parts(mean))))
+        others, step = (self.message, self.grades, self.edge_grades), self.message.tokens_per_block(tokens.device)
+        return map_tiles(_message, step, (difference, scalars), *others)
 
     def reset_parameters(self) -> None:
         reset_children(self)
+
+
+def _message(
+    difference: Tensor, scalars: Tensor, message: MultivectorMLP, grades: Grades, edge_grades: Grades
+) -> Tensor:
+    x, pos = difference.split([grades.dim, 3], 1)
+    parts = with_position(grades.parts(x), pos)
+    return features(message(joined(parts, edge_grades.parts(scalars))))
+
+
+def _update(x: Tensor, pos: Tensor, mean: Tensor, update: MultivectorMLP, grades: Grades, messages: Grades) -> Tensor:
+    parts = with_position(grades.parts(x), pos)
+    return x + features(update(joined(parts, messages.parts(mean))))

@@ -7,7 +7,7 @@ definite parity, so channels of both parities pass through side by side.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...edges import check_edges
-from ...functional.chunks import map_chunks
+from ...functional.tiles import map_tiles
 from ...modes import full_precision
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
@@ -156,6 +156,7 @@ class TokenOperator(TokenNetwork, ABC):
         self.hidden_grades = hidden = in_grades if hidden_grades is None else hidden_grades
         self.causal, self.local_context, self.edge_channels = causal, local_context, edge_channels
         width = max(1, *hidden)
+        self.gate: MultivectorMLP | None = None
         self.local = LocalContext(in_grades, width, edge_channels, num_blocks) if local_context else None
         self.project = MultivectorMLP(in_grades.plus(POSITION), hidden.times(3), width, num_blocks, bias)
         self.shortcut = None if in_grades == hidden else CliffordLinear(in_grades, hidden, bias=False)
@@ -175,38 +176,47 @@ class TokenOperator(TokenNetwork, ABC):
         pos = tokens.pos
         if self.local is not None and tokens.edges is not None:
             x = self.local(x, pos, tokens.edges)
-        projected = map_chunks(self._project, self.project.tokens_per_block(x.device), (x, pos))
+        step = self.project.tokens_per_block(x.device)
+        projected = map_tiles(_project, step, (x, pos), self.project, self.in_grades)
         if self.short_conv is not None:
             projected = self.short_conv(projected, tokens.sequences)
         grades = [part.chunk(3, 1) for part in self.hidden_grades.times(3).split(projected)]
         scalars = [_side_by_side(grades[0][n], grades[3][n])[..., 0] for n in range(3)]
         vectors = [_side_by_side(grades[1][n], grades[2][n]) for n in range(3)]
         mixed = [self.mix(q, k, v, tokens) if q.shape[1] else q for q, k, v in (scalars, vectors)]
-        step = self.out.tokens_per_block(x.device)
-        return map_chunks(self._finish, step, (x, scalars[2], vectors[2], *mixed))
-
-    def _project(self, x: Tensor, pos: Tensor) -> Tensor:
-        return features(self.project(with_position(self.in_grades.parts(x), pos)))
-
-    def _finish(self, x: Tensor, *streams: Tensor) -> Tensor:
-        scalars, vectors, mixed_scalars, mixed_vectors = (
-            y.permute(*reversed(range(y.ndim))).contiguous() for y in streams
-        )
-        scalars, vectors = self.combine(scalars[None], vectors, mixed_scalars[None], mixed_vectors)
-        c, parts = self.hidden_grades, self.in_grades.parts(x)
-        parts = parts if self.shortcut is None else self.shortcut(parts)
-        added = scalars[:, : c.scalars], vectors[:, : c.vectors], vectors[:, c.vectors :], scalars[:, c.scalars :]
-        return features(self.out([a + b for a, b in zip(parts, added, strict=True)]))
+        nodes, step = (x, scalars[2], vectors[2], *mixed), self.out.tokens_per_block(x.device)
+        others = self.combine, self.gate, self.in_grades, self.hidden_grades, self.shortcut, self.out
+        return map_tiles(_finish, step, nodes, *others)
 
     @abstractmethod
     def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
         """Mix scalars (T, S) or vectors (T, V, 3) of the tokens of sequences or graphs."""
 
+    @staticmethod
     @abstractmethod
     def combine(
-        self, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor
+        scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: Any
     ) -> tuple[Tensor, Tensor]:
-        """The update that is added to tokens, from values and mixed channels: scalars (1, S, T), vectors (3, V, T)."""
+        """The update that is added to tokens, from values and mixed channels: scalars (1, S, T), vectors (3, V, T).
+        Subclasses have a function of a module file here."""
+
+
+def _project(x: Tensor, pos: Tensor, project: MultivectorMLP, grades: Grades) -> Tensor:
+    return features(project(with_position(grades.parts(x), pos)))
+
+
+def _finish(
+    x: Tensor, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, combine: Callable,
+    gate: MultivectorMLP | None, grades: Grades, hidden: Grades, shortcut: CliffordLinear | None, out: MultivectorMLP,
+) -> Tensor:  # fmt: skip
+    streams = scalars, vectors, mixed_scalars, mixed_vectors
+    scalars, vectors, *mixed = (y.permute(*reversed(range(y.ndim))).contiguous() for y in streams)
+    scalars, vectors = combine(scalars[None], vectors, mixed[0][None], mixed[1], gate)
+    parts = grades.parts(x)
+    parts = parts if shortcut is None else shortcut(parts)
+    first, second = hidden.scalars, hidden.vectors
+    added = scalars[:, :first], vectors[:, :second], vectors[:, second:], scalars[:, first:]
+    return features(out([a + b for a, b in zip(parts, added, strict=True)]))
 
 
 def _side_by_side(x: Tensor, y: Tensor) -> Tensor:
@@ -266,7 +276,8 @@ class TokenModel(TokenNetwork):
             x = x + operator(x, tokens)
         if self.pool:
             x = tokens.graphs.mean(x)
-        return map_chunks(self._finish, self.out.tokens_per_block(x.device), (x,))
+        return map_tiles(_read_out, self.out.tokens_per_block(x.device), (x,), self.out, self.hidden_grades)
 
-    def _finish(self, x: Tensor) -> Tensor:
-        return features(self.out(self.hidden_grades.parts(x)))
+
+def _read_out(x: Tensor, out: MultivectorMLP, grades: Grades) -> Tensor:
+    return features(out(grades.parts(x)))

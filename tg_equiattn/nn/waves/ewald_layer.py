@@ -141,6 +141,10 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
             out.append(OscillatingGaussian(*each[2], self.bounds[last:], wavenumbers, largest))
         return tuple(out)
 
+    def interaction(self, like: Tensor) -> Interaction:
+        """The settings of sums over nodes, with tables of the dtype and device of a tensor."""
+        return Interaction(self.kernels(), self.product(like), self.error, self.max_hkl)
+
     def attend(
         self, x: Float[Tensor, "nodes dim_in"], pos: Float[Tensor, "nodes 3"], node_batch: NodeBatch,
         cell: Tensor | None, pbc: Tensor | None, neutral: NeutralSources | None = None, atoms: Atoms | None = None,
@@ -167,7 +171,7 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
             # contiguous: gathers of rows keep the order of strides in some of torch's tracers, and not in others
             query, key = torch.cat(scores, 1).movedim(1, 4).contiguous().unbind(1)  # T, H, C, A
             value = torch.cat(values, 2) / self.avg_num_nodes
-            interaction = Interaction(self.kernels(), self.product, self.error, self.max_hkl)
+            interaction = self.interaction(value)
             terms = []
             for those, part, sources in self._parts(query, key, value, interaction, node_batch, neutral, atoms):
                 found = ewald_attention_impl(pos, those, sources, part, node_batch, cells, self.method)

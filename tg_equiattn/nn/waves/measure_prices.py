@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-from ...functional.waves.kernel import Interaction
 from ...functional.waves.methods import PRICES, Prices, number_of_vectors, time_of_steps
 from ...functional.waves.nufft import nufft_available
 from .ewald_attention import EwaldAttention
@@ -76,7 +75,7 @@ def _run(device: torch.device, method: str, size: int, side: float) -> tuple[flo
         layer = EwaldAttention(8, 8, width=1.0, num_gaussians=2, num_coulomb=0, method=method).to(device)
         scalars, vectors = torch.randn(size, 8, device=device), torch.randn(size, 8, 3, device=device)
     pos, cell = 3 * vectors[:, 0], side * torch.eye(3, device=device) if side else None
-    interaction = Interaction(layer.kernels(), layer.product, layer.error, None)
+    interaction = layer.interaction(pos)
     _, count = number_of_vectors(side**3, [], interaction)
     steps = Prices(*time_of_steps(size, count, interaction, (size, 1, 2, 4), 64, 1))
 

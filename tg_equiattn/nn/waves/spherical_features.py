@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...encodings.harmonics import solid_harmonics
+from ...functional.waves.kernel import Product
 from ...tables import Tables
 
 if TYPE_CHECKING:
@@ -91,15 +92,15 @@ class HarmonicProduct(nn.Module):
     ) -> None:
         super().__init__()
         self.rows_in, self.rows_out = tuple(rows_in), tuple(rows_out)
-        self.paths = [
+        self.paths = tuple(
             (a, degree, b)
             for a, first in enumerate(rows_in)
             for degree in range(lmax + 1)
             for b, out in enumerate(rows_out)
             if abs(first.degree - degree) <= out.degree <= first.degree + degree
             and first.parity * (-1) ** degree == out.parity
-        ]
-        self.couplings = Tables(functools.partial(_couplings, self.rows_in, self.rows_out, tuple(self.paths), coupling))
+        )
+        self.couplings = Tables(functools.partial(_couplings, self.rows_in, self.rows_out, self.paths, coupling))
         self.weights = nn.ParameterList(
             torch.empty(heads, rows_in[a].channels, rows_out[b].channels) for a, _, b in self.paths
         )
@@ -111,24 +112,31 @@ class HarmonicProduct(nn.Module):
             into = sum(self.rows_in[a].channels for a, _, other in self.paths if other == b)
             nn.init.normal_(weight, std=into**-0.5)
 
-    def forward(
-        self, features: Float[Tensor, "*#nodes heads channels"],
-        harmonics: Float[Tensor, "*#nodes 1 components"] | None, degree: int,
-    ) -> Float[Tensor, "*nodes heads out"]:  # fmt: skip
-        """Products of features with harmonics of one degree, or, without harmonics, of features (..., heads, 2 l + 1,
-        channels) that have been multiplied by each of them."""
-        each, couplings = split_rows(features, self.rows_in), self.couplings(features.device, features.dtype)
-        if harmonics is None:
-            shape, each = features.shape[:-2], [x.flatten(-3, -2) for x in each]
-        else:
-            shape = torch.broadcast_shapes(features.shape[:-1], harmonics.shape[:-1])
-        out = []
-        for b, irrep in enumerate(self.rows_out):
-            paths = [(n, path[0]) for n, path in enumerate(self.paths) if path[1:] == (degree, b)]
-            terms = [_product(each[a], harmonics, couplings[n], irrep.size, self.weights[n]) for n, a in paths]
-            found = sum(terms[1:], terms[0]).flatten(-2) if terms else features.new_zeros(irrep.size * irrep.channels)
-            out.append(found.expand(*shape, -1))
-        return torch.cat(out, -1)
+    def forward(self, like: Tensor) -> Product:
+        """The product, with tables of the dtype and device of a tensor."""
+        tables = self.couplings(like.device, like.dtype)
+        return Product(_products, (self.rows_in, self.rows_out, self.paths, tables, tuple(self.weights)))
+
+
+def _products(
+    features: Float[Tensor, "*#nodes heads channels"], harmonics: Float[Tensor, "*#nodes 1 components"] | None,
+    degree: int, rows_in: Sequence[Irrep], rows_out: Sequence[Irrep], every: Sequence[tuple[int, int, int]],
+    couplings: Sequence[Tensor], weights: Sequence[Tensor],
+) -> Float[Tensor, "*nodes heads out"]:  # fmt: skip
+    """Products of features with harmonics of one degree, or, without harmonics, of features (..., heads, 2 l + 1,
+    channels) that have been multiplied by each of them."""
+    each = split_rows(features, rows_in)
+    if harmonics is None:
+        shape, each = features.shape[:-2], [x.flatten(-3, -2) for x in each]
+    else:
+        shape = torch.broadcast_shapes(features.shape[:-1], harmonics.shape[:-1])
+    out = []
+    for b, irrep in enumerate(rows_out):
+        paths = [(n, path[0]) for n, path in enumerate(every) if path[1:] == (degree, b)]
+        terms = [_product(each[a], harmonics, couplings[n], irrep.size, weights[n]) for n, a in paths]
+        found = sum(terms[1:], terms[0]).flatten(-2) if terms else features.new_zeros(irrep.size * irrep.channels)
+        out.append(found.expand(*shape, -1))
+    return torch.cat(out, -1)
 
 
 def _product(
