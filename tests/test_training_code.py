@@ -19,7 +19,7 @@ from tg_equiattn.groups import cyclic, dihedral
 C4 = cyclic(4)
 STOCHASTIC = "PerformerAttention window"  # its state has seeds
 DECAYS = (0.9, 0.99, 0.9999)
-WITHOUT_STATE = ("SpatialMaxPool", "SpatialCrop", "GlobalPooling", "GlobalPooling of the group")
+WITHOUT_STATE = ("SpatialMaxPool", "SpatialCrop")
 MODULES = [name for name in CASES if name[0].isupper() and name not in WITHOUT_STATE]  # functions have small letters
 
 

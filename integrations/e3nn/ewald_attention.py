@@ -132,6 +132,9 @@ class IrrepsEwaldAttention(EwaldLayer):
         self.columns_out = Tables(functools.partial(_columns, str(irreps_out), inverse=True))
         self._features = Features.of(irreps_in)
 
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"irreps_in": str(self.irreps_in), "irreps_out": str(self.irreps_out)}
+
     def forward(
         self,
         x: Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,12 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         self._features = Features.of(self.irreps_in1), Features.of(self.irreps_in2)
 
     def settings(self) -> dict[str, Any]:
-        return {"causal": self.mode == "causal"}
+        paths = [(*path[:5], f"{path.path_weight:.6g}") for path in self.instructions]
+        digest = hashlib.sha256(repr(paths).encode()).hexdigest()[:16]
+        return {
+            "causal": self.mode == "causal", "irreps_in1": str(self.irreps_in1), "irreps_in2": str(self.irreps_in2),
+            "irreps_out": str(self.irreps_out), "instructions": (digest, f"{len(paths)} paths ({digest})"),
+        }  # fmt: skip
 
     @property
     def _reference(self) -> Tensor:

@@ -6,14 +6,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn.checks import python_numbers
 from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
-from tg_equiattn.nn.modules import NotScriptable
+from tg_equiattn.nn.modules import NotScriptable, StoresSettings
 from tg_equiattn.nn.vector.operator import TokenModel, TokenNetwork
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
 from tg_equiattn.nn.vector.sequences import ChainArguments
@@ -23,7 +22,7 @@ from tg_equiattn.tables import Tables
 from .layout import Features, check_features, columns_by_grade, columns_by_irrep, describe, grades_of
 
 
-class IrrepsModule(NotScriptable, torch.nn.Module):
+class IrrepsModule(NotScriptable, StoresSettings):
     """A module that reads node features as tokens by grade, calls a network, and reorders its output. The function
     ``make`` builds the network from the grades of input, output and hidden tokens."""
 
@@ -44,6 +43,9 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
         self._features = Features.of(self.irreps_in)
         self.columns_in = Tables(functools.partial(columns_by_grade, str(self.irreps_in)))
         self.columns_out = Tables(functools.partial(columns_by_irrep, str(self.irreps_out)))
+
+    def settings(self) -> dict[str, Any]:
+        return {"irreps_in": str(self.irreps_in), "irreps_out": str(self.irreps_out)}
 
     @property
     def order(self) -> str:

@@ -141,7 +141,10 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
 
     def settings(self) -> dict[str, Any]:
         filter = "data" if self.implicit_filter is None else "implicit"
-        return {"order": self.order, "filter": filter, "causal": self.causal, "irreps_hidden": str(self.irreps_hidden)}
+        return {
+            "order": self.order, "filter": filter, "causal": self.causal, "irreps_in": str(self.irreps_in),
+            "irreps_out": str(self.irreps_out), "irreps_hidden": str(self.irreps_hidden),
+        }  # fmt: skip
 
     def forward(
         self,

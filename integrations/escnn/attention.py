@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
+from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
 from .module import RdModule
 from .types import count_fields
@@ -225,7 +225,7 @@ class R3GroupAttention(R2GroupAttention):
     dim = 3
 
 
-class R2GlobalAttention(_Layer):
+class R2GlobalAttention(DrawsFeatures, _Layer):
     """Global group self-attention of images between regular fields, in time linear in pixels.
 
     The formula and its sources are at :class:`tg_equiattn.nn.GlobalGroupAttention`.
@@ -279,15 +279,6 @@ class R2GlobalAttention(_Layer):
             encoding=encoding, locality=locality, num_random_features=num_random_features,
             redraw_interval=redraw_interval, dropout=dropout,
         )  # fmt: skip
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features.
-
-        Args:
-            generator (torch.Generator): A CPU generator for the draw; give an equal one to every rank. ``None`` means
-                the next draw of the stored seed.
-        """
-        self.core.redraw_features(generator)  # type: ignore[operator]
 
 
 class R3GlobalAttention(R2GlobalAttention):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import torch
 from escnn.nn import FieldType
 
 from tg_equiattn.nn import GroupAttentionBlock, RegularLayerNorm
+from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
 from .attention import R2GlobalAttention, R2GroupAttention, RdAttentionModule
 from .module import RdModule
 from .types import count_fields
 
 
-class R2AttentionBlock(RdAttentionModule):
+class R2AttentionBlock(DrawsFeatures, RdAttentionModule):
     """The residual block of group attention of images.
 
     The formula and its source are at :class:`tg_equiattn.nn.GroupAttentionBlock`.
@@ -56,15 +56,6 @@ class R2AttentionBlock(RdAttentionModule):
         super().__init__(core, attention.group, attention.in_type, attention.out_type, False, attention.context_type)
         self.crop = crop
         self.check_size = tuple(side + 2 * crop for side in self.check_size)
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features if the attention is global; otherwise do nothing.
-
-        Args:
-            generator (torch.Generator): A CPU generator for the draw; give an equal one to every rank. ``None`` means
-                the next draw of the stored seed.
-        """
-        self.core.redraw_features(generator)  # type: ignore[operator]
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         batch, size, *sides = super().evaluate_output_shape(input_shape)

@@ -13,15 +13,16 @@ from tg_equiattn.grids import PixelGrid
 from tg_equiattn.modes import is_readable
 from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn import PerformerAttention
-from tg_equiattn.nn.modules import NotScriptable
+from tg_equiattn.nn.modules import NotScriptable, StoresSettings
 from tg_equiattn.nn.performer.nodes import check_pos
+from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
 from .graph import batch_of, check_sources, plain_edges, warn_of_hidden_batch
 
 ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
 
 
-class RelativePerformerConv(NotScriptable, MessagePassing):
+class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, MessagePassing):
     r"""Global attention over the nodes of each graph in linear time, with relative positions; after the
     `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper.
 
@@ -115,6 +116,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
     """
 
     SUPPORTS_FUSED_EDGE_INDEX = True
+    _edge_mask: Any
 
     def __init__(
         self,
@@ -165,14 +167,13 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
     def process_group(self, process_group: Any) -> None:
         self.attention.process_group = process_group
 
+    def settings(self) -> dict[str, Any]:
+        return {"flow": self.flow if self.attention.needs_neighbors else None}
+
     def reset_parameters(self):
         """Resets all learnable parameters of the module, and draws the random features again."""
         super().reset_parameters()
         self.attention.reset_parameters()
-
-    def redraw_features(self, generator: torch.Generator | None = None):
-        """Draws new random features, from the layer's own seed or from a CPU :obj:`generator`."""
-        self.attention.redraw_features(generator)
 
     def forward(
         self,

@@ -11,14 +11,15 @@ from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
 from tg_equiattn.neighbors import NeighborList
-from tg_equiattn.nn.modules import reset_children, with_zero_gradients
+from tg_equiattn.nn.modules import StoresSettings, reset_children, with_zero_gradients
+from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
 from .conv import RelativePerformerConv
 from .graph import batch_of, check_sources, plain_edges
 
 
 @checks.python_numbers
-class RelativeGPSBlock(torch.nn.Module):
+class RelativeGPSBlock(DrawsFeatures, StoresSettings):
     r"""The layer of the `"Recipe for a General, Powerful, Scalable Graph Transformer"
     <https://arxiv.org/abs/2205.12454>`_ paper, as :class:`~torch_geometric.nn.conv.GPSConv` computes it, with
     :class:`RelativePerformerConv` as its global attention, whose near pairs are the edges.
@@ -85,27 +86,28 @@ class RelativeGPSBlock(torch.nn.Module):
             raise ValueError(f"conv must be a module or None, got {conv!r}")
         self.channels, self.heads, self.dropout, self.conv = channels, heads, dropout, conv
         self.attention = RelativePerformerConv(channels, channels, heads, **{"method": "pairs", **(attn_kwargs or {})})
+        activation = activation_resolver(act, **(act_kwargs or {}))
         self.mlp = torch.nn.Sequential(
             torch.nn.Linear(channels, 2 * channels),
-            activation_resolver(act, **(act_kwargs or {})),
+            activation,
             torch.nn.Dropout(dropout),
             torch.nn.Linear(2 * channels, channels),
             torch.nn.Dropout(dropout),
         )
         norms = [normalization_resolver(norm, channels, **(norm_kwargs or {})) for _ in range(3)]
         self.norm1, self.norm2, self.norm3 = norms if conv is not None else (None, *norms[1:])
+        self._made = {"act": _described(activation, act_kwargs), "norm": _described(norms[0], norm_kwargs)}
         self._conv_takes = _named(conv, ("edge_attr", "pos", "batch"))
         self._conv_names = None if conv is None else _arguments(conv)
         self._features_in_attention = self.attention.attention.positions.edge_dim is not None
         self._norm_takes = _named(norms[0], ("batch", "batch_size"))
 
+    def settings(self) -> dict[str, Any]:
+        return self._made
+
     def reset_parameters(self):
         """Resets all learnable parameters of the module, and draws the random features again."""
         reset_children(self)
-
-    def redraw_features(self, generator: torch.Generator | None = None):
-        """Draws new random features of the attention."""
-        self.attention.redraw_features(generator)
 
     def forward(
         self,
@@ -213,6 +215,12 @@ class RelativeGPSBlock(torch.nn.Module):
 
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}({self.channels}, conv={self.conv}, heads={self.heads})"
+
+
+def _described(made: Any, arguments: dict[str, Any] | None) -> str:
+    """A module, or a function, and arguments of its own as a text that is the same in every process."""
+    name = repr(made) if isinstance(made, torch.nn.Module) else getattr(made, "__qualname__", type(made).__name__)
+    return f"{name} with {arguments}" if arguments else name
 
 
 def _named(module: torch.nn.Module | None, names: tuple[str, ...]) -> tuple[str, ...]:

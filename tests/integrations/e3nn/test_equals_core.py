@@ -3,6 +3,7 @@
 import pytest
 import torch
 from space import batch_of
+from states import take_weights
 from tg_equiattn.integrations import e3nn as irreps_modules
 
 from tg_equiattn import nn as core_modules
@@ -36,7 +37,7 @@ def test_equal(case, double, device, randomise, equal):
     name, options = CASES[case]
     module = getattr(irreps_modules, f"Irreps{name}")("5x0e+3x1o", "7x0e+2x1o", "2x0e+7x1o", **options)
     core = getattr(core_modules, name)(S, V, **OUT, **HIDDEN, **options)
-    core.load_state_dict(randomise(module).state_dict())
+    core.module.load_state_dict(randomise(module).module.state_dict())
     module, core = module.to(device), core.to(device)
     batch = batch_of(SIZES).to(device)
     scalars, vectors = torch.randn(len(batch), S, device=device), torch.randn(len(batch), V, 3, device=device)
@@ -64,7 +65,7 @@ def test_order_of_irreps_is_only_layout(case, double, randomise, equal):
     hidden = "3x0e+3x1o+2x1e+2x0o"
     module = randomise(make("5x0e+3x1o+2x1e+1x0o", "2x0e+3x1o", hidden, **options))
     other = make("1x0o+2x1o+4x0e+1x1e+1x1o+1x0e+1x1e", "1x1o+2x0e+2x1o", hidden, **options)
-    other.load_state_dict(module.state_dict())
+    take_weights(other, module)
     scalars, vectors = torch.randn(19, 6), torch.randn(19, 5, 3)
     x = torch.cat([scalars[:, :5], vectors.flatten(1), scalars[:, 5:]], 1)
     pieces = [scalars[:, 5:], vectors[:, :2], scalars[:, :4], vectors[:, 3:4], vectors[:, 2:3]]

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import pickle
 
 import pytest
 import ranks
@@ -114,6 +115,45 @@ def test_draws_between_steps_reach_a_compiled_layer_without_compiling_again():
         layer.redraw_features()
         plain.redraw_features()
     assert counter.frame_count == 1
+    for module in (layer, plain):
+        module.redraw_features(torch.Generator().manual_seed(0), 100)
+    torch.testing.assert_close(compiled(x), plain(x), rtol=1e-4, atol=1e-5)
+
+
+def test_another_number_of_features():
+    """The layer draws as one that was made with this number; a state says which number it has."""
+    layer, other = (PerformerAttention(8, 8, 2, position=None, method="features") for _ in range(2))
+    made = PerformerAttention(8, 8, 2, position=None, method="features", num_random_features=7)
+    other.load_state_dict(layer.state_dict())
+    before, x = layer.state_dict(), torch.randn(1, 9, 8)
+    layer.redraw_features(num_random_features=7)
+    assert directions(layer.features).shape == (7, 3)
+    half = draw_directions(layer.features.seed, 1, 4, 3)
+    assert torch.equal(directions(layer.features), torch.cat([half, -half])[:7])
+    made.load_state_dict(layer.state_dict())
+    for same in (made, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        torch.testing.assert_close(same(x), layer(x), rtol=0, atol=0)
+    for module, state, had, came in ((other, layer.state_dict(), 64, 7), (layer, before, 7, 64)):
+        message = (
+            rf"num_random_features={had}, like this one, got {came}; call redraw_features\(num_random_features={came}\)"
+        )
+        for strict in (True, False):
+            with pytest.raises(ValueError, match=message):
+                module.load_state_dict(state, strict=strict)
+    other.redraw_features(num_random_features=7)
+    other.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="num_random_features must be a positive integer, got 0"):
+        layer.redraw_features(num_random_features=0)
+
+
+def test_another_number_reaches_every_layer_of_a_model():
+    options = {"channels": 12, "num_layers": 2, "heads": 3, "cutoff": 2, "attn_kwargs": {"redraw_interval": 1}}
+    model, image = RelativePerformer(1, 3, **options), torch.rand(2, 1, 5, 7)
+    model.redraw_features(torch.Generator().manual_seed(0), 10)
+    model(image).sum().backward()
+    model(image)  # draws again
+    assert [directions(block.attention.features).shape for block in model.blocks] == [(10, 4)] * 2
 
 
 def test_draws_are_these_numbers():
@@ -211,7 +251,7 @@ def test_a_transformed_pass_is_one_step():
         plain(x[0])
         assert torch.equal(directions(layer.features), directions(plain.features))
         assert torch.equal(layer.features.get_extra_state(), plain.features.get_extra_state())
-    assert int(layer.features.get_extra_state()[1]) == 2
+    assert layer.features.get_extra_state().tolist() == [1, 2, 64]
     torch.testing.assert_close(torch.vmap(layer.eval())(x)[1], layer(x[1]))
 
 

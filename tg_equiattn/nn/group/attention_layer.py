@@ -121,12 +121,10 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self.index = self._relation.index()
 
     def settings(self) -> dict[str, Any]:
-        """The settings that checkpoints compare. The number of scales is not compared, since weights do not depend on
-        it."""
         window, isometries = self.window, self.group.isometries
         return {
             "relation": self.relation, "kernel_size": window.kernel_size,
-            "group": (isometries.digest, repr(isometries)),
+            "group": (isometries.digest, repr(isometries)), "scales": getattr(self.group, "scales", None),
             "window_shape": None if window.is_global else window.shape,
             "padding_mode": "circular" if window.circular else "mask", "heads": self.heads,
             "encoding": self.encoding_name, "content_heads": self.content_heads,

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import zero_where_masked
+from ..modules import StoresSettings
+from ..performer.random_features import DrawsFeatures
 from .attention import GroupAttention
 from .attention_layer import AttentionLayer
 from .defaults import check_scales
@@ -20,7 +22,7 @@ from .pooling import SpatialCrop
 
 
 @checks.python_numbers
-class GroupAttentionBlock(Masked, nn.Module):
+class GroupAttentionBlock(Masked, DrawsFeatures, StoresSettings):
     r"""Norm, swish, group attention, norm, swish, dropout, shortcut; then a pointwise bottleneck, norm, shortcut.
 
     .. math::
@@ -74,6 +76,7 @@ class GroupAttentionBlock(Masked, nn.Module):
         checks.probability(dropout=dropout)
         check_scales(attention.group, norm, crop=crop)
         in_channels, out_channels = attention.in_channels, attention.out_channels
+        self.norm = norm
         self.attention = nn.Sequential(
             make_norm(norm, in_channels),
             nn.SiLU(),
@@ -94,6 +97,9 @@ class GroupAttentionBlock(Masked, nn.Module):
             make_norm(norm, out_channels),
         )
         self.context_norm = make_norm(norm, attention.context_channels) if attention.crosses else None
+
+    def settings(self) -> dict[str, Any]:
+        return {"norm": self.norm, "crop": self.crop.margin}
 
     def mask_after(self, mask: Tensor) -> Tensor:
         return self.crop.mask_after(mask)
@@ -122,17 +128,6 @@ class GroupAttentionBlock(Masked, nn.Module):
         x = self.crop(self.shortcut(x) + branch, mask)
         mask = None if mask is None else self.crop.mask_after(mask)
         return zero_where_masked(x + self.mlp(x, mask), mask)
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features if the attention is a :class:`GlobalGroupAttention`; otherwise do nothing.
-
-        Args:
-            generator: A CPU generator for the draw; give an equal one to every rank. ``None`` means the next draw of
-                the stored seed.
-        """
-        attention = self.attention[2]
-        if isinstance(attention, GlobalGroupAttention):
-            attention.redraw_features(generator)
 
     def attention_map(
         self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,

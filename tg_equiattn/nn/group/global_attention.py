@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from ... import checks
 from ...functional.group.global_attention import global_group_attention_impl
 from ...groups import DilationGroup, FiniteGroup, check_group
-from ..performer.random_features import RandomFeatures
+from ..performer.random_features import DrawsFeatures, RandomFeatures
 from .attention_layer import AttentionLayer
 
 FAR = 4.0  # initial f of every second head; with strong locality the weights of a window sum to about e^2 to e^3
 
 
 @checks.python_numbers
-class GlobalGroupAttention(AttentionLayer):
+class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
     r"""Global group self-attention of regular features: exact weights within a window, random features beyond.
 
     .. math::
@@ -107,15 +107,6 @@ class GlobalGroupAttention(AttentionLayer):
         self.far_bias = nn.Parameter(torch.zeros(heads, 1 if self.relation == "frame" else len(group)))
         with torch.no_grad():
             self.far_bias[1::2] = FAR
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features.
-
-        Args:
-            generator: A CPU generator for the draw; give an equal one to every rank. ``None`` means the next draw of
-                the stored seed.
-        """
-        self.features.redraw_features(generator)
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None,

@@ -6,13 +6,13 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import zero_where_masked
 from ...groups import DilationGroup, FiniteGroup
 from ..modules import StoresSettings
+from ..performer.random_features import DrawsFeatures
 from .attention import GroupAttention, LiftingAttention
 from .block import GroupAttentionBlock
 from .defaults import check_scales
@@ -26,7 +26,7 @@ LIFTING = frozenset(inspect.signature(LiftingAttention).parameters)
 
 
 @checks.python_numbers
-class GroupTransformer(StoresSettings):
+class GroupTransformer(DrawsFeatures, StoresSettings):
     r"""Lifting attention, norm, swish, group attention blocks, a pointwise classifier, pooling over space and group.
 
     The logits are invariant under the group and, up to borders, crops and pools, under translations. With
@@ -129,13 +129,7 @@ class GroupTransformer(StoresSettings):
         return {}
 
     def settings(self) -> dict[str, Any]:
-        return {"pools": str(self.pools), "crops": str(self.crops)}
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features, where there are any; see :meth:`GlobalGroupAttention.redraw_features`."""
-        for layer in self.blocks.modules():
-            if isinstance(layer, GlobalGroupAttention):
-                layer.redraw_features(generator)
+        return {"pools": str(self.pools)}
 
     def features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The regular feature map before the classifier, ``(B, channels[-1], |H|, *spatial)``."""

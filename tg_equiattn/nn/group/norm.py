@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import zero_where_masked
+from ..modules import StoresSettings
 from .linear import Masked, columns
 
 
@@ -43,7 +44,7 @@ def _scaled(centred: Tensor, variance: Tensor, norm: nn.Module, like: Tensor, ma
 
 
 @checks.python_numbers
-class RegularGlobalNorm(Masked, nn.GroupNorm):
+class RegularGlobalNorm(Masked, StoresSettings, nn.GroupNorm):
     r"""Normalisation by one mean and variance of each image, over channels, group elements and pixels.
 
     .. math:: y = \gamma_c\,(x - \mathrm{mean}\,x) / \sqrt{\mathrm{var}\,x + \epsilon} + \beta_c
@@ -71,6 +72,9 @@ class RegularGlobalNorm(Masked, nn.GroupNorm):
         checks.positive(channels=channels)
         super().__init__(1, channels, eps)
 
+    def settings(self) -> dict[str, Any]:
+        return {"eps": self.eps}
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x, wide = _checked(x, mask, self.num_channels)
         if mask is None:
@@ -83,7 +87,7 @@ class RegularGlobalNorm(Masked, nn.GroupNorm):
 
 
 @checks.python_numbers
-class RegularLayerNorm(Masked, nn.Module):
+class RegularLayerNorm(Masked, StoresSettings):
     r"""Layer normalisation over channels, separately at every group element and pixel.
 
     .. math:: y_c = \gamma_c\,(x_c - \mathrm{mean}_c\,x) / \sqrt{\mathrm{var}_c\,x + \epsilon} + \beta_c
@@ -112,6 +116,9 @@ class RegularLayerNorm(Masked, nn.Module):
         self.channels, self.eps = channels, eps
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
+
+    def settings(self) -> dict[str, Any]:
+        return {"eps": self.eps}
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x, wide = _checked(x, mask, self.channels)

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import fill_where_masked, zero_where_masked
+from ..modules import StoresSettings
 from .linear import Masked
 
 _REDUCTIONS: dict[str, Any] = {"max": Tensor.amax, "mean": Tensor.mean, "sum": Tensor.sum}
 
 
-class GlobalPooling(Masked, nn.Module):
+class GlobalPooling(Masked, StoresSettings):
     r"""Pooling over pixels and then over group elements, which gives invariant features from images of any size.
 
     .. math:: y_c = \max_h \, \mathrm{mean}_i \; x(c, h, i)
@@ -45,6 +46,9 @@ class GlobalPooling(Masked, nn.Module):
             checks.choice("space", space, _REDUCTIONS)
         checks.choice("group", group, _REDUCTIONS)
         self.space, self.group = space, group
+
+    def settings(self) -> dict[str, Any]:
+        return {"space": self.space, "group": self.group}
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if x.ndim < (3 if self.space is None else 4):

@@ -19,7 +19,7 @@ from .far_offsets import FarOffsets
 from .nodes import Nodes
 from .positions import OFFSETS, ClippedPosition, FeatureVariance, Position, SinusoidPosition, WindowPosition
 from .projections import make_key_bias, make_linear
-from .random_features import RandomFeatures
+from .random_features import DrawsFeatures, RandomFeatures
 from .settings import check_position, cutoff_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ PAIRS = 2  # method="pairs" is faster for graphs of up to this many nodes for ea
 
 
 @checks.python_numbers
-class PerformerAttention(Shared, NotScriptable, StoresSettings):
+class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
     r"""Global attention in linear time by random features, with relative positions.
 
     .. math::
@@ -217,11 +217,6 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
     def reset_parameters(self) -> None:
         """Give every parameter a new initial value and draw the random features again."""
         reset_children(self)
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features, if there are any: the next ones of the seed, or those of a CPU ``generator``."""
-        if self.features is not None:
-            self.features.redraw_features(generator)
 
     def forward(
         self,

@@ -83,7 +83,7 @@ class RandomFeatures(nn.Module):
     Directions are determined by a seed and the number of the draw. They are not a buffer, so averages of weights and
     buffers do not change them. The seed is a buffer of small whole numbers, ``seed_digits``, which
     ``DistributedDataParallel`` makes equal on all ranks. The extra state holds the number of training steps since the
-    last draw, and the number of the draw.
+    last draw, the number of the draw, and the number of directions, which is compared on loading.
 
     Args:
         num_random_features: Number of directions m.
@@ -103,11 +103,10 @@ class RandomFeatures(nn.Module):
         self, num_random_features: int, dim: int, redraw_interval: int | None = None, *, paired: bool = False
     ) -> None:
         super().__init__()
-        checks.positive(num_random_features=num_random_features)
         if redraw_interval is not None:
             checks.positive(redraw_interval=redraw_interval)
-        self.num_random_features, self.dim, self.redraw_interval = num_random_features, dim, redraw_interval
-        self.paired, self._rows = paired, (num_random_features + 1) // 2 if paired else num_random_features
+        self.dim, self.redraw_interval, self.paired = dim, redraw_interval, paired
+        self._set_number(num_random_features)
         with ordinary_tensors():
             self._seed = _new_seed()
             self._clock = torch.zeros(2, dtype=torch.int64, device="cpu")  # steps since the last draw, number of it
@@ -123,19 +122,17 @@ class RandomFeatures(nn.Module):
         self._read_digits()
         return self._seed
 
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new directions. They are written over the old ones, so that a captured graph reads them: call this
-        method between training steps.
-
-        Args:
-            generator: CPU generator that draws a new seed; give every rank an equal one. Default ``None``: the next
-                draw of the present seed.
-        """
+    def redraw_features(self, generator: torch.Generator | None = None, num_random_features: int | None = None) -> None:
+        """Draw new directions; :class:`DrawsFeatures` describes the arguments. Directions of the same number are
+        written over the old ones, so that a captured graph reads them."""
+        same = num_random_features in (None, self.num_random_features)
+        if num_random_features is not None:
+            self._set_number(num_random_features)
         if generator is None:
             self._count_draw()
         else:
             self._begin(_new_seed(generator))
-        self._draw(in_place=True)
+        self._draw(in_place=same)
 
     def reset_parameters(self) -> None:
         """Take a new seed from torch's generator, and start counting steps and draws again."""
@@ -173,6 +170,11 @@ class RandomFeatures(nn.Module):
         self.drawn(device, dtype)
 
     _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _set_number(self, num_random_features: int) -> None:
+        checks.positive(num_random_features=num_random_features)
+        self.num_random_features = num_random_features
+        self._rows = (num_random_features + 1) // 2 if self.paired else num_random_features
 
     def _number(self) -> int:
         """The number of the draw."""
@@ -250,10 +252,18 @@ class RandomFeatures(nn.Module):
         self._draw(in_place=True)
 
     def get_extra_state(self) -> Tensor:
-        return self._clock.clone()
+        return torch.cat([self._clock, torch.tensor([self.num_random_features], device="cpu")])
 
     def set_extra_state(self, state: Tensor) -> None:
-        self._clock = torch.tensor(whole_numbers(state), device="cpu")
+        """Raise ValueError if the stored number of directions is another one than that of this module."""
+        steps, draw, number = whole_numbers(state)
+        if number != self.num_random_features:
+            raise ValueError(
+                f"state_dict must come from a layer with num_random_features={self.num_random_features}, like this "
+                f"one, got {number}; call redraw_features(num_random_features={number}) before loading. To change the "
+                "number of a trained layer, call redraw_features after loading"
+            )
+        self._clock = torch.tensor([steps, draw], device="cpu")
 
     def __getstate__(self) -> dict[str, Any]:
         self._draw()  # a compiled graph has drawn in place
@@ -261,6 +271,23 @@ class RandomFeatures(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_random_features}, {self.dim}, redraw_interval={self.redraw_interval}"
+
+
+class DrawsFeatures(nn.Module):
+    """A base class of modules that contain :class:`RandomFeatures`."""
+
+    def redraw_features(self, generator: torch.Generator | None = None, num_random_features: int | None = None) -> None:
+        """Draw new random features in every layer that has them. Call this method between training steps.
+
+        Args:
+            generator: CPU generator that draws new seeds; give every rank an equal one. Default ``None``: the next draw
+                of each layer's own seed.
+            num_random_features: Number of random features of each layer from now on. More are more exact and slower.
+                Default ``None``: as many as before. A checkpoint that is saved afterwards has the new number.
+        """
+        for module in self.modules():
+            if isinstance(module, RandomFeatures):
+                module.redraw_features(generator, num_random_features)
 
 
 def _write_of(x: Tensor) -> tuple[int, int]:

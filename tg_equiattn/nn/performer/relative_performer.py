@@ -14,13 +14,14 @@ from ...grids import PixelGrid
 from ..modules import StoresSettings, reset_children
 from .attention import POSITIONS, PerformerAttention
 from .pixel_model import MeanReadout, PerformerBlock, PixelEmbedding
+from .random_features import DrawsFeatures
 from .settings import CUTOFF
 
 REDRAW = 100  # training steps between draws; with a draw at every step, the paper's models do not learn
 
 
 @checks.python_numbers
-class RelativePerformer(StoresSettings):
+class RelativePerformer(DrawsFeatures, StoresSettings):
     r"""Image classifier whose tokens are pixels: embedding, Performer blocks, mean over pixels, linear map.
 
     Args:
@@ -96,13 +97,7 @@ class RelativePerformer(StoresSettings):
         self.readout = MeanReadout(channels, num_classes, norm)
 
     def settings(self) -> dict[str, Any]:
-        return {"periodic": self.periodic}
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features in every block: the next ones of each seed, or those of a CPU ``generator``."""
-        blocks: Any = self.blocks
-        for block in blocks:
-            block.attention.redraw_features(generator)
+        return {"position": self.position, "periodic": self.periodic}
 
     def reset_parameters(self) -> None:
         """Give every parameter a new initial value and draw the random features again."""

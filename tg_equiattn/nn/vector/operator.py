@@ -37,6 +37,7 @@ class TokenNetwork(StoresSettings):
     have ``forward(x, tokens)``, and their last layers are ``out``."""
 
     out: nn.Module
+    hidden_grades: Grades
     needs_positions: bool  # true if part of the output is zero without positions
     causal: bool = False
     local_context: bool = False
@@ -104,7 +105,8 @@ class TokenNetwork(StoresSettings):
             )
 
     def settings(self) -> dict[str, Any]:
-        return {"order": self.order, "pool": self.pool}
+        grades = {name: str(getattr(self, name)) for name in ("in_grades", "out_grades", "hidden_grades")}
+        return {"order": self.order, "pool": self.pool, **grades}
 
     @property
     def reference_parameter(self) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,6 +105,9 @@ class EwaldAttention(EwaldLayer):
             lmax=lmax, avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
         )  # fmt: skip
         self.in_channels, self.out_channels = in_channels, out_channels
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"in_channels": str(self.in_channels), "out_channels": str(self.out_channels)}
 
     def forward(
         self,

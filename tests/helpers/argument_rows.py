@@ -1,0 +1,390 @@
+"""Values of each constructor argument of every public module, and whether states load between them."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from tg_equiattn.groups import cyclic, dihedral, dyadic
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention
+
+TRAINING = "acts in training only"
+START = "is the initial value of parameters"
+SAME = "names the same function"
+
+
+class Row(NamedTuple):
+    values: tuple
+    loads: str  # why states load; empty if they are refused
+    tolerance: float
+    others: dict[str, Any]  # arguments with which these values are allowed
+
+
+class Together(dict):
+    """Values of several arguments that fit each other."""
+
+
+def refused(*values, **others):
+    return Row(values, "", 0.0, others)
+
+
+def equal(reason, *values, tolerance=1e-9, **others):
+    return Row(values, reason, tolerance, others)
+
+
+class Table(NamedTuple):
+    """The rows of a module. A key is an argument, or an argument, a colon and what is special."""
+
+    arguments: dict[str, Any]  # of the module, but for those of a row
+    inputs: Callable[[], dict[str, Any]]
+    rows: dict[str, Row]
+    keywords: Callable[[], Any] | None = None  # what takes the keywords that the constructor passes on
+
+    def make(self, kind, argument, value, others, made):
+        """A module in eval mode, one for equal arguments. Values that are functions are called: no parts are shared."""
+        given = self.arguments | others | (value if isinstance(value, Together) else {argument: value})
+        defaults = {name: p.default for name, p in inspect.signature(kind).parameters.items()}
+        key = repr(sorted((defaults | given).items()))
+        if key not in made:
+            made[key] = kind(**{name: x() if inspect.isfunction(x) else x for name, x in given.items()}).eval()
+        return made[key]
+
+    def missing(self, kind):
+        """Arguments without a row, and rows without an argument."""
+        own = inspect.signature(kind).parameters
+        passed_on = any(p.kind is p.VAR_KEYWORD for p in own.values())
+        every = {**(inspect.signature(self.keywords()).parameters if passed_on else {}), **own}
+        named = {name for name, p in every.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        return sorted(named ^ {key.split(":")[0] for key in self.rows})
+
+
+C4, D2 = cyclic(4), dihedral(2)  # of one order
+
+
+def rows_of(rows, *without, **more):
+    return {key: row for key, row in rows.items() if key.split(":")[0] not in without} | more
+
+
+# --- attention on groups ---------------------------------------------------------------------------------------------
+
+LIFTING = {
+    "group": refused(C4, D2), "group: scales": refused(dyadic(2), dyadic(3)),
+    "in_channels": refused(3, 4), "out_channels": refused(12, 8), "heads": refused(2, 4),
+    "head_channels": refused(3, 4), "kernel_size": refused(3, 5, None),
+    "window_shape": refused("square", "disk", kernel_size=5), "padding_mode": refused("mask", "circular"),
+    "encoding": refused("axial", "joint"), "encoding: none": refused("axial", "joint", None, kernel_size=None),
+    "locality": refused(4.0, None), "locality: strength": equal(START, 4.0, 1.0),
+    "content_heads": refused(1, 2),
+    "context_channels": refused(None, 5), "context_channels: given": equal("says that calls need a context", None, 3),
+    "dropout": equal(TRAINING, 0.0, 0.5),
+}  # fmt: skip
+GROUP = {
+    **LIFTING,
+    "relation": refused("frame", "relative", "lifted", "ge_vit", "gsa"),
+    "relation: default": equal(SAME, None, "frame"),
+    "scale_window": refused(1, 3, group=dyadic(2)),
+}  # fmt: skip
+FEATURES = {"num_random_features": refused(7, 8), "redraw_interval": equal(TRAINING, None, 1)}
+GLOBAL = {
+    **rows_of(GROUP, "group", "kernel_size", "relation", "encoding", "content_heads", "scale_window"), **FEATURES,
+    "group": refused(C4, D2), "kernel_size": refused(3, 5), "relation": refused("frame", "relative"),
+    "encoding": refused("axial", "joint"),
+}  # fmt: skip
+LAYER = {"group": C4, "in_channels": 3, "out_channels": 12, "heads": 2, "kernel_size": 3}
+BLOCK = {
+    "norm": refused("batch", "layer", "global"), "dropout": equal(TRAINING, 0.0, 0.5), "crop": refused(0, 1),
+    "drop_path": equal(TRAINING, 0.0, 0.5),
+    "layer_scale": refused(None, 0.1), "layer_scale: start": equal(START, 0.1, 0.2),
+}  # fmt: skip
+MODEL = {
+    "group": refused(C4, D2), "in_channels": refused(1, 2), "num_classes": refused(3, 4),
+    "channels": refused((8,), (8, 8), (4,)), "lifting_channels": refused(None, 5), "heads": refused(2, 4),
+    "kernel_size": refused(3, 5), "norm_between": refused(False, True), "pools": refused((), (0,), (1,)),
+    "crops": refused(0, 1), "crops: each": equal(SAME, 1, (1,)), "dropout": equal(TRAINING, 0.0, 0.5),
+    "input_dropout": equal(TRAINING, 0.0, 0.5), "pool_dropout": equal(TRAINING, 0.0, 0.5, pools=(1,)),
+}  # fmt: skip
+TRANSFORMER = {
+    **MODEL,
+    "group: scales": refused(dyadic(2), dyadic(3)), "relation": refused("frame", "relative", "ge_vit"),
+    "norm": refused("batch", "layer", "global"), "drop_path": BLOCK["drop_path"], "layer_scale": BLOCK["layer_scale"],
+    "attn_type": refused("group", "global"), "attn_kwargs": refused({}, {"padding_mode": "circular"}),
+}  # fmt: skip
+NORM = {"channels": refused(3, 4), "eps": refused(1e-5, 1e-2)}
+
+
+def pixels(*shape):
+    return lambda: {"x": torch.randn(2, *shape, 5, 6), "context": torch.randn(2, *shape, 5, 6)}
+
+
+def images():
+    return {"x": torch.randn(2, 1, 8, 6)}
+
+
+MODULES = {
+    "LiftingAttention": Table(LAYER, pixels(3), LIFTING),
+    "GroupAttention": Table(LAYER, pixels(3, 4), GROUP),
+    "GlobalGroupAttention": Table(LAYER | {"num_random_features": 7}, pixels(3, 4), GLOBAL),
+    "GroupAttentionBlock": Table(
+        {"attention": lambda: GroupAttention(**LAYER, context_channels=3)}, pixels(3, 4), {
+            "attention": refused(
+                lambda: GroupAttention(**LAYER), lambda: GroupAttention(**LAYER, relation="relative"),
+                lambda: GlobalGroupAttention(**LAYER), lambda: GroupAttention(**LAYER, context_channels=3),
+            ), **BLOCK,
+        },
+    ),
+    "GroupLinear": Table(
+        {"group": C4, "in_channels": 3, "out_channels": 5}, pixels(3, 4), {
+            "group": refused(C4, D2), "in_channels": refused(3, 4), "out_channels": refused(5, 4),
+            "bias": refused(True, False),
+        },
+    ),
+    "GroupTransformer": Table(
+        {"group": C4, "in_channels": 1, "num_classes": 3, "channels": (8,), "heads": 2, "kernel_size": 3}, images,
+        TRANSFORMER,
+    ),
+    "GEViT": Table(
+        {"group": C4, "in_channels": 1, "num_classes": 3, "channels": (8,), "heads": 2, "kernel_size": 3}, images,
+        MODEL,
+    ),
+    "GlobalPooling": Table({}, pixels(3, 4), {
+        "space": refused("mean", "max", "sum", None), "group": refused("max", "mean", "sum"),
+    }),
+    "RegularGlobalNorm": Table({"channels": 3}, pixels(3, 4), NORM),
+    "RegularLayerNorm": Table({"channels": 3}, pixels(3, 4), NORM),
+}  # fmt: skip
+
+# --- linear attention ------------------------------------------------------------------------------------------------
+
+PLAIN = {"offset": "table", "cutoff": 3, "values": "content"}
+PERFORMER = {
+    "in_channels": refused(6, 7), "out_channels": refused(12, 8),
+    "heads": refused(2, 3), "heads: shapes": refused(2, 3, method="pairs"),
+    "position": refused(None, "window", "clipped", "sinusoid", **PLAIN),
+    "pos_dim": refused(2, 3), "pos_dim: shapes": refused(2, 3, offset="distance"),
+    "cutoff": refused(3, 4), "cutoff: far offsets": refused(3, 4, position=None, offset="table"),
+    "cutoff: unused": equal("has no near pairs", 3, 4, **PLAIN | {"position": None}),
+    "offset": refused("table", "mlp", "distance", values="content"),
+    "offset: none": refused("table", None, values="content", cutoff=None),
+    "values": refused("content", "offset"), "key_channels": refused(None, 2), "edge_dim": refused(None, 3, 4),
+    "method": refused("features", "pairs"), "method: default": equal(SAME, None, "features"),
+    "dropout": equal(TRAINING, 0.0, 0.5), **FEATURES,
+}  # fmt: skip
+ATTENTION = {
+    "in_channels": 6, "out_channels": 12, "heads": 2, "offset": "mlp", "values": "offset", "cutoff": 3,
+    "num_random_features": 7,
+}  # fmt: skip
+CONV = {
+    **PERFORMER,
+    "flow": refused("source_to_target", "target_to_source"),
+    "flow: unused": equal("has no near pairs", "source_to_target", "target_to_source", **PLAIN | {"position": None}),
+    "aggr": equal(SAME, "sum", "add"), "aggr_kwargs": equal("has no effect on sums", None, {}),
+    "node_dim": equal("may be 0 only", 0), "decomposed_layers": equal("has no effect on attention", 1, 2),
+}  # fmt: skip
+CLASSIFIER = {
+    "in_channels": refused(1, 2), "num_classes": refused(3, 4), "channels": refused(12, 8), "num_layers": refused(1, 2),
+    "heads": refused(2, 3), "embedding": refused("linear", "mlp", "lookup"),
+    "position": refused(None, "window", "clipped", "sinusoid", "absolute"), "pos_dim": refused(2, 3),
+    "cutoff": refused(2, 3), "dropout": equal(TRAINING, 0.0, 0.5), "norm": refused("layer", "batch"),
+    "attn_kwargs": refused({}, {"values": "offset"}, {"num_random_features": 7}),
+}  # fmt: skip
+IMAGES = {"in_channels": 1, "num_classes": 3, "channels": 12, "num_layers": 1, "heads": 2, "cutoff": 3}
+
+
+def nodes():
+    return {"x": torch.randn(9, 6), "pos": torch.randn(9, 2)}
+
+
+def gps():
+    """A module and rows with layers of PyG."""
+    from torch_geometric.nn import MLP, GINConv, SAGEConv
+
+    gin = lambda: GINConv(MLP([12, 12, 12]))  # noqa: E731
+    attention = {"offset": "mlp", "cutoff": 2.0}
+    return Table(
+        {"channels": 12, "conv": gin, "attn_kwargs": attention},
+        lambda: {"x": torch.randn(9, 12), "pos": torch.randn(9, 2), "edge_index": torch.randint(9, (2, 20))},
+        {
+            "channels": refused(12, 6, conv=None), "conv": refused(gin, lambda: SAGEConv(12, 12), None),
+            "heads": refused(2, 3), "dropout": equal(TRAINING, 0.0, 0.5),
+            "act": refused("relu", "elu", lambda: torch.nn.LeakyReLU(0.1), lambda: torch.nn.LeakyReLU(0.2)),
+            "act_kwargs": refused(None, {"alpha": 2.0}, act="elu"),
+            "norm": refused("batch_norm", "layer_norm", "instance_norm", "graph_norm"),
+            "norm_kwargs": refused(None, {"eps": 0.1}, {"mode": "node"}, norm="layer_norm"),
+            "attn_kwargs": refused(attention, attention | {"method": "features"}, attention | {"cutoff": 3.0}),
+        },
+    )  # fmt: skip
+
+
+def message_passing():
+    return importlib.import_module("torch_geometric.nn").MessagePassing
+
+
+MODULES |= {
+    "PerformerAttention": Table(ATTENTION, nodes, PERFORMER),
+    "RelativePerformer": Table(
+        IMAGES, lambda: {"image": torch.rand(2, 1, 5, 6)}, {**CLASSIFIER, "periodic": refused(False, True)}
+    ),
+    "RelativePerformerConv": Table(ATTENTION, nodes, CONV, message_passing),
+    "PixelGraphClassifier": Table(IMAGES, lambda: {"x": torch.rand(9, 1), "pos": torch.arange(18.0).view(9, 2)},
+                                   CLASSIFIER),
+    "RelativeGPSBlock": gps,
+}  # fmt: skip
+
+# --- tokens and waves ------------------------------------------------------------------------------------------------
+
+TOKENS = {
+    "short_conv": refused(None, 3, 5), "local_context": refused(False, True),
+    "edge_channels": refused(0, 1, local_context=True), "num_blocks": refused(1, 2),
+}  # fmt: skip
+ORDERED = {
+    "filter": refused("data", "implicit"), "causal": refused(False, True),
+    "causal: implicit": refused(False, True, filter="implicit"), "order": refused("input", "radial"),
+}  # fmt: skip
+CHANNELS = {
+    "scalar_channels": refused(0, 2, 3), "vector_channels": refused(0, 2, 3), "out_scalars": refused(None, 0, 3),
+    "out_vectors": refused(None, 0, 3), "hidden_scalars": refused(2, 3), "hidden_vectors": refused(2, 3),
+}  # fmt: skip
+LAYERS = {"num_layers": refused(1, 2), "num_blocks": refused(1, 2), "pool": refused(None, "mean")}
+HYENA_KWARGS = refused({}, {"filter": "implicit"}, {"causal": True}, {"short_conv": 3})
+IRREPS = {
+    "irreps_in": refused("2x0e+2x1o", "2x1o+2x0e", "2x0e+2x1o+1x1e"),
+    "irreps_out": refused("2x0e+2x1o", "2x1o+2x0e", "2x0e+2x1e", "2x0e+2x1o+1x1e"),
+    "irreps_hidden": refused("2x0e+2x1o", "2x0e+3x1o", "2x0e+2x1o+2x0o", "2x0e+2x1o+2x1e"),
+}  # fmt: skip
+SORTED = {"irreps_hidden: order": equal("counts channels by kind", "2x0e+2x1o", "2x1o+2x0e")}
+EWALD = {
+    "width": refused(1.0, 0.9), "max_width": refused(2.0, 4.0), "num_gaussians": refused(1, 2),
+    "num_coulomb": refused(0, 1), "num_oscillating": refused(0, 1), "heads": refused(1, 2), "lmax": refused(1, 2),
+    "avg_num_nodes": refused(1.0, 2.0),
+    "error": equal("bounds the error of sums", 1e-2, 1e-3, method="ewald", lmax=0, tolerance=1e-2),
+    "method": equal("is right up to error", "auto", "direct", "ewald", error=1e-2, lmax=0, tolerance=1e-2),
+    "max_hkl": equal("bounds the waves", None, (30, 30, 30), method="ewald", error=1e-2, lmax=0, tolerance=1e-2),
+}  # fmt: skip
+KERNELS = {"width": 1.0, "max_width": 2.0, "num_gaussians": 1, "num_coulomb": 1}
+
+
+def tokens():
+    return {"scalars": torch.randn(1, 4, 2), "vectors": torch.randn(1, 4, 2, 3), "pos": torch.rand(1, 4, 3)}
+
+
+def features():
+    return {"x": torch.randn(4, 8), "pos": torch.rand(4, 3)}
+
+
+def with_elements():
+    from tg_equiattn.nn.waves.neutral_sources import Atoms
+
+    edges = torch.tensor([[0, 1], [1, 0]])
+    return features() | {"atoms": Atoms(torch.eye(2)[[0, 1, 0, 1]], edges, torch.ones(2), torch.ones(1))}
+
+
+def ewald_of_irreps():
+    return importlib.import_module("tg_equiattn.integrations.e3nn").IrrepsEwaldAttention
+
+
+UUU = [(0, 0, 0, "uuu", True), (1, 1, 2, "uuu", True)]
+OTHERS = ([UUU[0], (1, 1, 0, "uuu", True)], [UUU[0], (*UUU[1], 0.3)])
+MODULES |= {
+    "CliffordMLP": Table(
+        {"in_channels": 2, "out_channels": 3}, dict, {
+            "in_channels": refused(2, 3), "out_channels": refused(3, 2), "hidden_channels": refused(None, 4),
+            "num_blocks": refused(1, 2),
+        },
+    ),
+    "SE3HyenaOperator": Table({"scalar_channels": 2, "vector_channels": 2}, tokens, {**CHANNELS, **TOKENS, **ORDERED}),
+    "VectorSelfAttention": Table({"scalar_channels": 2, "vector_channels": 2}, tokens, {**CHANNELS, **TOKENS}),
+    "SE3Hyena": Table(
+        {"scalar_channels": 2, "vector_channels": 2, "hidden_scalars": 2, "hidden_vectors": 2, "num_layers": 1}, tokens,
+        {**CHANNELS, **LAYERS, "order": refused("input", "radial"), "attn_kwargs": HYENA_KWARGS},
+    ),
+    "VectorTransformer": Table(
+        {"scalar_channels": 2, "vector_channels": 2, "hidden_scalars": 2, "hidden_vectors": 2, "num_layers": 1}, tokens,
+        {**CHANNELS, **LAYERS, "attn_kwargs": refused({}, {"short_conv": 3})},
+    ),
+    "EwaldAttention": Table(
+        {"scalar_channels": 2, "vector_channels": 2, **KERNELS}, tokens, {
+            "scalar_channels": refused(0, 2, 3), "vector_channels": refused(0, 2, 3), "out_channels":
+            refused(None, (2, 3), (2, 0), (0, 2)), **EWALD,
+        },
+    ),
+    "IrrepsEwaldAttention": Table(
+        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o", **KERNELS}, features,
+        {**rows_of(IRREPS, "irreps_hidden"), **EWALD},
+    ),
+    "AtomsEwaldAttention": Table(  # with its neutral sources, the layer of MACE and NequIP
+        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o", "num_elements": 2, "cutoff": 2.0,
+         "avg_num_neighbors": 1.0, **KERNELS},
+        with_elements, {
+            **rows_of(IRREPS, "irreps_hidden"), **EWALD, "num_elements": refused(2, 3), "cutoff": refused(2.0, 3.0),
+            "avg_num_neighbors": refused(1.0, 2.0),
+        }, ewald_of_irreps,
+    ),
+    "IrrepsSE3HyenaOperator": Table(
+        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o"}, features, {**IRREPS, **SORTED, **TOKENS, **ORDERED}
+    ),
+    "IrrepsVectorSelfAttention": Table(
+        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o"}, features, {**IRREPS, **SORTED, **TOKENS}
+    ),
+    "IrrepsSE3Hyena": Table(
+        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o", "irreps_hidden": "2x0e+2x1o", "num_layers": 1}, features,
+        {**IRREPS, **SORTED, **LAYERS, "order": refused("input", "radial"), "attn_kwargs": HYENA_KWARGS},
+    ),
+    "TensorProductHyenaOperator": Table(
+        {"irreps_in": "2x0e+1x1o", "irreps_out": "2x0e", "irreps_hidden": "2x0e"}, features, {
+            "irreps_in": refused("2x0e+1x1o", "1x1o+2x0e", "1x0e+2x1o"), "irreps_out": refused("2x0e", "1x0e+1x0e"),
+            "irreps_hidden": refused("2x0e", "2x0e+1x1o", "1x1o+2x0e"), "short_conv": refused(None, 3, 5), **ORDERED,
+        },
+    ),
+    "LongTensorProduct": Table(
+        {"irreps_in1": "2x0e+2x1o", "irreps_in2": "2x0e+2x1o", "irreps_out": "2x0e+2x1o+2x1e"}, dict, {
+            "irreps_in1": refused("2x0e+2x1o", "2x1o+2x0e"), "irreps_in2": refused("2x0e+2x1o", "2x1o+2x0e"),
+            "irreps_out": refused("2x0e+2x1o+2x1e", "2x1o+2x0e+2x1e", "2x0e+2x1o"),
+            "instructions": refused(None, UUU, *OTHERS), "causal": refused(False, True),
+        },
+    ),
+}  # fmt: skip
+
+
+# --- escnn -----------------------------------------------------------------------------------------------------------
+
+
+def on_fields(name):
+    """A layer of escnn, with the rows of the core's and with field types."""
+    import fields
+
+    kind, volumes, gspaces = name[2:], name.startswith("R3"), fields.gspaces
+    spaces = (gspaces.invOnR3(), gspaces.mirOnR3()) if volumes else (gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(2))
+    made = fields.trivial if kind == "LiftingAttention" else fields.regular
+
+    def types(space, n=3):
+        return {"in_type": made(space, n), "out_type": fields.regular(space, 12)}
+
+    def inputs():
+        x = fields.field(made(spaces[0], 3), 2, *(3, 4, 5)[-spaces[0].dimensionality :])
+        return {"input": x, "context": x}
+
+    def attention(**more):
+        return fields.of(spaces[0], "GroupAttention")(**types(spaces[0]), heads=2, kernel_size=3, **more)
+
+    def crossing():
+        return attention(context_type=made(spaces[0], 3))
+
+    in_type, wider = made(spaces[0], 3), made(spaces[0], 4)
+    if kind == "RegularLayerNorm":
+        return Table({"in_type": in_type}, dict, {"in_type": refused(in_type, wider), "eps": NORM["eps"]})
+    if kind == "AttentionBlock":
+        attentions = refused(attention, crossing, lambda: attention(relation="relative"))
+        return Table({"attention": crossing}, inputs, {"attention": attentions, **BLOCK})
+    rows = {"LiftingAttention": LIFTING, "GroupAttention": GROUP, "GlobalAttention": GLOBAL}[kind]
+    return Table(
+        {**types(spaces[0]), "heads": 2, "kernel_size": 3}, inputs, {
+            **rows_of(rows, "group", "in_channels", "out_channels", "context_channels", "scale_window"),
+            "in_type": refused(in_type, wider),
+            "in_type: gspace": refused(*(Together(types(space)) for space in spaces)),
+            "out_type": refused(fields.regular(spaces[0], 12), fields.regular(spaces[0], 8)),
+            "context_type": refused(None, wider),
+            "context_type: given": equal("says that calls need a context", None, in_type),
+        },
+    )  # fmt: skip

@@ -1,0 +1,114 @@
+"""Whatever changes the function is in the checkpoint, for every constructor argument of every public module.
+
+:mod:`argument_rows` has rows of values of one argument. Two modules that differ in these values alone refuse each
+other's state. If the row has a reason why not, each loads the other's state and has its outputs in eval mode.
+"""
+
+import contextlib
+import importlib
+import itertools
+
+import pytest
+import torch
+from argument_rows import MODULES, Table, equal, on_fields, refused
+from hosts import HOSTS
+from public_names import PUBLIC
+from torch.utils._pytree import tree_leaves
+
+from tg_equiattn.nn.modules import StoresSettings
+
+
+def refusal(module, state):
+    try:
+        module.load_state_dict(state)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def differ(one, other, inputs, tolerance):
+    with torch.no_grad():
+        outs = [[getattr(x, "tensor", x) for x in tree_leaves(module(**inputs))] for module in (one, other)]
+        return any(not (a - b).abs().max() <= tolerance * a.abs().max() for a, b in zip(*outs, strict=True))
+
+
+def problems(kind, table):
+    """Pairs of modules whose states load against their row, or do not load."""
+    found, made = [f"{name}: no row, or no argument" for name in table.missing(kind)], {}
+    for key, row in table.rows.items():
+        argument = key.split(":")[0]
+        modules = [table.make(kind, argument, value, row.others, made) for value in row.values]
+        for module in modules:
+            for parameter in module.parameters():
+                torch.nn.init.normal_(parameter, std=0.4)
+            if said := refusal(module, module.state_dict()):
+                found.append(f"{key}: refuses its own state: {said}")
+        for (value, module), (_, other) in itertools.permutations(zip(row.values, modules, strict=True), 2):
+            said = refusal(other, module.state_dict())
+            if bool(said) == bool(row.loads):
+                found.append(f"{key}: {value} {said or 'loads'}")
+            elif row.loads and differ(module, other, table.inputs(), row.tolerance):
+                found.append(f"{key}: {value} has other outputs")
+    return found
+
+
+PLACES = ("nn", "integrations.escnn", "integrations.pyg", "integrations.e3nn")
+NO_MODULES = {"PixelGraph"}  # a transform
+CLASSES = {n: place for place in PLACES for n in PUBLIC[place] if n[0].isupper() and n not in NO_MODULES}
+CLASSES["AtomsEwaldAttention"] = "integrations.e3nn.atoms_attention"
+
+
+@contextlib.contextmanager
+def einsums_as_written(host):
+    """Products of e3nn are made in less time and take more in a call: a test makes many."""
+    if host != "e3nn":
+        yield
+        return
+    e3nn = importlib.import_module(host)
+    before = e3nn.get_optimization_defaults()
+    e3nn.set_optimization_defaults(optimize_einsums=False)
+    try:
+        yield
+    finally:
+        e3nn.set_optimization_defaults(**before)
+
+
+@pytest.mark.filterwarnings("ignore:relation='gsa'", "ignore:method='pairs' is exact")
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_changes_the_function_is_in_the_checkpoint(name, double):
+    place = CLASSES[name]
+    host = "torch" if place == "nn" else HOSTS[place.split(".")[1]]
+    pytest.importorskip(host)
+    kind = getattr(importlib.import_module(f"tg_equiattn.{place}"), name)
+    table = on_fields(name) if host == "escnn" else MODULES[name]
+    with einsums_as_written(host):
+        assert problems(kind, table() if callable(table) else table) == []
+
+
+class Scaled(torch.nn.Module):
+    """A module whose state says nothing of its argument."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor, self.weight = factor, torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.factor * self.weight * x
+
+
+class Stored(StoresSettings, Scaled):
+    def settings(self):
+        return {"factor": self.factor}
+
+
+def test_a_setting_that_is_not_stored_is_found():
+    """Negative control: a state without the argument, outputs that differ, an argument without a row."""
+
+    def found(kind, **rows):
+        return problems(kind, Table({}, lambda: {"x": torch.ones(3)}, rows))
+
+    assert found(Stored, factor=refused(1.0, 2.0)) == []
+    assert found(Scaled, factor=refused(1.0, 2.0)) == ["factor: 1.0 loads", "factor: 2.0 loads"]
+    assert len(found(Scaled, factor=equal("no reason", 1.0, 2.0))) == 2
+    assert len(found(Stored, factor=equal("no reason", 1.0, 2.0))) == 2
+    assert found(Scaled) == ["factor: no row, or no argument"]
