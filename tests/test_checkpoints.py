@@ -107,7 +107,7 @@ def test_a_setting_that_is_not_stored_is_found():
     def found(kind, **rows):
         return problems(kind, Table({}, lambda: {"x": torch.ones(3)}, rows))
 
-    assert found(Stored, factor=refused(1.0, 2.0)) == []
+    assert found(Stored, factor=refused(1.0, 2.0, [1.0, 2.0], [1.0, 3.0])) == []
     assert found(Scaled, factor=refused(1.0, 2.0)) == ["factor: 1.0 loads", "factor: 2.0 loads"]
     assert len(found(Scaled, factor=equal("no reason", 1.0, 2.0))) == 2
     assert len(found(Stored, factor=equal("no reason", 1.0, 2.0))) == 2

@@ -3,6 +3,7 @@
 One row a module of :data:`cases.CASES`. Tables of indices and geometry are no state, so none of this may change them.
 """
 
+import copy
 import gc
 import importlib
 
@@ -19,8 +20,10 @@ from tg_equiattn.groups import cyclic, dihedral
 C4 = cyclic(4)
 STOCHASTIC = "PerformerAttention window"  # its state has seeds
 DECAYS = (0.9, 0.99, 0.9999)
-WITHOUT_STATE = ("SpatialMaxPool", "SpatialCrop")
-MODULES = [name for name in CASES if name[0].isupper() and name not in WITHOUT_STATE]  # functions have small letters
+WITHOUT_PARAMETERS = ("SpatialMaxPool", "SpatialCrop", "GlobalPooling", "GlobalPooling of the group")
+MODULES = [
+    name for name in CASES if name[0].isupper() and name not in WITHOUT_PARAMETERS
+]  # functions have small letters
 
 
 @pytest.fixture(params=besides(GATE, MODULES))
@@ -47,12 +50,16 @@ def close(outputs, wanted):
 
 
 def assert_averages_are_the_model(module, inputs, wanted):
-    """The usual exponential average of weights and buffers, as Lightning's."""
+    """The usual exponential average of weights and buffers, as Lightning's, and of a state_dict in place, as timm's."""
     for decay in DECAYS:
         average = AveragedModel(module.train(), multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
         for _ in range(3):
             average.update_parameters(module)
         assert_equal(average.module, inputs, wanted)
+        written = copy.deepcopy(module)
+        for mean, x in zip(written.state_dict().values(), module.state_dict().values(), strict=True):
+            mean.copy_(decay * mean + (1 - decay) * x)
+        assert_equal(written, inputs, wanted)
 
 
 def test_an_average_of_one_model_is_that_model(name):
@@ -83,6 +90,17 @@ def test_a_module_of_the_meta_device_is_loaded_whole(name):
     assert_equal(emptied, inputs, wanted)
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     close(torch.func.functional_call(meta(name).eval(), tensors, (), inputs), wanted)
+
+
+def test_stacked_modules_compute_as_each(name):
+    """With the seeds of their random features."""
+    members = [built(name, torch.float64) for _ in range(2)]
+    (one, inputs, _), *_ = members
+    stacked = torch.func.stack_module_state([module for module, *_ in members])
+    run = torch.vmap(lambda *tensors: tree_leaves(torch.func.functional_call(one, tensors, (), inputs)))
+    found = run(*stacked)
+    for number, (module, *_) in enumerate(members):
+        close([out[number] for out in found], tree_leaves(module(**inputs)))
 
 
 AVERAGES = {
@@ -120,7 +138,7 @@ SETTINGS = {
         lambda **change: layers.GroupTransformer(
             C4, 1, 3, **{"channels": (4,), "heads": 2, "kernel_size": 3, **change}
         ),
-        {"pools": (1,)}, r"pools='\[1\]'",
+        {"pools": (1,)}, r"pools=\[1\]",
     ),
     "heads": (lambda heads=2: layers.PerformerAttention(8, 8, heads, position=None), {"heads": 4}, "heads=4"),
     "method": (

@@ -166,9 +166,9 @@ print(f"on a torus: {(second - first).abs().max():.0e}")
 # Random features, saving and loading
 # -----------------------------------
 #
-# The ``state_dict()`` holds the random features and the seed of their draws. So a loaded model gives the same outputs, and draws
-# the same features when training continues. ``redraw_features()`` draws again. Outputs then change a little, and less with
-# more features.
+# The ``state_dict()`` holds the seed of the random features and the number of the draw. So a loaded model gives the same outputs,
+# and draws the same features when training continues. ``redraw_features()`` draws again. Outputs then change a little, and less
+# with more features. ``redraw_features(num_random_features=256)`` changes their number, also in a trained model.
 
 buffer = io.BytesIO()
 torch.save(conv.state_dict(), buffer)

@@ -108,6 +108,9 @@ class IrrepsChargeInteraction(ChargeInteraction):
         self.irreps_in, self._features = irreps, Features.of(irreps)
         self.columns = Tables(functools.partial(_scalars, str(irreps)))
 
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"irreps_in": str(self.irreps_in)}
+
     def forward(
         self, elements: Tensor, pos: Tensor, batch: Tensor | None = None, *, features: Tensor | None = None, **more: Any
     ) -> ChargeOutputs:

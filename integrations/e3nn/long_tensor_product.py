@@ -99,7 +99,8 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         digest = hashlib.sha256(repr(paths).encode()).hexdigest()[:16]
         return {
             "causal": self.mode == "causal", "irreps_in1": str(self.irreps_in1), "irreps_in2": str(self.irreps_in2),
-            "irreps_out": str(self.irreps_out), "instructions": (digest, f"{len(paths)} paths ({digest})"),
+            "irreps_out": str(self.irreps_out),
+            "instructions": {"digest": digest, "text": f"{len(paths)} paths ({digest})"},
         }  # fmt: skip
 
     @property

@@ -95,8 +95,6 @@ GLOBAL = {
 LAYER = {"group": C4, "in_channels": 3, "out_channels": 12, "heads": 2, "kernel_size": 3}
 BLOCK = {
     "norm": refused("batch", "layer", "global"), "dropout": equal(TRAINING, 0.0, 0.5), "crop": refused(0, 1),
-    "drop_path": equal(TRAINING, 0.0, 0.5),
-    "layer_scale": refused(None, 0.1), "layer_scale: start": equal(START, 0.1, 0.2),
 }  # fmt: skip
 MODEL = {
     "group": refused(C4, D2), "in_channels": refused(1, 2), "num_classes": refused(3, 4),
@@ -108,7 +106,7 @@ MODEL = {
 TRANSFORMER = {
     **MODEL,
     "group: scales": refused(dyadic(2), dyadic(3)), "relation": refused("frame", "relative", "ge_vit"),
-    "norm": refused("batch", "layer", "global"), "drop_path": BLOCK["drop_path"], "layer_scale": BLOCK["layer_scale"],
+    "norm": refused("batch", "layer", "global"),
     "attn_type": refused("group", "global"), "attn_kwargs": refused({}, {"padding_mode": "circular"}),
 }  # fmt: skip
 NORM = {"channels": refused(3, 4), "eps": refused(1e-5, 1e-2)}
@@ -254,13 +252,29 @@ IRREPS = {
     "irreps_hidden": refused("2x0e+2x1o", "2x0e+3x1o", "2x0e+2x1o+2x0o", "2x0e+2x1o+2x1e"),
 }  # fmt: skip
 SORTED = {"irreps_hidden: order": equal("counts channels by kind", "2x0e+2x1o", "2x1o+2x0e")}
+
+
+def sums(**others):
+    """Arguments of sums over waves, which are the same numbers up to the error."""
+    others = {"method": "ewald", "error": 1e-2, **others}
+    return {
+        "error": equal("bounds the error of sums", 1e-2, 1e-3, **others, tolerance=1e-2),
+        "method": equal("is right up to error", "auto", "direct", "ewald", **others, tolerance=1e-2),
+        "max_hkl": equal("bounds the waves", None, (30, 30, 30), **others, tolerance=1e-2),
+    }
+
+
 EWALD = {
     "width": refused(1.0, 0.9), "max_width": refused(2.0, 4.0), "num_gaussians": refused(1, 2),
     "num_coulomb": refused(0, 1), "num_oscillating": refused(0, 1), "heads": refused(1, 2), "lmax": refused(1, 2),
     "avg_num_nodes": refused(1.0, 2.0),
-    "error": equal("bounds the error of sums", 1e-2, 1e-3, method="ewald", lmax=0, tolerance=1e-2),
-    "method": equal("is right up to error", "auto", "direct", "ewald", error=1e-2, lmax=0, tolerance=1e-2),
-    "max_hkl": equal("bounds the waves", None, (30, 30, 30), method="ewald", error=1e-2, lmax=0, tolerance=1e-2),
+    **sums(lmax=0),
+}  # fmt: skip
+CHARGES = {
+    "charges": refused({"Na": 0.7, "Cl": -0.7}, {"Na": 0.7, "Br": -0.7}, {"Cl": -0.7, "Na": 0.7}, {"Na": 0.0}),
+    "charges: values": equal("is a buffer", {"Na": 0.7, "Cl": -0.7}, {"Na": 0.6, "Cl": -0.6}),
+    "width": refused(1.0, 0.9), "cutoff": refused(2.0, 3.0), "avg_num_neighbors": refused(1.0, 2.0),
+    "dielectric": refused(1.0, 2.0), "coulomb_constant": refused(1.0, 2.0), **sums(),
 }  # fmt: skip
 KERNELS = {"width": 1.0, "max_width": 2.0, "num_gaussians": 1, "num_coulomb": 1}
 
@@ -278,6 +292,14 @@ def with_elements():
 
     edges = torch.tensor([[0, 1], [1, 0]])
     return features() | {"atoms": Atoms(torch.eye(2)[[0, 1, 0, 1]], edges, torch.ones(2), torch.ones(1))}
+
+
+def charged():
+    pos, edges = torch.rand(4, 3), torch.tensor([[0, 1], [1, 0]])
+    return {
+        "elements": torch.tensor([0, 1, 0, 1]), "pos": pos, "edge_index": edges,
+        "edge_vectors": pos[edges[1]] - pos[edges[0]],
+    }  # fmt: skip
 
 
 def ewald_of_irreps():
@@ -308,6 +330,15 @@ MODULES |= {
             "scalar_channels": refused(0, 2, 3), "vector_channels": refused(0, 2, 3), "out_channels":
             refused(None, (2, 3), (2, 0), (0, 2)), **EWALD,
         },
+    ),
+    "ChargeInteraction": Table(
+        {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "scalars": 2, "cutoff": 2.0},
+        lambda: charged() | {"features": torch.randn(4, 2)}, {"scalars": refused(0, 2, 3), **CHARGES},
+    ),
+    "IrrepsChargeInteraction": Table(
+        {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "irreps_in": "2x0e+2x1o", "cutoff": 2.0},
+        lambda: charged() | {"features": torch.randn(4, 8)},
+        {"irreps_in": refused(None, "2x0e+2x1o", "2x1o+2x0e"), **CHARGES},
     ),
     "IrrepsEwaldAttention": Table(
         {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o", **KERNELS}, features,

@@ -51,12 +51,15 @@ class StoresSettings(nn.Module):
     """
 
     def settings(self) -> dict[str, Any]:
-        """The arguments to store, as a dict of JSON values. If a value is a pair, its first entry is compared and its
-        second entry is shown in errors."""
+        """The arguments to store, as a dict of JSON values. Of a value ``{"digest": ..., "text": ...}`` the digest is
+        compared, and the text is shown in errors."""
         raise NotImplementedError
 
+    def _text(self) -> str:
+        return json.dumps(self.settings(), default=lambda number: number.item())  # NumPy numbers
+
     def get_extra_state(self) -> Tensor:
-        text = json.dumps(self.settings(), default=lambda number: number.item())  # NumPy numbers
+        text = self._text()
         return torch.tensor([*text.encode("ascii"), *_checksum(text)], dtype=torch.int64, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -69,8 +72,8 @@ class StoresSettings(nn.Module):
                 "settings, got an average of several with different settings"
             )
         stored = json.loads(text)
-        for name, value in self.settings().items():
-            (mine, shown), (saved, came) = _pair(value), _pair(stored.get(name))
+        for name, value in json.loads(self._text()).items():
+            (mine, shown), (saved, came) = _compared(value), _compared(stored.get(name))
             if mine != saved:
                 raise ValueError(
                     f"state_dict must come from a {type(self).__name__} with {name}={shown}, like this one, got "
@@ -79,9 +82,9 @@ class StoresSettings(nn.Module):
                 )
 
 
-def _pair(value: Any) -> tuple[Any, str]:
-    """Split a setting into the value to compare and the text to show."""
-    return (value[0], value[1]) if isinstance(value, (tuple, list)) else (value, repr(value))
+def _compared(value: Any) -> tuple[Any, str]:
+    """The value of a setting to compare, and the text to show."""
+    return (value["digest"], value["text"]) if isinstance(value, dict) else (value, repr(value))
 
 
 def whole_numbers(state: Tensor) -> list[int]:

@@ -5,6 +5,7 @@ import io
 
 import pytest
 import torch
+from states import take_weights
 from tg_equiattn.integrations.pyg import RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import Linear, global_mean_pool
@@ -52,7 +53,7 @@ def test_flow(position, make_conv, graph, equal):
     """Against the flow, edges are read the other way round; offsets stay those of what is attended to."""
     options = WINDOW if position == "window" else {}
     conv, back = make_conv(position, **options), make_conv(position, flow="target_to_source", **options)
-    back.load_state_dict(conv.state_dict())
+    take_weights(back, conv)
     one_way = graph["edge_index"][:, ::3]
     expected = conv(**{**graph, "edge_index": one_way})
     equal(back(**{**graph, "edge_index": one_way.flip(0)}), expected)

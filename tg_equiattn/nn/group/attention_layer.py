@@ -124,8 +124,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         window, isometries = self.window, self.group.isometries
         return {
             "relation": self.relation, "kernel_size": window.kernel_size,
-            "group": (isometries.digest, repr(isometries)), "scales": getattr(self.group, "scales", None),
-            "window_shape": None if window.is_global else window.shape,
+            "group": {"digest": isometries.digest, "text": repr(isometries)},
+            "scales": getattr(self.group, "scales", None), "window_shape": None if window.is_global else window.shape,
             "padding_mode": "circular" if window.circular else "mask", "heads": self.heads,
             "encoding": self.encoding_name, "content_heads": self.content_heads,
         }  # fmt: skip

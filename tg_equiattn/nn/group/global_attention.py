@@ -53,7 +53,7 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
         num_random_features: Number of random features m. More features make the weights of distant pixels more accurate
             at proportional cost. ``None`` means :math:`d \log d`, d the width of a head, at least 16.
         redraw_interval: Training steps between two draws of the random features. ``None`` keeps the first draw.
-            Directions, their seed and the number of steps are stored in checkpoints.
+            Checkpoints store the seed, the number of the draw and the number of steps since.
         context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
             attention; a call may still pass a context with ``in_channels``.
         dropout: Probability, in training, of dropping an attention weight of the window and an output of the random

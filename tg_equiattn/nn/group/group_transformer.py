@@ -129,7 +129,7 @@ class GroupTransformer(DrawsFeatures, StoresSettings):
         return {}
 
     def settings(self) -> dict[str, Any]:
-        return {"pools": str(self.pools)}
+        return {"pools": self.pools}
 
     def features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The regular feature map before the classifier, ``(B, channels[-1], |H|, *spatial)``."""

@@ -106,7 +106,7 @@ class GroupLinear(StoresSettings):
             nn.init.zeros_(self.bias)
 
     def settings(self) -> dict[str, Any]:
-        return {"group": (self.group.digest, repr(self.group))}
+        return {"group": {"digest": self.group.digest, "text": repr(self.group)}}
 
     def matrix(self) -> Tensor:
         """The weights as one matrix, ``(out_channels |H|, in_channels |H|)``."""

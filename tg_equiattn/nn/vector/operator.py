@@ -105,8 +105,10 @@ class TokenNetwork(StoresSettings):
             )
 
     def settings(self) -> dict[str, Any]:
-        grades = {name: str(getattr(self, name)) for name in ("in_grades", "out_grades", "hidden_grades")}
-        return {"order": self.order, "pool": self.pool, **grades}
+        return {
+            "order": self.order, "pool": self.pool, "in_grades": self.in_grades, "out_grades": self.out_grades,
+            "hidden_grades": self.hidden_grades,
+        }  # fmt: skip
 
     @property
     def reference_parameter(self) -> Tensor:

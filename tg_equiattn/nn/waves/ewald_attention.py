@@ -107,7 +107,7 @@ class EwaldAttention(EwaldLayer):
         self.in_channels, self.out_channels = in_channels, out_channels
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"in_channels": str(self.in_channels), "out_channels": str(self.out_channels)}
+        return super().settings() | {"in_channels": self.in_channels, "out_channels": self.out_channels}
 
     def forward(
         self,
