@@ -9,7 +9,6 @@ from tg_equiattn import functional as F
 from tg_equiattn.functional.edge_products import csr_edge_dot, csr_edge_sum
 from tg_equiattn.functional.group.operator import windowed_attention
 from tg_equiattn.functional.hyena.fft_convolution import first_lag, lag_convolution
-from tg_equiattn.functional.performer.feature_attention import chunked_readout, chunked_summary
 from tg_equiattn.grids import PixelGrid, Window
 
 NEAR = PixelGrid((3, 4), 2).neighbors().csr
@@ -29,8 +28,6 @@ OPERATORS = {
     "frame attention": (windowed_attention, lambda: group_attention_operands("frame")),
     "relative attention": (windowed_attention, lambda: group_attention_operands("relative")),
     "ge_vit attention": (windowed_attention, lambda: group_attention_operands("ge_vit")),
-    "summary": (chunked_summary, lambda: (d(2, 5, 3), d(2, 5, 7), d(11, 3).detach(), None, 0.5)),
-    "readout": (chunked_readout, lambda: (d(2, 5, 3), d(2, 11, 7), d(2, 11), d(11, 3).detach())),
     "edge dot": (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR)),
     "edge sum": (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR)),
 }

@@ -138,7 +138,7 @@ def _run(call: _Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
 def _added(call: _Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     sums: list[Tensor] = []
     for tile in call.tiles:
-        parts = [x if x is None or cut is WHOLE else x[cut] for x, cut in zip(tensors, tile.cut, strict=True)]
+        parts = [x if x is None else _part(x, cut) for x, cut in zip(tensors, tile.cut, strict=True)]
         with full_precision(next(x.device for x in parts if x is not None)):
             found = call.function(tile.settings, *parts)
         found = (found,) if isinstance(found, Tensor) else found
@@ -148,8 +148,17 @@ def _added(call: _Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
             shapes = zip(found, call.shapes, strict=True)
             sums = [(y.new_empty if shape.once else y.new_zeros)(shape.size) for y, shape in shapes]
         for total, place, y, shape in zip(sums, tile.place, found, call.shapes, strict=True):
-            total[place].copy_(y) if shape.once else total[place].add_(y)
+            part = _part(total, place)
+            part.copy_(y) if shape.once else part.add_(y)
     return tuple(sums)
+
+
+def _part(x: Tensor, index: Any) -> Tensor:
+    """x[index], or x itself if this is all of it: transforms have no rule for views of all of a tensor."""
+    if index is WHOLE:
+        return x
+    along = zip(index if isinstance(index, tuple) else (index,), x.shape, strict=False)
+    return x if all(isinstance(n, slice) and n.indices(size) == (0, size, 1) for n, size in along) else x[index]
 
 
 class _Tiled(torch.autograd.Function):

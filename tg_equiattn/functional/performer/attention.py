@@ -155,7 +155,7 @@ def feature_attention(
     query: Float[Tensor, "groups nodes d"], key: Float[Tensor, "groups nodes d"],
     value: Float[Tensor, "groups nodes e"], projection: Float[Tensor, "features d"],
     mask: Bool[Tensor, "groups nodes"] | None, merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
-    plain: bool = False, variance: Float[Tensor, " groups"] | None = None,
+    variance: Float[Tensor, " groups"] | None = None,
     key_bias: Float[Tensor, "groups nodes 1"] | None = None,
 ) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:  # fmt: skip
     """Outputs and log-sum-exps of groups of queries, over the valid keys of each group.
@@ -169,7 +169,6 @@ def feature_attention(
         merge: function for queries that attend to the keys of several groups. It takes the softmax averages (groups,
             features, e) and log-sum-exps (groups, features) over the keys of each group, and returns those over all
             keys that the queries of each group attend to.
-        plain: use torch's operations only, with all scores in memory.
         variance: variance of the directions of each group, as in :func:`softmax_features`; ``None`` means 1.
         key_bias: number that is added to all scores of a key.
     """
@@ -179,11 +178,11 @@ def feature_attention(
         w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
         query, key = query.to(dtype), key.to(dtype)
         root = None if variance is None else variance.to(dtype).sqrt()[:, None, None]
-        content, lse = feature_summary(*_scaled_keys(key, w, scale / 2, root, key_bias), value.to(dtype), mask, plain)
+        content, lse = feature_summary(*_scaled_keys(key, w, scale / 2, root, key_bias), value.to(dtype), mask)
         content, lse = (content, lse) if merge is None else merge(content, lse)
         if variance is not None and root is not None:
             lse, query = lse + log_weights(projection.to(dtype), variance.to(dtype)), query * root
-        out, query_lse = feature_readout(query, w, content, lse, plain)
+        out, query_lse = feature_readout(query, w, content, lse)
     return out.to(value.dtype), query_lse[..., None]
 
 
