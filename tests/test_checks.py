@@ -7,10 +7,10 @@ import torch
 
 from tg_equiattn import checks
 from tg_equiattn import functional as F
-from tg_equiattn.cells import read_lattice
 from tg_equiattn.encodings.group import GroupEncoding
 from tg_equiattn.encodings.locality import Locality
 from tg_equiattn.functional.performer.clipped import distance_bins
+from tg_equiattn.functional.waves.cells import read_lattice
 from tg_equiattn.grids import PixelGrid, Window, transform_grid
 from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial
 from tg_equiattn.neighbors import NeighborList, neighbor_list
@@ -113,7 +113,6 @@ CASES = [
       for x in (-1.0, math.nan)),
     ("neighbors must be of 4 nodes.*, got 3 in 1", lambda: NeighborList(EDGES, 3, torch.ones(1, 1)).check_nodes(4, 1)),
     ("neighbors must be of 3 nodes.*, got 3 in 1", lambda: NeighborList(EDGES, 3, torch.ones(1, 1)).check_nodes(3, 2)),
-    ("cell must be", lambda: neighbor_list(CLOUD, 1.0, cell=torch.eye(2))),
     ("cutoff must be", lambda: neighbor_list(CLOUD, 0)),
     ("metric must be", lambda: neighbor_list(CLOUD, 1.0, metric="l2")),
     ("element must be a lattice element", lambda: act(IMAGE, cyclic(8), 1)),
@@ -172,8 +171,8 @@ CASES = [
     ("scalars must be torch.float32 as the parameters are", called(scalars=FLAT["scalars"].double())),
     (r"pos must have shape \(5, 3\)", called(pos=X[:2])),
     ("max_hkl must be given with cell while a model is traced or mapped over", lambda: mapped("ewald", **BOX)),
-    ("cell must have a lattice vector wherever pbc is true", lambda: neighbor_list(
-        torch.randn(3, 3), 1.0, cell=torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 1]]), pbc=torch.ones(3).bool())),
+    ("cell must have a lattice vector wherever pbc is true", lambda: read_lattice(
+        torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 1]]), torch.ones(3).bool(), 1, torch.ones(3))),
     ("edge_index must be on meta as the input is", lambda: NeighborList.from_edges(
         EDGES, 3, batch=torch.zeros(3, device="meta"))),
     ("edge_attr must be on cpu as edge_index is", lambda: NeighborList.from_edges(

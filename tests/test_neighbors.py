@@ -49,7 +49,7 @@ def search(request, monkeypatch):
     """How near pairs are searched for: by scipy's tree, and where it is not installed."""
     if request.param == "tree":
         pytest.importorskip("scipy")
-    monkeypatch.setattr("tg_equiattn.neighbor_search.has_scipy", lambda: request.param == "tree")
+    monkeypatch.setattr("tg_equiattn.neighbor_search._has_scipy", lambda: request.param == "tree")
 
 
 @pytest.mark.usefixtures("search")
@@ -118,36 +118,6 @@ def test_restricted():
     assert torch.equal(less.offsets, near.offsets)
     assert near.mask is None
     assert less.restricted(torch.tensor([False, True, True])).mask.tolist() == [False, False, False]
-
-
-@pytest.mark.usefixtures("search")
-@pytest.mark.parametrize("cutoff", [2.0, 3.5])
-def test_pairs_with_images(cutoff):
-    """A crystal, a slab and a molecule in one batch, found one by one."""
-    pos, sizes = 4 * torch.randn(9, 3, dtype=torch.float64), (4, 2, 3)
-    cells = torch.stack(
-        [3 * torch.eye(3) + torch.randn(3, 3) / 3, torch.tensor([[3.0, 0, 0], [1, 4, 0], [7, 7, 7]]), torch.ones(3, 3)]
-    ).double()
-    pbc = torch.tensor([[True, True, True], [True, True, False], [False, False, False]])
-    batch = torch.arange(3).repeat_interleave(torch.tensor(sizes))
-    numbers = torch.cartesian_prod(*[torch.arange(-9, 10)] * 3).double()
-    expected = []
-    for graph, points in enumerate(pos.split(sizes)):
-        shifts = numbers[~(numbers != 0)[:, ~pbc[graph]].any(1)] @ cells[graph]
-        offsets = points - points[:, None] + shifts[:, None, None]
-        length = offsets.norm(dim=-1)
-        expected.append(offsets[(length < cutoff) & (length > 0)])
-    pos.requires_grad_()
-    edge_index, offsets = neighbor_list(pos, cutoff, batch=batch, cell=cells, pbc=pbc)
-    assert bool((edge_index[1].diff() >= 0).all())
-    assert torch.equal(batch[edge_index[0]], batch[edge_index[1]])
-    got, wanted = (sorted(map(tuple, (1e6 * x).round().tolist())) for x in (offsets, torch.cat(expected)))
-    assert got == wanted
-    shift = offsets - (pos[edge_index[0]] - pos[edge_index[1]])
-    steps = torch.linalg.lstsq(cells[0].T, shift[batch[edge_index[1]] == 0].T).solution
-    assert (steps - steps.round()).abs().max() < 1e-9
-    (grad,) = torch.autograd.grad(offsets.square().sum(), pos)
-    assert grad.abs().max() > 0
 
 
 def test_edges_as_given():

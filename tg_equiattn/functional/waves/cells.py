@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...cells import read_lattice
 from ...modes import is_readable
 from ...ranks import Ranks
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
+
+_FLAT = 1e-6  # smallest volume of a unit cell, relative to a box with edges of the same lengths
 
 
 class Cells(NamedTuple):
@@ -75,3 +76,43 @@ def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) 
         ),
     )  # fmt: skip
     return Cells(torch.where(periodic[..., None], vectors, Cells.none(count, like.device).vectors), periodic)
+
+
+def read_lattice(
+    cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor
+) -> tuple[Float[Tensor, "graphs 3 3"], Bool[Tensor, "graphs 3"]]:
+    """Check the lattice vectors of graphs.
+
+    ``cell`` is one for all graphs, one for each, or (3 graphs, 3) as PyG batches them. Return the lattice vectors
+    as rows in float64, zero along directions that do not repeat, and the directions that repeat.
+    """
+    shapes = ((3, 3), (1, 3, 3), (graphs, 3, 3), (3 * graphs, 3))
+    if not isinstance(cell, Tensor) or not checks.is_one_of(cell.shape, shapes):
+        raise ValueError(f"cell must be (3, 3) or one a graph, ({graphs}, 3, 3), got {checks.shape_of(cell)}")
+    if cell.device != like.device or not cell.is_floating_point():
+        raise ValueError(f"cell must be floating point on {like.device} as x is, got {cell.dtype} on {cell.device}")
+    vectors = cell.double().reshape(-1, 3, 3).expand(graphs, 3, 3)
+    periodic = (vectors != 0).any(2)
+    if pbc is not None:
+        fits = isinstance(pbc, Tensor) and pbc.dtype == torch.bool and pbc.device == like.device
+        if not fits or not checks.is_one_of(pbc.shape, ((3,), (1, 3), (graphs, 3), (3 * graphs,))):
+            wanted = f"bool (3,) or ({graphs}, 3) on {like.device} as x is"
+            raise ValueError(f"pbc must be {wanted}, got {checks.described(pbc)}")
+        periodic = pbc.reshape(-1, 3).expand(graphs, 3)
+    _check_lattice(cell, periodic, vectors.detach())
+    return torch.where(periodic[..., None], vectors, 0.0), periodic
+
+
+@checks.of_values
+def _check_lattice(cell: Tensor, periodic: Bool[Tensor, "graphs 3"], vectors: Float[Tensor, "graphs 3 3"]) -> None:
+    if not bool(vectors.isfinite().all()):
+        raise ValueError(f"cell must be finite, got {vectors.tolist()}")
+    length = vectors.norm(dim=2)
+    without = ((length == 0) & periodic).any(1)
+    if bool(without.any()):
+        raise ValueError(f"cell must have a lattice vector wherever pbc is true, got {vectors[without][0].tolist()}")
+    units = torch.where(periodic, 1 / length.clamp(min=1e-300), 0.0)[..., None] * vectors
+    flat = (units @ units.mT + torch.diag_embed((~periodic).double())).det() <= _FLAT**2
+    if bool(flat.any()):
+        wanted = "a volume, got lattice vectors that depend on each other"
+        raise ValueError(f"cell must have {wanted}: {vectors[flat][0].tolist()}")
