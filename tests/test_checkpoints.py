@@ -101,6 +101,16 @@ class Stored(StoresSettings, Scaled):
         return {"factor": self.factor}
 
 
+class StoredMore(Stored):
+    def settings(self):
+        return super().settings() | {"more": 1}
+
+
+def test_a_class_with_more_settings_is_another_function():
+    for one, other in itertools.permutations((Stored(), StoredMore())):
+        assert "with more=" in refusal(one, other.state_dict())
+
+
 def test_a_setting_that_is_not_stored_is_found():
     """Negative control: a state without the argument, outputs that differ, an argument without a row."""
 

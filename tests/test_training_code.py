@@ -187,6 +187,21 @@ def test_an_average_of_two_functions_is_refused():
         layers.GroupLinear(C4, 3, 5).load_state_dict(mean)
 
 
+@pytest.mark.parametrize("name", ["GroupTransformer", "GlobalGroupAttention", STOCHASTIC], indirect=True)
+def test_distributed_checkpoints_load(name):
+    """Whole, and without settings and clocks where the tool leaves them out."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+
+    module, inputs, wanted = built(name)
+    state = get_model_state_dict(module)
+    weights = {key: x for key, x in state.items() if not key.endswith("_extra_state")}
+    assert len(weights) < len(state)
+    for given, strict in ((state, True), (weights, False)):
+        other, *_ = built(name)
+        set_model_state_dict(other, given, options=StateDictOptions(strict=strict))
+        assert_equal(other, inputs, wanted)
+
+
 SHARDED = ("GroupAttention", "GlobalGroupAttention", "PerformerAttention window", "SE3Hyena", "EwaldAttention")
 
 

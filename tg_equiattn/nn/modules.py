@@ -71,9 +71,9 @@ class StoresSettings(nn.Module):
                 f"state_dict must come from one {type(self).__name__}, or be an average of several with equal "
                 "settings, got an average of several with different settings"
             )
-        stored = json.loads(text)
-        for name, value in json.loads(self._text()).items():
-            (mine, shown), (saved, came) = _compared(value), _compared(stored.get(name))
+        own, stored = json.loads(self._text()), json.loads(text)
+        for name in own | stored:
+            (mine, shown), (saved, came) = _compared(own.get(name)), _compared(stored.get(name))
             if mine != saved:
                 raise ValueError(
                     f"state_dict must come from a {type(self).__name__} with {name}={shown}, like this one, got "

@@ -11,6 +11,8 @@ from ... import checks
 from ...groups import DilationGroup, FiniteGroup
 from .group_transformer import GroupTransformer
 
+EPS = 1e-12  # of the published norms in encodings
+
 
 @checks.python_numbers
 class GEViT(GroupTransformer):
@@ -68,7 +70,10 @@ class GEViT(GroupTransformer):
         )  # fmt: skip
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):  # all of them are in encodings
-                module.eps = 1e-12
+                module.eps = EPS
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"eps": EPS}
 
     def _width_of_heads(self, group: FiniteGroup | DilationGroup, channels: int) -> dict[str, Any]:
         return {"head_channels": max(channels // 2, group.dim + 1)}
