@@ -1,6 +1,6 @@
-"""mace_run_train with long range: MACE's own command and all its flags, with Ewald attention in the model it builds.
+"""mace_run_train with long range: MACE's own command and all its flags, with charges or Ewald attention in the model.
 
-    python mace_run_train.py --name far --train_file train.xyz --valid_fraction 0.1 --E0s average --after energies ...
+    python mace_run_train.py --name far --train_file train.xyz --valid_fraction 0.1 --E0s average --charges Na=1 Cl=-1
 
 The model may come from flags, be a foundation model, or be a far.model that is fine-tuned with the long range it has
 (--foundation_model far.model). far.model is run by MACECalculator, and by mace_eval_configs if all frames are neutral.
@@ -9,6 +9,7 @@ names.
 """
 
 import argparse
+import itertools
 import sys
 
 import ase.io
@@ -19,23 +20,32 @@ from tg_equiattn.integrations.mace import add_long_range, copy_long_range, selec
 build, remove_head = run_train.configure_model, run_train.remove_pt_head
 
 
+BATCHES = 8  # of the training data, to which a model with charges is fitted before training
+
+
+def charge(word):
+    name, number = word.split("=")
+    return name, float(number)
+
+
 def long_range_flags(words):
     """The arguments of add_long_range among the words of a command line, and the other words."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--after", nargs="+", default=["energies"], help='"energies", or product blocks from 0 on')
-    parser.add_argument("--num_gaussians", type=int, default=4)
-    parser.add_argument("--num_coulomb", type=int, default=4)
-    parser.add_argument("--num_oscillating", type=int, default=0)
-    parser.add_argument("--width", type=float, help="width of the narrowest kernel, by default half of r_max")
-    parser.add_argument("--max_width", type=float)
-    parser.add_argument("--gain", type=float)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--charges", nargs="+", type=charge, help="of each element, as Na=1, in place of attention")
+    parser.add_argument("--learn", choices=["scale"], help="find a common factor of the charges from forces")
+    parser.add_argument("--dielectric", type=float, help="electronic dielectric constant of the data, for charges")
+    parser.add_argument("--after", nargs="+", type=int, help="product blocks, from 0 on, that attention follows")
+    for name in ("num_gaussians", "num_coulomb", "num_oscillating"):
+        parser.add_argument(f"--{name}", type=int)
+    for name in ("width", "max_width", "gain"):
+        parser.add_argument(f"--{name}", type=float)
     found, others = parser.parse_known_args(words)
-    after = "energies" if found.after == ["energies"] else tuple(map(int, found.after))
-    return vars(found) | {"after": after}, others
+    settings = vars(found)
+    return settings | ({"charges": dict(found.charges)} if "charges" in settings else {}), others
 
 
 def is_far(model):
-    return model is not None and any(".long_range." in name for name, _ in model.named_parameters())
+    return model is not None and any(".long_range." in name for name in model.state_dict())
 
 
 def refuse_unread_charges(head_configs):
@@ -66,13 +76,14 @@ def main(words):
         base = without_long_range(model_foundation) if tuned else model_foundation
         model, outputs = build(args, train_loader, atomic_energies, base, heads, z_table, head_configs)
         if tuned:
-            if settings != long_range_flags([])[0]:
+            if settings:
                 raise SystemExit(
-                    f"{args.foundation_model} has long range, which is kept: leave out --after, numbers of kernels, "
-                    "widths and --gain, or fine-tune a model without long range"
+                    f"{args.foundation_model} has long range, which is kept: leave out {', '.join(settings)}, or "
+                    "fine-tune a model without long range"
                 )
             return copy_long_range(model_foundation, model), outputs
-        return add_long_range(model, batch=next(iter(train_loader)), **settings), outputs
+        batches = list(itertools.islice(train_loader, BATCHES))
+        return add_long_range(model, batch=batches if "charges" in settings else batches[0], **settings), outputs
 
     run_train.configure_model = configure_model
     run_train.remove_pt_head = lambda model, head: (select_head if is_far(model) else remove_head)(model, head)

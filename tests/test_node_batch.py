@@ -87,21 +87,11 @@ def test_rows_hold_every_node_once(sizes, known, make, monkeypatch):
         assert not packed[~rows.mask].any()
 
 
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-def test_scores_of_all_pairs_of_nodes(sizes, known, monkeypatch):
-    """Every pair of nodes of a graph has a score of its own, in the matrices of padded graphs."""
-    if not known:
-        monkeypatch.setattr("tg_equiattn.node_batch.is_concrete", lambda x: False)
-    x, batch = torch.arange(sum(sizes)), batch_of(sizes)
-    parts = ragged_of(sizes, len(sizes), max(sizes)).parts()
-    target, source = (batch[:, None] == batch).nonzero().T
-    pairs = [torch.stack([y[:, :, None].expand(-1, -1, y.shape[1]), y[:, None].expand(-1, y.shape[1], -1)])
-             for y in parts.pack(x)]  # fmt: skip
-    first, place = parts.scores()
-    found = torch.cat([y.flatten(1) for y in pairs], 1)[:, first[target] + place[source]]
-    assert torch.equal(found, torch.stack([target, source]))
-    torch.testing.assert_close(parts.unpack(parts.pack(x)), x)
+def test_slots_of_padded_rows():
+    padded, x = ragged_of((3, 0, 2)).padded(), torch.randn(5, 2)
+    slots = padded.slots_of(torch.arange(5))
+    assert slots.tolist() == [0, 1, 2, 6, 7]
+    assert torch.equal(padded.pack(x).flatten(0, 1)[slots], x)
 
 
 def test_answers_do_not_depend_on_earlier_questions():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -208,39 +208,26 @@ class NodeBatch:
         """
         if not self.nodes and self.ranks is None:
             return kernel(*(x[None] for x in tensors), PaddedBatch(self, 1, 0, None, None)).flatten(0, 1)
-        parts = self.parts(groups)
-        return parts.unpack(
-            [kernel(*some, rows) for *some, rows in zip(*map(parts.pack, tensors), parts.rows, strict=True)]
-        )
+        if groups is None and (self.even or self.known_sizes is None):
+            padded = self.padded()
+            return padded.unpack(kernel(*map(padded.pack, tensors), padded))
+        parts, slots = self._grouped(self._by_size() if groups is None else groups)
+        split = [x.split([part.count * part.length for part in parts]) for x in map(slots.pack, tensors)]
+        out = [
+            kernel(*(x.unflatten(0, (padded.count, padded.length)) for x in some), padded).flatten(0, 1)
+            for *some, padded in zip(*split, parts, strict=True)
+        ]
+        return slots.unpack(out[0] if len(out) == 1 else torch.cat(out))
 
-    def parts(self, groups: Mapping[Any, Sequence[int]] | None = None, worth: int = 0) -> Parts:
-        """The padded groups of graphs of :meth:`mix`; by default those of :meth:`by_size`."""
-        if groups is None:
-            groups = {} if self.even else self.by_size(worth)
-            if len(groups) <= 1:
-                padded = self.padded()
-                return Parts([padded], padded.slots)
-        return self._grouped(groups)
-
-    def by_size(self, worth: int = 0) -> dict[int, list[int]]:
-        """Groups of graphs whose sizes differ by less than a factor of two, the largest first; none if sizes are not
-        known. A group joins the one before if this pads rows by fewer than ``worth`` pairs of slots in all."""
+    def _by_size(self) -> dict[int, list[int]]:
         groups: dict[int, list[int]] = {}
-        sizes = self.known_sizes or []
-        for graph, size in enumerate(sizes):
+        for graph, size in enumerate(self.known_sizes or []):
             if size or self.ranks is not None:
                 groups.setdefault(size.bit_length(), []).append(graph)
-        joined: dict[int, list[int]] = {}
-        last, longest = 0, 0
-        for key, graphs in sorted(groups.items(), reverse=True):
-            length = max(sizes[g] for g in graphs)
-            if joined and len(graphs) * (longest**2 - length**2) < worth:
-                joined[last] += graphs
-            else:
-                joined[key], last, longest = graphs, key, length
-        return joined
+        return groups
 
-    def _grouped(self, groups: Mapping[Any, Sequence[int]]) -> Parts:
+    def _grouped(self, groups: Mapping[Any, Sequence[int]]) -> tuple[list[PaddedBatch], Slots]:
+        """A padded batch of each group, and the slots of all of them one after the other."""
         sizes, device, starts = self.read_sizes(), self.sizes.device, self.starts
         least = 0 if self.ranks is None else 1  # sums run on ranks without nodes, too
         parts, node, filled, first, count = [], [], [], starts.new_full((self.count,), -1), 0
@@ -261,7 +248,7 @@ class NodeBatch:
             packed = (first >= 0) & (within < self.sizes[batch])
             slot = torch.where(packed, slot, 0)
         full = all(part.mask is None for part in parts)
-        return Parts(parts, Slots(torch.cat(node), None if full else torch.cat(filled), slot, packed))
+        return parts, Slots(torch.cat(node), None if full else torch.cat(filled), slot, packed)
 
 
 class PaddedBatch:
@@ -272,7 +259,6 @@ class PaddedBatch:
         count: number of rows.
         length: slots of each row.
         mask: true for slots with a node; ``None`` if all have one.
-        slots: the slots of nodes in the rows; ``None`` if nodes are their own slots, and in :class:`Parts`.
         graph: the graph of each row; ``None`` if rows are the graphs of the batch.
         key: the key of the group that the graphs are of, in :meth:`NodeBatch.mix`.
     """
@@ -282,7 +268,11 @@ class PaddedBatch:
         slots: Slots | None, graph: Int[Tensor, " rows"] | None = None, key: Any = None,
     ) -> None:  # fmt: skip
         self.node_batch, self.count, self.length = node_batch, count, length
-        self.mask, self.graph, self.key, self.slots = mask, graph, key, slots
+        self.mask, self.graph, self.key, self._slots = mask, graph, key, slots
+
+    def slots_of(self, nodes: Int[Tensor, " some"]) -> Int[Tensor, " some"]:
+        """The slots of some nodes among all slots."""
+        return nodes if self._slots is None else self._slots.slot[nodes]
 
     @property
     def lengths(self) -> Int[Tensor, " rows"] | None:
@@ -295,47 +285,11 @@ class PaddedBatch:
 
     def pack(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> Tensor:
         """Values of nodes, along an axis, in their slots (rows, length), zero where there is no node."""
-        return Parts([self], self.slots).pack(x, dim)[0]
+        if self._slots is not None:
+            x = self._slots.pack(x.movedim(dim, 0)).movedim(0, dim)
+        return x.unflatten(dim, (self.count, self.length))
 
     def unpack(self, x: Shaped[Tensor, "*before rows length *after"], dim: int = 0) -> Tensor:
         """The inverse of :meth:`pack`."""
-        return Parts([self], self.slots).unpack([x], dim)
-
-
-class Parts(NamedTuple):
-    """Groups of graphs, each padded to its own longest graph.
-
-    Attributes:
-        rows: the graphs of each group.
-        slots: the slots of nodes in the groups, one group after the other; ``None`` if nodes are their own slots.
-    """
-
-    rows: list[PaddedBatch]
-    slots: Slots | None
-
-    def pack(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> list[Tensor]:
-        """Values of nodes, along an axis, in the slots (rows, length) of each group, zero where there is no node."""
-        if self.slots is not None:
-            x = self.slots.pack(x.movedim(dim, 0)).movedim(0, dim)
-        parts = [x] if len(self.rows) == 1 else x.split([rows.count * rows.length for rows in self.rows], dim)
-        return [x.unflatten(dim, (rows.count, rows.length)) for x, rows in zip(parts, self.rows, strict=True)]
-
-    def unpack(self, parts: Sequence[Shaped[Tensor, "*before rows length *after"]], dim: int = 0) -> Tensor:
-        """The inverse of :meth:`pack`."""
-        flat = [x.flatten(dim, dim + 1) for x in parts]
-        x = flat[0] if len(flat) == 1 else torch.cat(flat, dim)
-        return x if self.slots is None else self.slots.unpack(x.movedim(dim, 0)).movedim(0, dim)
-
-    def scores(self) -> tuple[Int[Tensor, " nodes"], Int[Tensor, " nodes"]]:
-        """The index of each node's first score, among the scores (rows, length, length) of all groups, one after the
-        other; and its place in its row."""
-        rows, nodes = self.rows[0], self.rows[0].node_batch
-        slot = torch.arange(nodes.nodes, device=nodes.sizes.device) if self.slots is None else self.slots.slot
-        if len(self.rows) == 1:
-            return slot * rows.length, slot % rows.length
-        count, length = torch.tensor([(rows.count, rows.length) for rows in self.rows], device=slot.device).T
-        slots = (count * length).cumsum(0)
-        group = torch.searchsorted(slots, slot, right=True)
-        slot = slot - (slots - count * length)[group]
-        scores = count * length.square()
-        return (scores.cumsum(0) - scores)[group] + slot * length[group], slot % length[group]
+        x = x.flatten(dim, dim + 1)
+        return x if self._slots is None else self._slots.unpack(x.movedim(dim, 0)).movedim(0, dim)

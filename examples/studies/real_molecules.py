@@ -87,9 +87,8 @@ class RealMoleculesStudy(Settings):
     """of its widest"""
     kernels: tuple[int, ...] | None = None
     """numbers of Gaussians, of Coulomb kernels and of oscillating Gaussians"""
-    after: int | Literal["energies"] = 0
-    """block of MACE behind whose product attention comes; behind the last, 1, all readouts are linear; "energies" adds
-    energies of pairs to the last readout"""
+    after: int = 0
+    """block of MACE behind whose product attention comes; behind the last, 1, all readouts are linear"""
     epochs: int | None = None  # type: ignore[assignment]
     """passes over the training data"""
     batch: int = 8
@@ -99,8 +98,8 @@ class RealMoleculesStudy(Settings):
 
     def check(self) -> None:
         super().check()
-        if self.after not in (0, 1, "energies"):
-            raise SettingsError(f"--after must be 0, 1 or energies, got {self.after}")
+        if self.after not in (0, 1):
+            raise SettingsError(f"--after must be 0 or 1, got {self.after}")
         self.positive("train", "layers", "cutoff", "width", "max_width")
         if self.kernels is not None and (len(self.kernels) != 3 or min(self.kernels) < 0 or not sum(self.kernels)):
             raise SettingsError(
@@ -245,8 +244,7 @@ def build(settings: RealMoleculesStudy, graphs: list[Graph], units: Units) -> Po
             from tg_equiattn.integrations.mace import add_long_range
 
             some = batch_of(graphs[:: max(1, len(graphs) // 40)])
-            after = settings.after if isinstance(settings.after, str) else (settings.after,)
-            add_long_range(model, after, batch=some, lmax=0, gain=0.5, **kernels)
+            add_long_range(model, (settings.after,), batch=some, lmax=0, gain=0.5, **kernels)
     else:
         attention: dict[str, Any] | None = None
         if far:
@@ -361,12 +359,12 @@ def table(rows: list[Row]) -> str:
 
 
 def summary(rows: list[Row]) -> str:
-    """Errors without and with attention, side by side: models of the default width, dimers with energies of pairs."""
+    """Errors without and with attention, side by side: models of the default width."""
     lines = []
     best = at_best_rates(rows, *NAMES)
     for (name, which, after, epochs, irreps), group in best.items():
         other = best.get((name, "with", after, epochs, irreps), [])
-        chosen = after == ("energies" if name == "dimers" else 0) and irreps == (OWN | SUITED[name])["irreps"]
+        chosen = after == 0 and irreps == (OWN | SUITED[name])["irreps"]
         if which == "with" or not other or not chosen:
             continue
         for test in (t for t in group[0].more["errors"] if t != VALIDATION):
@@ -398,11 +396,10 @@ def ions(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
-def label(name: str, after: int | str, epochs: int, irreps: str) -> str:
+def label(name: str, after: int, epochs: int, irreps: str) -> str:
     """Of a set's rows, which say how wide a model is where it is not as wide as the set's others."""
     width = "" if irreps == (OWN | SUITED[name])["irreps"] else f", {irreps.partition('x')[0]} channels"
-    energies = {0: "", 1: ", linear readouts", "energies": ", energies of pairs"}[after]
-    return f"{name}, {epochs} epochs{width}{energies}"
+    return f"{name}, {epochs} epochs{width}{', linear readouts' if after else ''}"
 
 
 def slopes(rows: list[Row]) -> str:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from ase import Atoms
 from ase.calculators.calculator import all_changes
 from mace.calculators import MACECalculator
 
-from .features import CALCULATED
+from .features import CALCULATION, Calculation
+
+_NEUTRAL = 1e-3  # charge in e up to which a molecule has a dipole
 
 
 class LongRangeCalculator(MACECalculator):
     """``MACECalculator`` for models with long range.
 
-    ``results["long_range_energy"]`` is the energy in eV that attention adds to the readouts (``after="energies"``). For
-    a committee it is the mean. Stress of slabs is divided by the volume of the cell of ``atoms``; MACE divides it by
-    the volume of a padded cell. If the cell of ``atoms`` has no volume, there is no stress, and asking for it raises
-    ASE's ``PropertyNotImplementedError``.
+    If the model has charges, ``results`` has ``long_range_energy`` in eV, ``charges`` in e and, for molecules without a
+    charge, ``dipole`` in e Å. ``get_property("born_charges", atoms)`` computes Born effective charges
+    ``(atoms, 3, 3)`` in e. For a committee these are means.
+
+    Stress of slabs is divided by the volume of the cell of ``atoms``; MACE divides it by the volume of a padded cell.
+    If the cell of ``atoms`` has no volume, there is no stress, and asking for it raises ASE's
+    ``PropertyNotImplementedError``.
 
     The total charge is read from ``atoms.info["charge"]``, or from the key that ``info_keys`` names.
 
@@ -37,20 +43,25 @@ class LongRangeCalculator(MACECalculator):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.implemented_properties.append("long_range_energy")
+        if all(getattr(model, "long_range", None) is not None for model in self.models):
+            self.implemented_properties.extend(("long_range_energy", "charges", "dipole", "born_charges"))
 
     def calculate(self, atoms: Atoms | None = None, properties: Any = None, system_changes: Any = all_changes) -> None:
         self._refuse_unread_charge(self.atoms if atoms is None else atoms)
-        outputs: list[dict[str, Any]] = []
-        token = CALCULATED.set(outputs)
+        calculation = Calculation("born_charges" in (properties or ()), [])
+        token = CALCULATION.set(calculation)
         try:
             super().calculate(atoms, properties, system_changes)
         finally:
-            CALCULATED.reset(token)
-        energies = [float(out["energy"][0]) for out in outputs if out["energy"] is not None]
-        if energies:
-            self.results["long_range_energy"] = self.energy_units_to_eV * sum(energies) / len(energies)
-        pbc, stress = self.atoms.pbc, [name for name in self.results if name.startswith("stress")]
+            CALCULATION.reset(token)
+        outputs, pbc = calculation.outputs, self.atoms.pbc
+        for name, unit in (("long_range_energy", self.energy_units_to_eV), ("born_charges", 1.0)):
+            if outputs and name in outputs[0]:
+                mean = unit * torch.stack([out[name].detach() for out in outputs]).mean(0).cpu().numpy()
+                self.results[name] = float(mean[0]) if name == "long_range_energy" else mean
+        if "charges" in self.results and (pbc.any() or abs(self.results["charges"].sum()) > _NEUTRAL):
+            del self.results["dipole"]
+        stress = [name for name in self.results if name.startswith("stress")]
         if not outputs or pbc.all() or not pbc.any():
             return
         ratio = float(outputs[0]["volume"]) / volume if (volume := self.atoms.cell.volume) else None

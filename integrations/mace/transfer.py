@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 
-import torch
+from mace.modules.blocks import EquivariantProductBasisBlock
 from mace.modules.models import MACE
 from mace.tools.scripts_utils import remove_pt_head
 from torch import nn
 
+from ..e3nn.charge_interaction import IrrepsChargeInteraction
 from .features import LongRangeFeatures
-from .long_range import _LONG_RANGE, _WITH
+from .long_range import _LONG_RANGE, LongRangeProduct
 
 
 def select_head(model: MACE, head: str | None = None) -> MACE:
@@ -50,12 +51,17 @@ def copy_long_range(source: MACE, target: MACE) -> MACE:
     rows, like = [known.index(z) for z in wanted], next(target.parameters())
     own = dict(target.named_modules())
     for name, module in source.named_modules():
-        if isinstance(layer := getattr(module, "long_range", None), LongRangeFeatures):
+        layer = getattr(module, "long_range", None)
+        if isinstance(layer, (LongRangeFeatures, IrrepsChargeInteraction)):
             layer = copy.deepcopy(layer).to(like.device, like.dtype).requires_grad_()  # frozen, as MACE saves stage two
-            neutral = layer.attention.neutral
-            for of_elements in ("embedding", "constants", "log_weights"):
-                setattr(neutral, of_elements, nn.Parameter(getattr(neutral, of_elements).detach()[rows]))
-            own[name].__class__, own[name].long_range = _WITH[type(own[name])], layer
+            if isinstance(layer, LongRangeFeatures):
+                neutral = layer.attention.neutral
+                for of_elements in ("embedding", "constants", "log_weights"):
+                    setattr(neutral, of_elements, nn.Parameter(getattr(neutral, of_elements).detach()[rows]))
+                own[name].__class__ = LongRangeProduct
+            else:
+                layer.select(rows)
+            own[name].long_range = layer
     target.__class__ = _LONG_RANGE[type(target)]
     return target
 
@@ -66,11 +72,9 @@ def without_long_range(model: MACE) -> MACE:
     Args:
         model: A model made by :func:`add_long_range`. It stays as it is.
     """
-    plain = copy.deepcopy(model)
-    kinds = {own: kind for kind, own in (_WITH | _LONG_RANGE).items()}
-    for module in plain.modules():
-        if type(module) in kinds:
-            module.__class__ = kinds[type(module)]
-            if isinstance(getattr(module, "long_range", None), torch.nn.Module):
-                del module.long_range
+    plain, kinds = copy.deepcopy(model), {own: kind for kind, own in _LONG_RANGE.items()}
+    for module in list(plain.modules()):
+        module.__class__ = (kinds | {LongRangeProduct: EquivariantProductBasisBlock}).get(type(module), type(module))
+        if "long_range" in module._modules:
+            del module.long_range
     return plain

@@ -76,14 +76,14 @@ def test_mace_run_train(tmp_path):
     assert again[-1] < again[0]
     run("-m", "mace.cli.eval_configs", "--configs", "train.xyz", "--model", "far.model", "--output", "out.xyz")
     assert "MACE_energy" in (tmp_path / "out.xyz").read_text()
-    assert "readouts.1.long_range.gain" in torch.load(tmp_path / "far.model", weights_only=False).state_dict()
+    assert "products.0.long_range.gain" in torch.load(tmp_path / "far.model", weights_only=False).state_dict()
     plain = train("plain", 2, *shape, script=("-m", "mace.cli.run_train"))
     tuned = train("tuned", 1, "--foundation_model", "plain.model", "--multiheads_finetuning", "False")
     assert tuned[0] < 0.8 * plain[0]
     tuned = train("farther", 1, "--foundation_model", "far.model", "--multiheads_finetuning", "False")
     assert tuned[0] < 0.8 * first[0]
     models = [torch.load(tmp_path / f"{name}.model", weights_only=False) for name in ("far", "farther")]
-    kept = "readouts.1.long_range.scale_out"
+    kept = "products.0.long_range.scale_out"
     assert torch.equal(*(model.state_dict()[kept] for model in models))
     with pytest.raises(AssertionError, match="long range does not go with --lora"):
         train("no", 1, *shape, "--lora", "True")
@@ -112,11 +112,11 @@ def test_mace_run_train_fine_tunes_what_it_saves(tmp_path):
     two = losses(run("two", *shape, "--heads", str(heads)), "second")
     model = ("--foundation_model", "two.model", "--foundation_head", "second")
     assert losses(run("tuned", *data, *tune, *model, "--lr", "0"), "Default") == pytest.approx([two[-1]] * 3)
-    with pytest.raises(AssertionError, match=r"two\.model has long range, which is kept: leave out --after"):
+    with pytest.raises(AssertionError, match=r"two\.model has long range, which is kept: leave out after"):
         run("no", *data, *tune, *model, "--after", "0")
     run("stages", *data, *shape, "--swa", "--start_swa", "1")
     run("again", *data, *tune, "--foundation_model", "stages_stagetwo.model")
     before, after = parameters("stages_stagetwo"), parameters("again")
     assert all(x.requires_grad for x in after.values())
     same = [name for name, x in after.items() if "long_range" in name and torch.equal(x, before[name])]
-    assert same == ["readouts.1.long_range.attention.neutral.charges"]  # all frames are neutral
+    assert same == ["products.0.long_range.attention.neutral.charges"]  # all frames are neutral

@@ -35,7 +35,7 @@ PUBLIC = {
     "integrations.e3nn": "IrrepsChargeInteraction "
     "IrrepsEwaldAttention IrrepsSE3Hyena IrrepsSE3HyenaOperator IrrepsVectorSelfAttention "
     "LongTensorProduct TensorProductHyenaOperator",
-    "integrations.mace": "LongRangeCalculator add_long_range copy_long_range select_head without_long_range",
+    "integrations.mace": "ChargeLoss LongRangeCalculator add_long_range copy_long_range select_head without_long_range",
     "integrations.nequip": "LongRange LongRangeNequIPGNNModel",
 }
 PUBLIC = {place: names.split() for place, names in PUBLIC.items()}

@@ -28,7 +28,7 @@ def far():
 def charged(far):
     """A model as mace_run_train builds it, without a residual in its first block, of which every parameter counts."""
 
-    def charged(after="energies", **options):
+    def charged(after=(0,), **options):
         first = modules.interaction_classes["RealAgnosticInteractionBlock"]
         model = far(after=after, first=first, **options)
         with torch.no_grad():

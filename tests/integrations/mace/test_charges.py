@@ -1,16 +1,27 @@
-"""Charges that are given, in MACE: energies, derivatives, what is fitted at the start, and what is refused."""
+"""Charges that are given, in MACE: energies, derivatives, what is fitted at the start, labels, and what is refused."""
 
+import copy
 import functools
+import itertools
 
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from ase.build import molecule
-from atoms import check_forces_and_stress, salt, slab
-from mace_models import batch_of, energy, loader
-from space import error
-from tg_equiattn.integrations.mace import add_long_range
+from ase.build import bulk, molecule
+from ase.calculators.calculator import PropertyNotImplementedError
+from atoms import check_forces_and_stress, salt, slab, turned
+from mace import modules, tools
+from mace_models import batch_of, energy, graphs, loader, make_mace
+from space import error, motion
+from tg_equiattn.integrations.mace import (
+    ChargeLoss,
+    LongRangeCalculator,
+    add_long_range,
+    copy_long_range,
+    select_head,
+    without_long_range,
+)
 
 from tg_equiattn.functional import charge_energies
 
@@ -19,17 +30,19 @@ pytestmark = [
     pytest.mark.usefixtures("double"),
 ]
 CHARGES = {"Na": 0.7, "Cl": -0.7, "H": 0.4, "O": -0.8}
+COULOMB = 14.3996454785  # eV A
 
 
 @pytest.fixture
-def charged(make):
+def charged():
     """A model with charges, of which every parameter counts."""
 
-    def charged(batch=None, learn=False, width=1.2, charges=CHARGES, **options):
+    def charged(batch=None, learn=False, width=1.2, charges=CHARGES, dielectric=1.0, **options):
         torch.manual_seed(3)
         batch = batch_of(salt(), slab(), molecule("H2O")) if batch is None else batch
-        model = add_long_range(make(**options), charges=charges, batch=batch, learn=learn, width=width)
-        if learn:
+        own = {"charges": charges, "learn": learn, "width": width, "dielectric": dielectric}
+        model = add_long_range(make_mace(**options), batch=batch, **own)
+        if learn is True:
             with torch.no_grad():
                 model.long_range.weights.normal_(0, 3)
                 model.long_range.scale.fill_(1.1)
@@ -48,28 +61,24 @@ def test_forces_and_stress_are_derivatives(kind, make_atoms, learn, charged):
     check_forces_and_stress(functools.partial(energy, model), atoms, out["forces"], stress)
 
 
-def test_energies_of_charges_join_those_of_the_model(charged, make):
+def test_energies_of_charges_join_those_of_the_model(charged):
     """With the constant in eV A, less an energy of each element; node energies sum to the total."""
-    systems = [salt(), molecule("H2O")]
-    batch, model = batch_of(*systems), charged()
-    out, plain = model(batch.to_dict()), charged()
-    del plain.long_range
-    added = out["energy"] - plain(batch.to_dict())["energy"]
+    systems, model = [salt(), molecule("H2O")], charged()
+    batch = batch_of(*systems)
+    out, plain = model(batch.to_dict()), without_long_range(model)(batch.to_dict())
     for n, atoms in enumerate(systems):
         charges = torch.tensor([CHARGES[s] for s in atoms.symbols])
         cell = torch.tensor(atoms.cell.array) if atoms.pbc.any() else None
-        wanted = 14.3996454785 * charge_energies(charges, torch.tensor(atoms.positions), width=1.2, cell=cell).sum()
+        wanted = COULOMB * charge_energies(charges, torch.tensor(atoms.positions), width=1.2, cell=cell).sum()
         torch.testing.assert_close(out["long_range_energy"][n], wanted, rtol=1e-10, atol=0)
         offsets = sum(model.long_range.offsets[[1, 6, 8, 11, 17].index(z)] for z in atoms.numbers)
-        torch.testing.assert_close(added[n], wanted - offsets, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(out["energy"][n] - plain["energy"][n], wanted - offsets, rtol=1e-9, atol=1e-11)
     sums = torch.zeros(2).index_add(0, batch.batch, out["node_energy"])
     torch.testing.assert_close(sums, out["energy"], rtol=1e-10, atol=1e-12)
 
 
-def test_charges_repel_as_they_should(charged):
-    """Far from each other, two molecules interact as their charges do."""
-    model = charged()
-    first, second = molecule("H2O"), molecule("H2O")
+def test_distant_molecules_interact_as_their_charges(charged):
+    model, first, second = charged(), molecule("H2O"), molecule("H2O")
     second.rotate(70, "x")
 
     def apart(distance):
@@ -77,63 +86,253 @@ def test_charges_repel_as_they_should(charged):
         moved.positions += [distance, 0, 0]
         return first + moved
 
-    found = energy(model, apart(12.0)) - energy(model, apart(15.0))
     charges = np.array([CHARGES[s] for s in first.symbols])
 
     def pairs(atoms):
         distances = np.linalg.norm(atoms.positions[:3, None] - atoms.positions[None, 3:], axis=2)
-        return 14.3996454785 * (charges[:, None] * charges / distances).sum()
+        return COULOMB * (charges[:, None] * charges / distances).sum()
 
+    found = energy(model, apart(12.0)) - energy(model, apart(15.0))
     assert abs(found - (pairs(apart(12.0)) - pairs(apart(15.0)))) < 1e-9
     assert abs(found) > 1e-4
 
 
-def test_start_takes_off_what_charges_add(charged, make):
-    """Offsets leave energies of charges on the batch to first order, and single atoms that are not in it as they
-    were."""
-    systems = [salt(), salt((2, 1, 1)), molecule("H2O")]
-    for atoms in systems:
-        atoms.info["energy"], atoms.arrays["forces"] = 1.0, np.random.default_rng(0).normal(size=(len(atoms), 3))
-    model = charged(batch=loader(systems, 2), kind="ScaleShiftMACE")
-    out = model(batch_of(*systems).to_dict())
-    del model.long_range
-    rest = out["energy"] - model(batch_of(*systems).to_dict())["energy"]
-    assert (rest.abs() < 1e-8 * out["long_range_energy"]).all()
-    assert (out["long_range_energy"] > 1e-3).all()
-    labels = torch.tensor(np.concatenate([atoms.arrays["forces"] for atoms in systems]))
-    plain = make(kind="ScaleShiftMACE").scale_shift.scale
-    far = charged(kind="ScaleShiftMACE")
-    model.scale_shift.scale.zero_()
-    own = model(batch_of(*systems).to_dict())["forces"]
-    model.long_range, model.scale_shift.scale = far.long_range, torch.zeros(1)
-    lack = labels - (model(batch_of(*systems).to_dict())["forces"] - own)
-    ratio = lack.square().sum().sqrt() / labels.square().sum().sqrt()
-    torch.testing.assert_close(charged(batch=loader(systems, 2)).scale_shift.scale, plain * ratio, rtol=1e-8, atol=0)
-    assert abs(ratio - 1) > 1e-4
+def test_energies_of_distant_molecules_are_of_pairs(charged):
+    """Learned transfers do not see beyond edges, so energies of three molecules are sums over pairs."""
+    model, one, found = charged(learn=True), molecule("H2O"), 0.0
+    for those in itertools.product([0, 1], repeat=3):
+        atoms = one[:0]
+        for n in (n for n in range(3) if those[n]):
+            other = one.copy()
+            other.rotate(50 * n, "x")
+            other.translate([10.0 * n, 7.0 * (n == 1), 0.0])
+            atoms += other
+        found -= (-1) ** sum(those) * energy(model, atoms) if len(atoms) else 0.0
+    assert abs(found) < 1e-10
 
 
-def test_born_charges_sum_to_zero_and_survive_wrapping(charged):
-    model, atoms = charged(learn=True), salt()
-    found = model(batch_of(atoms).to_dict(), compute_born_charges=True)["born_charges"]
-    assert found.sum(0).abs().max() < 1e-12
-    assert (found - found.mT).abs().max() > 1e-6  # not constants alone
+@pytest.mark.parametrize("reflect", [False, True])
+def test_equivariance(reflect, charged):
+    model, systems, r = charged(learn=True), [salt(), molecule("H2O"), slab()], motion(reflect=reflect)
+    out, other = (
+        model(batch_of(*x).to_dict(), compute_born_charges=True) for x in (systems, turned(systems, r.numpy()))
+    )
+    assert error(other["energy"], out["energy"]) < 1e-11
+    assert error(other["forces"], out["forces"] @ r.T) < 1e-10
+    assert error(other["charges"], out["charges"]) < 1e-11
+    assert error(other["dipole"], out["dipole"] @ r.T) < 1e-11
+    assert error(other["born_charges"], r @ out["born_charges"] @ r.T) < 1e-10
+
+
+def test_born_charges(charged):
+    """Derivatives of dipoles times the root of the dielectric constant; they sum to zero, whatever is wrapped."""
+    model, atoms = charged(learn=True, dielectric=4.0), salt()
+    out = model(batch_of(atoms).to_dict(), compute_born_charges=True)
+    near = [atoms.copy(), atoms.copy()]
+    for sign, moved in zip((1, -1), near, strict=True):
+        moved.positions[3, 1] += sign * 1e-4
+    dipoles = model(batch_of(*near).to_dict())["dipole"]
+    assert error(out["born_charges"][3, :, 1], 2 * (dipoles[0] - dipoles[1]) / 2e-4) < 1e-6
+    assert out["born_charges"].sum(0).abs().max() < 1e-12
+    assert (out["born_charges"] - out["born_charges"].mT).abs().max() > 1e-6  # not constants alone
     moved = atoms.copy()
     moved.positions += [3.0, -70.0, 11.0]
     moved.wrap()
-    assert error(model(batch_of(moved).to_dict(), compute_born_charges=True)["born_charges"], found) < 1e-11
+    assert (
+        error(model(batch_of(moved).to_dict(), compute_born_charges=True)["born_charges"], out["born_charges"]) < 1e-11
+    )
+    double = model(batch_of(salt((2, 1, 1))).to_dict(), compute_born_charges=True)["born_charges"]
+    assert error(double, out["born_charges"].repeat(2, 1, 1)) < 1e-11
     assert "born_charges" not in model(batch_of(atoms).to_dict())
 
 
-def test_what_is_missing_is_named(charged, make):
+def labelled(model, systems):
+    """Energies and forces of a model on some systems, as their labels."""
+    for atoms in systems:
+        out = model(batch_of(atoms).to_dict())
+        atoms.info["energy"], atoms.arrays["forces"] = out["energy"].item(), out["forces"].detach().numpy()
+    return systems
+
+
+def test_start_takes_off_what_charges_add(charged):
+    """Energies of charges on the batch by composition; the scale is that of the forces without those of charges."""
+    systems = [salt(), salt((2, 1, 1)), molecule("H2O")]
+    for atoms in systems:
+        atoms.info["energy"], atoms.arrays["forces"] = 1.0, np.random.default_rng(0).normal(size=(len(atoms), 3))
+    model, batch = charged(batch=loader(systems, 2)), batch_of(*systems)
+    plain = without_long_range(model)
+    out, near = model(batch.to_dict()), plain(batch.to_dict())
+    assert ((out["energy"] - near["energy"]).abs() < 1e-8 * out["long_range_energy"]).all()
+    assert (out["long_range_energy"] > 1e-3).all()
+    rest = batch.forces - (out["forces"] - near["forces"])
+    wanted = make_mace().scale_shift.scale * rest.norm() / batch.forces.norm()
+    torch.testing.assert_close(model.scale_shift.scale, wanted, rtol=1e-8, atol=0)
+    # an element that is not in the batch keeps its atomic energy
+    lone, data = charged(batch=batch_of(molecule("H2O"))), batch_of(Atoms("Na")).to_dict()
+    data["total_charge"] = torch.tensor([0.7])
+    torch.testing.assert_close(lone(data)["energy"], without_long_range(lone)(dict(data))["energy"])
+
+
+def test_start_of_a_trained_model_keeps_its_forces(charged):
+    """Its own forces get the factor that fits labels without forces of charges."""
+    torch.manual_seed(3)
+    systems = labelled(make_mace(), [salt(), molecule("H2O")])
+    model, batch = charged(batch=batch_of(*systems)), batch_of(*systems)
+    plain = without_long_range(model)
+    own, far = plain(batch.to_dict())["forces"], model(batch.to_dict())["forces"]
+    rest = batch.forces - (far - own)
+    assert abs((own * (rest - own)).sum()) < 1e-9 * own.square().sum()
+    assert error(own, batch.forces) > 1e-6
+
+
+def test_scale_is_found_from_forces(charged):
+    """Forces of charges beside forces between pairs, from oxidation states; and labels whose charges attract alike."""
+    systems = []
+    for n in range(3):
+        atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True).repeat((2, 1, 1))
+        atoms.rattle(0.05, seed=n)
+        pos = torch.tensor(atoms.positions, requires_grad=True)
+        charges = torch.tensor([{"Na": 0.63, "Cl": -0.63}[s] for s in atoms.symbols])
+        far = COULOMB * charge_energies(charges, pos, width=0.3, cell=torch.tensor(atoms.cell.array)).sum()
+        distances = torch.tensor(atoms.get_all_distances(mic=True))
+        vectors = torch.tensor(atoms.get_all_distances(mic=True, vector=True))
+        near = torch.where((distances > 0) & (distances < 3), (1 - distances / 3).clamp(min=0) ** 4, 0.0)
+        forces = -torch.autograd.grad(far, pos)[0] - (near[..., None] * vectors).sum(1)
+        atoms.info["energy"], atoms.arrays["forces"] = 0.0, forces.numpy()
+        systems.append(atoms)
+    options = {"charges": {"Na": 1, "Cl": -1}, "learn": "scale"}
+    model = charged(batch=loader(systems, 2), **options)
+    assert abs(model.long_range.scale.item() - 0.63) < 0.03
+    assert torch.equal(model(batch_of(systems[0]).to_dict())["charges"].abs(), model.long_range.scale.expand(16))
+    for atoms in systems:
+        atoms.arrays["forces"] = -atoms.arrays["forces"]
+    with pytest.raises(ValueError, match="charges must attract and repel as the forces of the data do"):
+        charged(batch=batch_of(*systems), **options)
+
+
+def test_mace_learns_charges_from_born_charges(charged, tmp_path):
+    """By MACE's own loop: NaN means that a frame has no label, and without labels charges stay."""
+    frames = [bulk("NaCl", "rocksalt", a=5.6, cubic=True) for _ in range(4)]
+    for n, atoms in enumerate(frames):
+        atoms.rattle(0.02, seed=n)
+        atoms.info["energy"], atoms.arrays["forces"] = 0.0, np.zeros((8, 3))
+    model, data = charged(learn=True), graphs(frames)
+    with torch.no_grad():
+        model.long_range.weights.zero_()
+    for n, graph in enumerate(data):
+        unit = torch.eye(3) * torch.tensor([1.0 if z == 11 else -1.0 for z in frames[n].numbers])[:, None, None]
+        graph.born_charges = torch.full_like(unit, torch.nan) if n % 2 else unit
+    train = tools.torch_geometric.dataloader.DataLoader(data, batch_size=2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+
+    def train_with(loss):
+        tools.train(
+            model=model, loss_fn=loss, train_loader=train, valid_loaders={"Default": train}, optimizer=optimizer,
+            lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), start_epoch=0, max_num_epochs=12,
+            patience=99, checkpoint_handler=tools.CheckpointHandler(str(tmp_path), "far"), eval_interval=12,
+            logger=tools.MetricsLogger(str(tmp_path), "far"), device=torch.device("cpu"), log_errors="PerAtomRMSE",
+            output_args={"energy": True, "forces": True, "virials": False, "stress": False},
+        )  # fmt: skip
+        out = model(batch_of(frames[0]).to_dict(), compute_born_charges=True)["born_charges"]
+        return out.diagonal(dim1=1, dim2=2).abs().mean().item()
+
+    base = modules.WeightedEnergyForcesLoss(1.0, 1e-3)
+    assert abs(train_with(ChargeLoss(base, born_charges=10.0)) - 1) < 0.1
+    with pytest.raises(ValueError, match="graphs must have born_charges of shape"):
+        ChargeLoss(base, born_charges=1.0)(ref=batch_of(frames[0]), pred=model(batch_of(frames[0]).to_dict()))
+
+
+def test_losses_of_dipoles_and_total_charges(charged):
+    """Mean squares; a frame with a weight of zero has no dipole."""
+    base = modules.WeightedEnergyForcesLoss(0.0, 0.0)
+    batch, model = batch_of(molecule("H2O"), molecule("H2O")), charged(learn=True)
+    batch.dipole_weight[1] = 0
+    out = model(batch.to_dict(), training=True)
+    found = ChargeLoss(base, dipole=3.0)(ref=batch, pred=out)
+    torch.testing.assert_close(found, 3 * out["dipole"][0].square().sum() / 6)
+    batch.total_charge = torch.tensor([0.0, 0.2])
+    found = ChargeLoss(base, total_charge=5.0)(ref=batch, pred=out)
+    torch.testing.assert_close(found, torch.tensor(5 * 0.02))
+
+
+def test_calculator(charged):
+    """Charges and Born charges, and dipoles where they are defined, alone and as a committee."""
+    models = [charged(learn=True), charged(learn=True, width=1.4)]
+    atoms, crystal = molecule("H2O"), salt()
+    for some in (models[:1], models):
+        atoms.calc = crystal.calc = LongRangeCalculator(models=some, default_dtype="float64")
+        each = [model(batch_of(atoms).to_dict(), compute_born_charges=True) for model in some]
+        mean = {name: torch.stack([out[name] for out in each]).mean(0).detach().numpy() for name in each[0]
+                if name in ("charges", "dipole", "born_charges", "long_range_energy")}  # fmt: skip
+        assert np.abs(atoms.get_charges() - mean["charges"]).max() < 1e-12
+        assert np.abs(atoms.get_dipole_moment() - mean["dipole"][0]).max() < 1e-12
+        assert np.abs(atoms.calc.get_property("born_charges", atoms) - mean["born_charges"]).max() < 1e-12
+        assert abs(atoms.calc.get_property("long_range_energy", atoms) - mean["long_range_energy"][0]) < 1e-12
+        assert crystal.get_charges().shape == (8,)
+        with pytest.raises(PropertyNotImplementedError):
+            crystal.get_dipole_moment()
+    ion = Atoms("Na", info={"charge": 0.7}, calculator=atoms.calc)
+    assert np.isfinite(ion.get_potential_energy())
+    with pytest.raises(PropertyNotImplementedError):
+        ion.get_dipole_moment()
+
+
+def test_copies_heads_and_fine_tuning_keep_charges(charged, tmp_path):
+    model, batch = charged(learn=True, heads=("first", "second")), batch_of(salt(), molecule("H2O"))
+    torch.save(model, tmp_path / "far.model")
+    loaded, fresh = (
+        torch.load(tmp_path / "far.model", weights_only=False),
+        charged(learn=True, heads=("first", "second")),
+    )
+    with torch.no_grad():
+        fresh.long_range.weights.zero_()
+    fresh.load_state_dict(model.state_dict())
+    wanted = model(batch.to_dict())
+    for other in (copy.deepcopy(model), loaded, fresh):
+        assert torch.equal(other(batch.to_dict())["energy"], wanted["energy"])
+    single = select_head(model, "second")
+    found = single(batch.to_dict())["energy"]
+    assert error(found, model(batch.to_dict() | {"head": torch.ones(2, dtype=torch.int64)})["energy"]) < 1e-10
+    few = copy_long_range(charged(learn=True), make_mace(numbers=[1, 8]))
+    assert few.long_range.names == ("H", "O")
+    data = batch_of(molecule("H2O"), numbers=[1, 8])
+    assert error(few(data.to_dict())["long_range_energy"], wanted["long_range_energy"][1:]) > 0  # other features
+    assert error(few.long_range.offsets, model.long_range.offsets[[0, 2]]) < 1e-12
+    kept = copy.deepcopy(make_mace().state_dict())
+    lacking, unexpected = charged().load_state_dict(kept, strict=False)
+    assert not unexpected
+    assert all(name.startswith("readouts.1.long_range.") for name in lacking)
+
+
+def test_float32(charged):
+    torch.set_default_dtype(torch.float32)
+    model, batch = charged(learn=True), batch_of(salt(), molecule("H2O"))
+    out = model(batch.to_dict(), compute_born_charges=True)
+    assert {x.dtype for x in out.values() if x is not None and x.is_floating_point()} - {torch.float64} == {
+        torch.float32
+    }
+    torch.set_default_dtype(torch.float64)
+    wanted = model.double()(batch_of(salt(), molecule("H2O")).to_dict(), compute_born_charges=True)
+    for name in ("long_range_energy", "charges", "dipole", "born_charges", "forces"):
+        assert error(out[name].double(), wanted[name]) < 1e-4
+
+
+def test_what_is_missing_is_named(charged):
     with pytest.raises(ValueError, match="charges must be of elements of the model, H, C, O, Na, Cl, got K"):
         charged(charges={"K": 1})
     with pytest.raises(ValueError, match="charge for the element of every atom, got none for H, O"):
         charged(charges={"Na": 1, "Cl": -1})
     with pytest.raises(ValueError, match=r"graph 0 they sum to 4, and total_charge is 0; give the total charge"):
         charged(charges=CHARGES | {"Na": 1.7})
-    with pytest.raises(ValueError, match="after and gain must be None with charges"):
-        add_long_range(make(), (0,), charges=CHARGES, batch=batch_of(salt()))
+    with pytest.raises(ValueError, match="learn must be False, True or \"scale\", got 'factor'"):
+        charged(learn="factor")
+    for more in ({"after": (0,)}, {"gain": 1.0}, {"num_coulomb": 2}):
+        with pytest.raises(ValueError, match="after, gain and settings of attention must be left out with charges"):
+            add_long_range(make_mace(), charges=CHARGES, batch=batch_of(salt()), **more)
     model, ion = charged(), batch_of(Atoms("Na")).to_dict()
-    with pytest.raises(ValueError, match=r"graph 0 they sum to 0.7, and total_charge is 0"):
+    with pytest.raises(ValueError, match=r"graph 0 they sum to 0\.7, and total_charge is 0"):
         model(ion)
     assert model(ion | {"total_charge": torch.tensor([0.7])})["energy"].isfinite().all()
+    screened = charged(dielectric=4.0)
+    with pytest.raises(ValueError, match=r"sum to 1\.4 times the root of dielectric=4, and total_charge is 0\.7"):
+        screened(ion | {"total_charge": torch.tensor([0.7])})

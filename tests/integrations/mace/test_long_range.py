@@ -4,7 +4,6 @@ import argparse
 import copy
 import functools
 import io
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import torch
 from ase.build import molecule
 from ase.stress import full_3x3_to_voigt_6_stress
-from atoms import check_far, check_forces_and_stress, differences, salt, slab, turned, waters
+from atoms import check_far, check_forces_and_stress, differences, salt, slab, turned
 from e3nn.util import jit
 from mace import modules, tools
 from mace.calculators import MACECalculator
@@ -28,12 +27,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
     pytest.mark.usefixtures("double"),
 ]
-AFTER = [(0,), (1,), (0, 1), "energies"]
+AFTER = [(0,), (1,), (0, 1)]
 
 
 def layers(model, after):
     """What is far, where attention comes after these blocks."""
-    return [model.readouts[-1].long_range] if after == "energies" else [model.products[n].long_range for n in after]
+    return [model.products[n].long_range for n in after]
 
 
 @pytest.mark.parametrize("kind", ["MACE", "ScaleShiftMACE"])
@@ -56,10 +55,10 @@ def test_a_model_stays_as_it_was(kind, after, make):
     assert error(model(batch.to_dict())["energy"], before["energy"]) > 1e-4
 
 
-@pytest.mark.parametrize(("kind", "after"), [("MACE", (0,)), ("ScaleShiftMACE", (0,)), ("ScaleShiftMACE", "energies")])
+@pytest.mark.parametrize("kind", ["MACE", "ScaleShiftMACE"])
 @pytest.mark.parametrize("make_atoms", [salt, slab])
-def test_forces_and_stress_are_derivatives(kind, after, make_atoms, far):
-    model, atoms = far(kind=kind, after=after), make_atoms()
+def test_forces_and_stress_are_derivatives(kind, make_atoms, far):
+    model, atoms = far(kind=kind), make_atoms()
     out = model(batch_of(atoms).to_dict(), compute_stress=True)
     other = model(batch_of(atoms).to_dict())  # forces alone, without displacement
     assert error(other["forces"], out["forces"]) < 1e-9
@@ -90,10 +89,9 @@ def test_a_release_that_takes_no_displacement(far, monkeypatch):
         far()(data, compute_stress=True)
 
 
-@pytest.mark.parametrize("after", [(0,), "energies"])
 @pytest.mark.parametrize("reflect", [False, True])
-def test_equivariance(reflect, after, far):
-    model, r = far(after=after), motion(reflect=reflect).numpy()
+def test_equivariance(reflect, far):
+    model, r = far(), motion(reflect=reflect).numpy()
     out, other = (model(batch_of(*x).to_dict()) for x in (mixed(), turned(mixed(), r)))
     assert error(other["energy"], out["energy"]) < 1e-10
     assert error(other["forces"], out["forces"] @ torch.from_numpy(r).T) < 1e-9
@@ -112,31 +110,6 @@ def test_alone_as_in_a_batch_and_whatever_the_padding(far):
 def test_what_is_far_counts_and_repeats(far):
     model = far()
     check_far(functools.partial(energy, model), model.products[0].long_range.gain)
-
-
-@pytest.mark.parametrize("after", AFTER)
-def test_far_energies_are_of_pairs(after, far):
-    """Three molecules beyond all messages: with "energies" theirs are those of the pairs, else they are not."""
-    model, one = far(after=after), molecule("H2O")
-    found = 0.0
-    for those in itertools.product([0, 1], repeat=3):
-        atoms = one[:0]
-        for n in (n for n in range(3) if those[n]):
-            other = one.copy()
-            other.rotate(50 * n, "x")
-            other.translate([10.0 * n, 7.0 * (n == 1), 0.0])
-            atoms += other
-        found -= (-1) ** sum(those) * energy(model, atoms) if len(atoms) else 0.0
-    assert (abs(found) < 1e-10) == (after == "energies"), found
-
-
-def test_energies_beside_a_linear_readout(far):
-    """Of a model of one block."""
-    model, near = (far(after="energies", blocks=1, gain=gain) for gain in (0.5, 0.0))
-    atoms = waters(12.0)
-    alone = 2 * energy(near, atoms[:3])
-    assert abs(energy(near, atoms) - alone) < 1e-10
-    assert abs(energy(model, atoms) - alone) > 1e-6
 
 
 def test_scales_are_the_features(far, make):
@@ -322,12 +295,14 @@ def test_what_is_refused(far, make):
         with pytest.raises(TypeError, match=f"MACE or ScaleShiftMACE without long range, got {name}"):
             add_long_range(unknown, batch=batch)
     for after in ((), (2,), (0, 0), (-1,), ("0",), "energy"):
-        with pytest.raises(ValueError, match=r'after must be "energies" or different blocks from 0 to 1, got'):
+        with pytest.raises(ValueError, match="after must be different blocks from 0 to 1, got"):
             add_long_range(make(), after, batch=batch)
     biased = make()
-    biased.readouts[-1].__class__ = blocks.NonLinearBiasReadoutBlock
-    with pytest.raises(TypeError, match=r"products and readouts of model must be .*, got NonLinearBiasReadoutBlock"):
-        add_long_range(biased, "energies", batch=batch)
+    biased.products[0].__class__ = type("OtherProduct", (blocks.EquivariantProductBasisBlock,), {})
+    with pytest.raises(TypeError, match="products of model must be EquivariantProductBasisBlock, got OtherProduct"):
+        add_long_range(biased, batch=batch)
+    with pytest.raises(ValueError, match="charges must be given with learn and dielectric, got None with True"):
+        add_long_range(make(), batch=batch, learn=True)
     without = {name: x for name, x in batch.to_dict().items() if name != "pbc"}
     with pytest.raises(ValueError, match="data must have pbc"):
         model(without)

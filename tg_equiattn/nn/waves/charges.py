@@ -25,12 +25,14 @@ class ChargeOutputs(NamedTuple):
     """Outputs of :class:`ChargeInteraction`.
 
     Attributes:
-        energies: energies of nodes, without those that ``offsets`` takes off.
+        energies: energies of nodes.
+        offsets: the part of the energies that the elements have by themselves, which a model takes off.
         charges: charges of nodes.
         dipole: dipole of each graph; in graphs that repeat, it is defined up to charges times lattice vectors.
     """
 
     energies: Float[Tensor, " nodes"]
+    offsets: Float[Tensor, " nodes"]
     charges: Float[Tensor, " nodes"]
     dipole: Float[Tensor, "graphs 3"]
 
@@ -131,6 +133,11 @@ class ChargeInteraction(NotScriptable, StoresSettings):
             nn.init.ones_(self.scale)
             nn.init.zeros_(self.weights)
 
+    def select(self, elements: Sequence[int]) -> None:
+        """Keep some of the elements, in this order."""
+        self.names = tuple(self.names[n] for n in elements)
+        self.constants, self.offsets = self.constants[[*elements]], self.offsets[[*elements]]
+
     def settings(self) -> dict[str, Any]:
         return {
             "elements": list(self.names), "width": float(self.width), "dielectric": float(self.dielectric),
@@ -173,7 +180,7 @@ class ChargeInteraction(NotScriptable, StoresSettings):
         node_batch = NodeBatch.flat(elements, batch, batch_size, max_num_nodes)
         with full_precision(elements.device):
             constants = self.constants.index_select(0, elements)
-            self._check(constants.detach(), elements, total_charge, node_batch)
+            self.check(constants.detach(), elements, total_charge, node_batch)
             charges = self.scale * constants
             moments = charges[:, None] * pos
             if self.weights is not None:
@@ -184,7 +191,9 @@ class ChargeInteraction(NotScriptable, StoresSettings):
                 charges, pos, batch, width=self.width, cell=cell, pbc=pbc, method=self.method, error=self.error,
                 max_hkl=self.max_hkl, batch_size=batch_size, max_num_nodes=max_num_nodes,
             )  # fmt: skip
-            return ChargeOutputs(self.coulomb_constant * energies, charges, node_batch.sum(moments).to(charges.dtype))
+            offsets = self.scale.square() * self.offsets.index_select(0, elements)
+            dipole = node_batch.sum(moments).to(charges.dtype)
+            return ChargeOutputs(self.coulomb_constant * energies, offsets, charges, dipole)
 
     def born_charges(self, dipole: Tensor, pos: Tensor, create_graph: bool = False) -> Float[Tensor, "nodes 3 3"]:
         """Born effective charges: derivatives of the component a of the dipole by the coordinate b of each node, at
@@ -214,7 +223,7 @@ class ChargeInteraction(NotScriptable, StoresSettings):
         own = features @ weights / weights.shape[0] / self.feature_size
         return first, second, edge_vectors, near * (own.index_select(0, first) - own.index_select(0, second))
 
-    def _check(self, constants: Tensor, elements: Tensor, total_charge: Tensor | None, node_batch: NodeBatch) -> None:
+    def check(self, constants: Tensor, elements: Tensor, total_charge: Tensor | None, node_batch: NodeBatch) -> None:
         """Raise ValueError if a charge is missing, or if charges of a graph do not sum to its total charge."""
 
         def unknown() -> str:

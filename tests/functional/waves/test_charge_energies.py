@@ -1,0 +1,174 @@
+"""Energies of charges: against double sums, sums of squares over waves, torch-pme, and known numbers."""
+
+import itertools
+import math
+
+import ewald
+import pytest
+import torch
+from space import batch_of, error, motion
+
+from tg_equiattn.functional import charge_energies
+
+WIDTH = 0.9
+CELL = torch.tensor([[5.1, 0.2, 0.1], [0.3, 5.6, -0.2], [-0.4, 0.5, 4.9]], dtype=torch.float64)
+SLAB = torch.tensor([True, True, False])
+SYSTEMS = {"open": {}, "slab": {"cell": CELL, "pbc": SLAB}, "crystal": {"cell": CELL}}
+METHODS = [("open", "ewald"), ("open", "nufft"), ("slab", "nufft"), ("crystal", "nufft")]
+
+
+@pytest.fixture(autouse=True)
+def _skip_without_finufft(request):
+    if "nufft" in request.node.name:
+        pytest.importorskip("finufft")
+
+
+def ions(count=7):
+    charges = torch.randn(count, dtype=torch.float64)
+    return charges - charges.mean(), 3 * torch.rand(count, 3, dtype=torch.float64)
+
+
+def double_sum(charges, pos):
+    """The textbook's sum over pairs of an open graph, and the terms of nodes themselves."""
+    total = 0.0
+    for i, j in itertools.product(range(len(charges)), repeat=2):
+        r = (pos[i] - pos[j]).norm()
+        near = math.sqrt(2 / math.pi) / WIDTH if i == j else torch.erf(r / (math.sqrt(2) * WIDTH)) / r
+        total = total + 0.5 * charges[i] * charges[j] * near
+    return total
+
+
+def squares(charges, pos, cell):
+    """Sum over reciprocal vectors of |structure factor|², by loops."""
+    total, inverse = 0.0, 2 * math.pi * torch.linalg.inv(cell).T
+    for n in itertools.product(range(-9, 10), repeat=3):
+        k = torch.tensor(n, dtype=torch.float64) @ inverse
+        if any(n):
+            phase = pos @ k
+            square = (charges * phase.cos()).sum() ** 2 + (charges * phase.sin()).sum() ** 2
+            total = total + square * torch.exp(-((k.norm() * WIDTH) ** 2) / 2) / k.square().sum()
+    return 2 * math.pi / torch.linalg.det(cell).abs() * total
+
+
+@pytest.mark.parametrize("method", ["direct", "ewald", "nufft"])
+def test_open_graphs_are_double_sums(method):
+    charges, pos = ions()
+    charges = charges + 0.3  # a charged one
+    found = charge_energies(charges, pos, width=WIDTH, method=method, error=1e-10)
+    assert error(found.sum(), double_sum(charges, pos)) < (1e-12 if method == "direct" else 1e-9)
+
+
+@pytest.mark.parametrize("method", ["ewald", "nufft"])
+@pytest.mark.parametrize("extra", [0.0, 0.2])
+def test_crystals_are_sums_of_squares(method, extra):
+    charges, pos = ions()
+    found = charge_energies(charges + extra, pos, width=WIDTH, cell=CELL, method=method, error=1e-12)
+    assert error(found.sum(), squares(charges + extra, pos, CELL)) < 1e-10
+
+
+def test_crystals_are_those_of_torch_pme():
+    pytest.importorskip("torchpme")
+    charges, pos = ions()
+    found = charge_energies(charges, pos, width=WIDTH, cell=CELL, error=1e-12).sum()
+    found = found - charges.square().sum() / (math.sqrt(2 * math.pi) * WIDTH)
+    assert error(found, ewald.by_torch_pme(charges, pos, CELL, WIDTH / math.sqrt(2))) < 1e-8
+
+
+def test_known_numbers():
+    """Madelung's constant of rock salt, and that of a charge in a cubic cell with a background (Wigner)."""
+    charges, pos, cell, nearest = ewald.rock_salt()
+    own = charges.square().sum() / (math.sqrt(2 * math.pi) * 0.12)
+    found = charge_energies(charges.double(), pos, width=0.12, cell=cell, error=1e-10).sum() - own
+    assert abs(float(found) / 4 * nearest + ewald.ROCK_SALT) < 1e-7
+    one, width, side = torch.ones(1, dtype=torch.float64), 0.5, 7.0
+    found = charge_energies(one, torch.zeros(1, 3), width=width, cell=side * torch.eye(3).double(), error=1e-10)
+    smeared = 1 / (math.sqrt(2 * math.pi) * width) + math.pi * width**2 / side**3
+    assert abs(float(found) - smeared + 2.837297479 / (2 * side)) < 1e-8
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_energies_are_never_negative(system):
+    """With any charges, neutral ones in slabs; without the nodes themselves they would be."""
+    negative = 0
+    for _ in range(20):
+        charges, pos = ions()
+        charges = charges if system == "slab" else charges + torch.randn(1)
+        found = charge_energies(charges, pos, width=WIDTH, **SYSTEMS[system]).sum()
+        assert found > 0
+        negative += found < charges.square().sum() / (math.sqrt(2 * math.pi) * WIDTH)
+    assert negative > 0
+
+
+def derivatives(system, method, promised=1e-9):
+    """An energy, its slopes by charges, positions and cells along random directions, and second derivatives."""
+    torch.manual_seed(7)
+    charges, pos = ions(5)
+    inputs = [charges, pos, *([SYSTEMS[system]["cell"]] if SYSTEMS[system] else [])]
+    along, probe = [torch.randn_like(x) for x in inputs], torch.randn(5, dtype=torch.float64)
+
+    def energy(step):
+        moved = [x + step * a for x, a in zip(inputs, along, strict=True)]
+        own = SYSTEMS[system] | ({"cell": moved[2]} if SYSTEMS[system] else {})
+        return (probe * charge_energies(*moved[:2], width=WIDTH, method=method, error=promised, **own)).sum()
+
+    def slopes(step):
+        step = torch.tensor(float(step), dtype=torch.float64, requires_grad=True)
+        slope = torch.autograd.grad(energy(step), step, create_graph=True)[0]
+        return slope, torch.autograd.grad(slope, step)[0]
+
+    return energy, slopes
+
+
+@pytest.mark.parametrize(("system", "method"), [("open", "direct"), ("slab", "ewald"), ("crystal", "ewald")])
+def test_derivatives_are_differences(system, method):
+    energy, slopes = derivatives(system, method)
+    slope, bend = slopes(0.0)
+    assert error(slope, (energy(1e-4) - energy(-1e-4)) / 2e-4) < 1e-5
+    assert error(bend, (slopes(1e-4)[0] - slopes(-1e-4)[0]) / 2e-4) < 1e-5
+
+
+@pytest.mark.parametrize(("system", "method"), METHODS)
+def test_methods_agree_to_what_they_promise(system, method):
+    """In energies, slopes and second derivatives."""
+    exact = derivatives(system, "direct" if system == "open" else "ewald")
+    energy, slopes = derivatives(system, method, 1e-5)
+    assert error(energy(0.0), exact[0](0.0)) < 1e-4
+    assert error(slopes(0.0), exact[1](0.0)) < 1e-4
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_symmetries(system):
+    """Rotations, reflections, another origin, nodes in other cells, and supercells."""
+    (charges, pos), own = ions(), SYSTEMS[system]
+    wanted, r = charge_energies(charges, pos, width=WIDTH, **own), motion(reflect=True)
+    turned = {name: x @ r.T if name == "cell" else x for name, x in own.items()}
+    assert error(charge_energies(charges, pos @ r.T + 40.0, width=WIDTH, **turned), wanted) < 1e-12
+    if own:
+        along = torch.randint(-3, 4, (7, 3)).double() * (own.get("pbc", torch.ones(3)) != 0)
+        assert error(charge_energies(charges, pos + along @ CELL, width=WIDTH, **own), wanted) < 1e-12
+        double = own | {"cell": CELL * torch.tensor([[2.0], [1.0], [1.0]])}
+        both = charge_energies(charges.repeat(2), torch.cat([pos, pos + CELL[0]]), width=WIDTH, **double)
+        assert error(both, wanted.repeat(2)) < 1e-12
+    assert error(charge_energies(charges, pos * 1.01, width=WIDTH, **own), wanted) > 1e-4
+
+
+def test_graphs_of_a_batch_are_what_they_are_alone():
+    charges, pos = torch.randn(13, dtype=torch.float64), 3 * torch.rand(13, 3, dtype=torch.float64)
+    batch, pbc = batch_of([5, 1, 7]), torch.tensor([[True] * 3, [False] * 3, [True] * 3])
+    together = charge_energies(charges, pos, batch, width=WIDTH, cell=CELL.expand(3, 3, 3), pbc=pbc)
+    for n in range(3):
+        here = batch == n
+        alone = charge_energies(charges[here], pos[here], width=WIDTH, cell=CELL, pbc=pbc[n])
+        assert error(together[here], alone) < 1e-12
+
+
+def test_what_is_refused():
+    charges, pos = ions()
+    with pytest.raises(ValueError, match=r"charges must be floating point of shape \(nodes,\), got"):
+        charge_energies(charges[:, None], pos, width=WIDTH)
+    with pytest.raises(ValueError, match=r"pos must have shape \(7, 3\), got"):
+        charge_energies(charges, pos[:5], width=WIDTH)
+    with pytest.raises(ValueError, match="width must be a positive number, got 0"):
+        charge_energies(charges, pos, width=0)
+    with pytest.raises(ValueError, match="method must be 'auto', 'ewald' or 'nufft' for graphs that repeat"):
+        charge_energies(charges, pos, width=WIDTH, cell=CELL, method="direct")
