@@ -77,7 +77,7 @@ def neighbor_list(
     if not nodes:
         return torch.zeros(2, 0, dtype=torch.int64, device=pos.device), pos.new_zeros(0, pos.shape[1])
     points, limit = pos.detach(), _limit_of(pos.detach(), cutoff)
-    find = _tree_pairs if _has_scipy() and pos.device.type == "cpu" and bool(points.isfinite().all()) else _cell_pairs
+    find = _tree_pairs if has_scipy() and pos.device.type == "cpu" and bool(points.isfinite().all()) else _cell_pairs
     pairs = find(points, cutoff, limit, batch, metric, max_pairs * nodes)
     if pairs is None:
         raise ValueError(
@@ -98,7 +98,7 @@ def _limit_of(pos: Tensor, cutoff: float) -> float:
 
 
 @functools.cache
-def _has_scipy() -> bool:
+def has_scipy() -> bool:
     return importlib.util.find_spec("scipy") is not None
 
 

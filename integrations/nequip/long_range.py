@@ -40,9 +40,9 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             messages already model shorter distances.
         method: ``"direct"`` sums over all pairs of nodes, in frames that do not repeat. ``"ewald"`` sums over
             reciprocal vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra
-            ``nufft``. ``"auto"``, the default, takes for every frame the method that needs least time. In compiled
-            models ``"ewald"`` leaves out what open frames need, ``"direct"`` what crystals need, and ``"auto"``
-            computes both.
+            ``nufft``. ``"auto"``, the default, chooses for every frame: direct sums below 10,000 atoms if it is open,
+            reciprocal sums if it repeats, and non-uniform transforms if it is larger. In compiled models ``"ewald"``
+            leaves out what open frames need, ``"direct"`` what crystals need, and ``"auto"`` computes both.
         max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. The
             default, ``None``, reads cells. Compiled models need it if frames repeat.
         features: Largest number of channels of each irrep in attention. The default is 16, and ``None`` means all

@@ -15,7 +15,6 @@ from .vector.clifford import CliffordMLP
 from .vector.self_attention import VectorSelfAttention, VectorTransformer
 from .waves.charges import ChargeInteraction
 from .waves.ewald_attention import EwaldAttention
-from .waves.measure_prices import measure_ewald_prices
 
 __all__ = [
     "ChargeInteraction",
@@ -37,5 +36,4 @@ __all__ = [
     "SE3HyenaOperator",
     "VectorSelfAttention",
     "VectorTransformer",
-    "measure_ewald_prices",
 ]

@@ -11,6 +11,7 @@ from space import batch_of, error
 
 from tg_equiattn.encodings.harmonics import solid_harmonics
 from tg_equiattn.functional import Coulomb, Gaussian, OscillatingGaussian, ewald_attention
+from tg_equiattn.functional.waves.methods import automatic
 
 BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
 LARGEST = 2.0, 4.0
@@ -263,3 +264,20 @@ def test_inside_a_checkpoint(method):
     wanted = torch.autograd.grad(call(pos).square().sum(), pos)[0]
     again = torch.utils.checkpoint.checkpoint(call, pos, use_reentrant=False)
     assert error(torch.autograd.grad(again.square().sum(), pos)[0], wanted) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("size", "vectors", "pairs", "nufft", "wanted"),
+    [
+        (9_999, 9e4, True, True, "direct"),
+        (20_000, 1e5, True, True, "nufft"),
+        (20_000, 9e5, True, True, "direct"),  # sparse
+        (20_000, 1e5, True, False, "direct"),
+        (2_000, 9e3, False, True, "ewald"),
+        (2_001, 9e3, False, True, "nufft"),
+        (2_001, 8e3, False, True, "ewald"),  # dense
+        (20_000, 9e4, False, False, "ewald"),
+    ],
+)
+def test_the_rule_of_auto(size, vectors, pairs, nufft, wanted):
+    assert automatic(size, vectors, pairs, nufft) == wanted

@@ -57,8 +57,8 @@ def ewald_attention(
             zero.
         method: ``"direct"`` sums over all pairs of nodes, exactly, in graphs that do not repeat. ``"ewald"`` sums over
             reciprocal vectors, of the cell or of a box around an open graph. ``"nufft"`` does so by non-uniform fast
-            Fourier transforms, which need the extra ``nufft``. ``"auto"`` takes for every graph the method that needs
-            least time.
+            Fourier transforms, which need the extra ``nufft``. ``"auto"`` chooses for every graph: direct sums below
+            10,000 nodes if it is open, reciprocal sums if it repeats, and non-uniform transforms if it is larger.
         error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, from 1e-14 to
             0.1.
         max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. If
@@ -125,7 +125,7 @@ def ewald_attention_impl(
     unread = sized and node_batch.known_sizes is None
     if unread or not is_readable(pos) or not (cells is None or is_readable(cells.vectors)):
         return _without_reading(nodes, interaction, node_batch, cells, method)
-    groups = choose(method, nodes[0], query, sources, interaction, node_batch, cells)
+    groups = choose(method, nodes[0], interaction, node_batch, cells)
     if not groups:
         features = query.new_zeros(*query.shape[:2], sources[-1].shape[-1])
         return interaction.product(features, query.new_zeros(1, 1), 0) * 0

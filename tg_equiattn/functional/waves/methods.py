@@ -1,4 +1,4 @@
-"""Choice of the method that takes least time for a graph, from counts of operations."""
+"""Choice of the method for each graph, by its number of nodes, its openness and its density."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from ...modes import runs_eagerly
 from ...node_batch import NodeBatch
 from .cells import Cells
 from .coulomb import Coulomb
-from .gaussian import OscillatingGaussian
-from .kernel import Interaction, Kernel, Range, Sources
+from .kernel import Interaction, Range
 from .lattices import TAPER, count_of_vectors
 from .nufft import nufft_available
 
@@ -24,15 +23,8 @@ if TYPE_CHECKING:
 
 METHODS = ("auto", "direct", "ewald", "nufft")
 _WIDE = 1000  # reciprocal vectors per node; with more, a cell is far wider than the graph in it
-_WARNED = 1e8  # nanoseconds; wide cells that take longer get a warning
-_ALWAYS_DIRECT = 512  # open graphs with at most so many nodes are summed directly
-
-# Nanoseconds on one core of a CPU: for a degree of a value of a kernel, for a product in a matrix product, for a phase,
-# for a reciprocal vector, for one channel of its product with harmonics of a degree, for spreading a node to one cell
-# of the grid of its transform, for a cell of the grid in a fast Fourier transform.
-_DEGREE, _PRODUCT, _PHASE, _VECTOR, _MIX, _SPREAD, _GRID = 5.0, 0.04, 4.0, 400.0, 20.0, 1.8, 10.0
-# Additional nanoseconds for a value of a kernel with Boys functions or oscillations.
-_VALUE: dict[type[Kernel], float] = {Coulomb: 30.0, OscillatingGaussian: 35.0}
+_MANY = 10_000  # open graphs with fewer nodes are summed directly
+_WARNED = 30_000  # reciprocal vectors from which on wide cells get a warning
 
 
 def check_error(error: float) -> None:
@@ -41,23 +33,18 @@ def check_error(error: float) -> None:
         raise ValueError(f"error must be in [1e-14, 0.1], got {error!r}")
 
 
-class Prices(NamedTuple):
-    """Times of the steps of a device, relative to one core of a CPU.
+def automatic(size: int, vectors: float, pairs: bool, nufft: bool) -> str:
+    """The method of ``"auto"`` for a graph, from measured times on one core of a CPU.
 
-    Attributes:
-        direct: time of direct sums.
-        nodes: time of sums over nodes and reciprocal vectors.
-        vectors: time of work for each reciprocal vector that does not depend on the number of nodes.
-        nufft: time of non-uniform fast Fourier transforms.
+    Args:
+        size: number of nodes.
+        vectors: number of reciprocal vectors of the kernel that needs most.
+        pairs: true if direct sums are possible.
+        nufft: true if non-uniform fast Fourier transforms are available.
     """
-
-    direct: float = 1.0
-    nodes: float = 1.0
-    vectors: float = 1.0
-    nufft: float = 1.0
-
-
-PRICES = {"cpu": Prices(), "cuda": Prices(0.0091, 0.0024, 0.0047, 0.01)}  # CUDA: an H100; nufft is a guess
+    if pairs and (size < _MANY or not nufft or vectors > 40 * size):
+        return "direct"
+    return "nufft" if nufft and size > 2000 and vectors > 8000 else "ewald"
 
 
 class Choice(NamedTuple):
@@ -77,9 +64,8 @@ class Choice(NamedTuple):
 
 
 def choose(
-    method: str, pos: Float[Tensor, "nodes 3"], query: Float[Tensor, "nodes heads kernels contracted"],
-    sources: Sources, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None,
-) -> dict[Choice, list[int]]:  # fmt: skip
+    method: str, pos: Float[Tensor, "nodes 3"], interaction: Interaction, node_batch: NodeBatch, cells: Cells | None
+) -> dict[Choice, list[int]]:
     """Choose the method of each graph. Return the graphs of each choice; empty graphs are left out."""
     repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
     if method == "direct" and any(repeats):
@@ -92,67 +78,36 @@ def choose(
         )
     local = node_batch.ranks is None  # otherwise all ranks choose alike, from the sizes on all of them
     sizes = node_batch.read_sizes() if local else node_batch.totals.tolist()
-    prices, width = PRICES.get(pos.device.type, PRICES["cuda"]), sources[-1].shape[-1]
     chosen: dict[Choice, list[int]] = {}
     for graph, size in enumerate(sizes):
         pairs = local and not repeats[graph]
         if not size:
             continue
-        if method == "direct" or (method == "auto" and pairs and size <= _ALWAYS_DIRECT):
+        if method == "direct" or (method == "auto" and pairs and size < _MANY):
             choice = Choice("direct")
         else:
-            extents = _extents(graph, pos, node_batch, cells if repeats[graph] else None)
-            splits, vectors = number_of_vectors(*extents, interaction)
-            features, values = query.new_zeros(0, query.shape[1], width), query.shape[2] if len(sources) == 1 else 1
-            channels = width + interaction.product(features, query.new_zeros(1, 1), 0).shape[2]
-            steps = time_of_steps(size, vectors, interaction, query.shape, channels, values)
-            direct, of_nodes, of_vectors, transforms = (price * step for price, step in zip(prices, steps, strict=True))
-            times = {"ewald": of_vectors + of_nodes, "direct": direct, "nufft": of_vectors + transforms}
+            splits, vectors = _number_of_vectors(
+                *_extents(graph, pos, node_batch, cells if repeats[graph] else None), interaction
+            )
             if repeats[graph]:
-                _warn_of_wide_cells(graph, size, vectors, times["ewald"])
-            allowed = {"ewald": True, "direct": pairs, "nufft": nufft}
-            fastest = min((name for name in times if allowed[name]), key=times.__getitem__)
-            choice = Choice(fastest if method == "auto" else method, splits, max(1, int(max(vectors))).bit_length())
+                _warn_of_wide_cells(graph, size, vectors)
+            name = automatic(size, max(vectors), pairs, nufft) if method == "auto" else method
+            digits = max(1, int(max(vectors))).bit_length()
+            choice = Choice("direct") if name == "direct" else Choice(name, splits, digits)
         chosen.setdefault(choice._replace(nodes=size.bit_length()), []).append(graph)
     return chosen
 
 
-def time_of_steps(
-    size: int, vectors: Sequence[float], interaction: Interaction, shape: Sequence[int], channels: int, values: int
-) -> tuple[float, float, float, float]:
-    """Nanoseconds on a core of a CPU for the steps that :class:`Prices` names, for one graph.
-
-    Args:
-        size: number of nodes.
-        vectors: number of reciprocal vectors of each kernel.
-        interaction: settings of the sums.
-        shape: shape of queries.
-        channels: channels of a value plus channels of an output, for one head.
-        values: number of values of a node: 1, or the number of kernels if each has a source of its own.
-    """
-    _, heads, kernels, contracted = shape
-    width, degrees = heads * contracted * channels, interaction.lmax + 1
-    spread = (1 - math.log10(interaction.error)) ** 3  # grid cells of a node
-    kernel = kernels * (_DEGREE * degrees + contracted * _PRODUCT)
-    kernel += sum(each.count * _VALUE.get(type(each), 0.0) for each in interaction.kernels)
-    direct = size**2 * heads * (kernel + degrees**2 * channels * values * _PRODUCT)
-    of_nodes = size * sum(vectors) * (_PHASE + 2 * _PRODUCT * width)
-    of_vectors = sum(vectors) * (_VECTOR + _MIX * degrees * width)
-    transforms = sum(width / 2 * (size * spread * _SPREAD + 30 * n * _GRID) for n in vectors)
-    return direct, of_nodes, of_vectors, transforms
-
-
-def _warn_of_wide_cells(graph: int, size: int, vectors: Sequence[float], time: float) -> None:
-    if max(vectors) > _WIDE * size and time > _WARNED:
+def _warn_of_wide_cells(graph: int, size: int, vectors: Sequence[float]) -> None:
+    if max(vectors) > _WIDE * size and sum(vectors) > _WARNED:
         warnings.warn(
-            f"cell of graph {graph} is far wider than its {size} nodes: {sum(vectors):,.0f} reciprocal vectors, about "
-            f"{time / 1e9:.2g} s on a core; say with pbc=False along which lattice vectors it does not repeat, or take "
-            "a larger width",
+            f"cell of graph {graph} is far wider than its {size} nodes and needs {sum(vectors):,.0f} reciprocal "
+            "vectors: say with pbc=False along which lattice vectors it does not repeat, or take a larger width",
             stacklevel=2,
         )
 
 
-def number_of_vectors(
+def _number_of_vectors(
     volume: float, sides: list[float], interaction: Interaction
 ) -> tuple[tuple[float, ...], list[float]]:
     """Choose the widths at which to split the Coulomb kernels of an open graph, so that there are fewest reciprocal
