@@ -38,7 +38,7 @@ def test_equals_the_definition(attention, size, sizes, device):
 @pytest.mark.parametrize("size", [1, 1000.0])
 def test_many_tiles(size, count, n, sizes, monkeypatch):
     """Tiles of some queries, or of some groups, of which the last one is smaller."""
-    monkeypatch.setattr(module, "_TILE_PAIRS", 128)
+    monkeypatch.setattr(module, "TILE_PAIRS", 128)
     q, k, v = inputs(n, count=count)
     qkv = (size * q).detach().requires_grad_(), k, v
     lengths = None if sizes is None else torch.tensor(sizes)
@@ -102,7 +102,7 @@ def derivatives(attention, qkv, lengths, order):
 @pytest.mark.parametrize(("n", "lengths", "order", "tolerance"), [(23, [20], 2, 1e-9), (4, None, 3, 1e-10)])
 def test_higher_derivatives(n, lengths, order, tolerance, monkeypatch):
     """In tiles of five queries, of which the last has fewer."""
-    monkeypatch.setattr(module, "_TILE_PAIRS", 5 * n)
+    monkeypatch.setattr(module, "TILE_PAIRS", 5 * n)
     qkv, lengths = inputs(n, count=1), lengths and torch.tensor(lengths)
     found = zip(*(derivatives(f, qkv, lengths, order) for f in (vector_attention, plain)), strict=True)
     for got, wanted in found:

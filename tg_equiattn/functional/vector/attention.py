@@ -20,7 +20,7 @@ from ..tiles import WHOLE, Shape, Tile, is_whole, tiled
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-_TILE_PAIRS = 1 << 19  # pairs of a tile on a CPU
+TILE_PAIRS = 1 << 19  # pairs of a tile on a CPU
 _ROUNDING = 4  # squares below this number of roundings are zero: vectors are parallel
 
 
@@ -113,7 +113,7 @@ def _features(
 def _tiles(q: Float[Tensor, "groups tokens 3"], ragged: bool) -> list[Tile]:
     """Some queries of some groups, with all keys of these groups."""
     groups, length = q.shape[:2]
-    budget = tile_numbers(q.device, _TILE_PAIRS, 8)
+    budget = tile_numbers(q.device, TILE_PAIRS, 8)
     step = max(1, min(length, budget // length))
     some = max(1, min(groups, budget // (length * step)))
     tiles = []
