@@ -112,12 +112,12 @@ def goes_through(x: Tensor) -> bool:
 
 
 def runs_eagerly() -> bool:
-    """True if torch runs operation by operation: no compiler traces and no transform of ``torch.func`` is active.
+    """True if torch runs operation by operation: no tracer and no transform of ``torch.func`` is active.
 
     Only then checkpoints, autograd functions with second derivatives of their own, and writing into results pay off
     or work at all.
     """
-    return not torch.compiler.is_compiling() and not in_functorch_transform()
+    return not (torch.compiler.is_compiling() or torch.jit.is_tracing() or in_functorch_transform())
 
 
 def is_traced(x: Tensor) -> bool:

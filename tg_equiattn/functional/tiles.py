@@ -56,7 +56,7 @@ def tiled(
     Args:
         function: a function of a module file. It gets the settings of a tile and parts of the tensors, and returns a
             tensor or a tuple of tensors.
-        tiles: the tiles. If a single tile has only ``WHOLE`` places, its results are returned as they are.
+        tiles: the tiles. If a single tile has only the place ``WHOLE``, its results are returned as they are.
         tensors: the tensors; ``None`` stays ``None``.
         shapes: the shape of each sum.
         once: true for each tensor whose numbers are each in exactly one tile. The default is false for all.
@@ -114,7 +114,7 @@ def map_tiles(
 
 def is_whole(x: Tensor) -> bool:
     """True if work on x must be one tile: traced tensors have symbols for sizes, and compilers unroll loops."""
-    return is_traced(x) or not x.numel()
+    return is_traced(x) or torch.jit.is_tracing() or not x.numel()
 
 
 def joined(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
@@ -173,9 +173,9 @@ class _Tiled(torch.autograd.Function):
         (function, tiles, sums, once), tensors, wanted = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[1:]
         pulled = []
         for tile in tiles:
-            places = tuple(cut for cut, want in zip(tile.cut, wanted, strict=True) if want)
+            to_inputs = tuple(cut for cut, want in zip(tile.cut, wanted, strict=True) if want)
             given = (*tile.place, *(WHOLE,) * (len(grads) - len(tile.place)))
-            pulled.append(Tile((function, tile.settings, wanted), (*tile.cut, *given), places))
+            pulled.append(Tile((function, tile.settings, wanted), (*tile.cut, *given), to_inputs))
         shapes = [Shape(x.shape, alone) for x, alone, want in zip(tensors, once, wanted, strict=True) if want]
         alone = tuple(shape.once for shape in sums) or (True,) * len(grads)
         found = iter(_run(_Call(_pullback, tuple(pulled), tuple(shapes), (*once, *alone)), (*tensors, *grads)))

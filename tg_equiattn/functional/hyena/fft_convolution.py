@@ -172,7 +172,8 @@ def blocks(x: Float[Tensor, "rows tokens channels ..."], total: int) -> list[tup
 
 
 def _convolve(a: Tensor, b: Tensor, *arguments: Any) -> Tensor:
-    return _in_blocks(a, b, *arguments) if in_functorch_transform() else _Convolution.apply(a, b, *arguments)
+    plain = in_functorch_transform() or torch.jit.is_tracing()
+    return _in_blocks(a, b, *arguments) if plain else _Convolution.apply(a, b, *arguments)
 
 
 class _Convolution(torch.autograd.Function):
@@ -239,7 +240,8 @@ def lag_convolution(
 def _convolve_linearly(a: Tensor, b: Tensor, *settings: Any) -> Tensor:
     """u_i = sum_j a_j b_{i-j} for ``length`` indices i from ``start`` on, of sequences (rows, tokens, channels,
     components). ``shared`` says which of a, b and u all rows and components share: a shared u is a sum over these."""
-    return _linear_in_blocks(a, b, *settings) if in_functorch_transform() else _LinearConvolution.apply(a, b, *settings)
+    plain = in_functorch_transform() or torch.jit.is_tracing()
+    return _linear_in_blocks(a, b, *settings) if plain else _LinearConvolution.apply(a, b, *settings)
 
 
 class _LinearConvolution(torch.autograd.Function):
