@@ -85,7 +85,7 @@ class IrrepsEwaldAttention(EwaldLayer):
     method : str
         ``"direct"`` sums over all pairs of nodes, in graphs that do not repeat. ``"ewald"`` sums over reciprocal
         vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra ``nufft``. ``"auto"``,
-        the default, chooses for every graph: direct sums below 10,000 nodes if it is open, reciprocal sums if it
+        the default, chooses for every graph: direct sums below 4,000 nodes if it is open, reciprocal sums if it
         repeats, and non-uniform transforms if it is larger.
 
     max_hkl : sequence of 3 int, optional

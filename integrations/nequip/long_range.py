@@ -40,7 +40,7 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             messages already model shorter distances.
         method: ``"direct"`` sums over all pairs of nodes, in frames that do not repeat. ``"ewald"`` sums over
             reciprocal vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra
-            ``nufft``. ``"auto"``, the default, chooses for every frame: direct sums below 10,000 atoms if it is open,
+            ``nufft``. ``"auto"``, the default, chooses for every frame: direct sums below 4,000 atoms if it is open,
             reciprocal sums if it repeats, and non-uniform transforms if it is larger. In compiled models ``"ewald"``
             leaves out what open frames need, ``"direct"`` what crystals need, and ``"auto"`` computes both.
         max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. The

@@ -58,7 +58,7 @@ def ewald_attention(
         method: ``"direct"`` sums over all pairs of nodes, exactly, in graphs that do not repeat. ``"ewald"`` sums over
             reciprocal vectors, of the cell or of a box around an open graph. ``"nufft"`` does so by non-uniform fast
             Fourier transforms, which need the extra ``nufft``. ``"auto"`` chooses for every graph: direct sums below
-            10,000 nodes if it is open, reciprocal sums if it repeats, and non-uniform transforms if it is larger.
+            4,000 nodes if it is open, reciprocal sums if it repeats, and non-uniform transforms if it is larger.
         error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, from 1e-14 to
             0.1.
         max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. If

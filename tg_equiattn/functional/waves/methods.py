@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 METHODS = ("auto", "direct", "ewald", "nufft")
 _WIDE = 1000  # reciprocal vectors per node; with more, a cell is far wider than the graph in it
-_MANY = 10_000  # open graphs with fewer nodes are summed directly
+_MANY = 4000  # open graphs with fewer nodes are summed directly
 _WARNED = 30_000  # reciprocal vectors from which on wide cells get a warning
 
 
@@ -42,7 +42,7 @@ def automatic(size: int, vectors: float, pairs: bool, nufft: bool) -> str:
         pairs: true if direct sums are possible.
         nufft: true if non-uniform fast Fourier transforms are available.
     """
-    if pairs and (size < _MANY or not nufft or vectors > 40 * size):
+    if pairs and (size < _MANY or not nufft or size**2 < 1250 * vectors):
         return "direct"
     return "nufft" if nufft and size > 2000 and vectors > 8000 else "ewald"
 

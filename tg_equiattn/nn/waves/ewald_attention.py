@@ -54,7 +54,7 @@ class EwaldAttention(EwaldLayer):
             default. Use 1e-2 to train faster.
         method: ``"direct"`` sums over all pairs of nodes, in graphs that do not repeat. ``"ewald"`` sums over
             reciprocal vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra
-            ``nufft``. ``"auto"``, the default, chooses for every graph: direct sums below 10,000 nodes if it
+            ``nufft``. ``"auto"``, the default, chooses for every graph: direct sums below 4,000 nodes if it
             is open, reciprocal sums if it repeats, and non-uniform transforms if it is larger.
         max_hkl: Largest Miller indices along the lattice vectors a, b, c, for the kernel with the largest cutoff k:
             each above :math:`|a| k / 2 \pi`. If one is too small, an error names what is needed. If given, cells are
