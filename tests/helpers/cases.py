@@ -1,5 +1,6 @@
 """Every public module and function with inputs for it: one table for tests of devices."""
 
+import importlib
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -223,6 +224,26 @@ QKV = {"query": (3, 2, 13, 5), "key": (3, 2, 13, 5), "value": (3, 2, 13, 7), "pr
 SCALARS = {"q": (3, 11, 2), "k": (3, 11, 2)}
 VECTORS = {"q": (3, 11, 2, 3), "k": (3, 11, 2, 3)}
 
+
+def charged(make, columns, host="torch"):
+    """Neutral clouds of two elements with features of these columns, and bonds between neighbors in the order."""
+
+    def inputs(step):
+        sizes = [4 + 2 * step, 12, 2]
+        first = torch.arange(0, sum(sizes), 2)
+        edges = torch.stack([torch.cat([first, first + 1]), torch.cat([first + 1, first])])
+        return {
+            "elements": torch.arange(sum(sizes)) % 2, "pos": d(sum(sizes), 3), "batch": batch_of(sizes),
+            "features": d(sum(sizes), columns), "edge_index": edges, "edge_vectors": d(sum(sizes), 3), "batch_size": 3,
+            "max_num_nodes": 32,
+        }  # fmt: skip
+
+    return Case(make, inputs, host)
+
+
+IONS = {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "cutoff": 2.0}
+
+
 CORE = {
     "group_attention": group_attention(),
     "global_group_attention": function(
@@ -348,6 +369,11 @@ CORE = {
         lambda: layers.EwaldAttention(S, V, width=1.0, num_gaussians=1, num_coulomb=1, lmax=0, error=0.01,
                                       max_hkl=(4, 4, 4))
     ),
+    "charge_energies": function(
+        lambda **t: F.charge_energies(**t, width=1.0, batch_size=len(RAGGED), max_num_nodes=17), charges=(25,),
+        pos=(25, 3), batch=flat_batch(RAGGED),
+    ),
+    "ChargeInteraction": charged(lambda: layers.ChargeInteraction(**IONS, scalars=3), 3),
     "VectorTransformer": tokens(lambda: layers.VectorTransformer(S, V, 0, 1, num_layers=1, pool="mean", **SMALL)),
 }  # fmt: skip
 
@@ -467,6 +493,13 @@ CASES = {
     "IrrepsVectorSelfAttention local": on_irreps("IrrepsVectorSelfAttention", irreps_out=OUT, **LOCAL),
     "e3nn IrrepsEwaldAttention": on_irreps(
         "IrrepsEwaldAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", width=1.0, lmax=2
+    ),
+    "IrrepsChargeInteraction": charged(
+        lambda: importlib.import_module("tg_equiattn.integrations.e3nn").IrrepsChargeInteraction(
+            irreps_in="3x0e+1x1o", **IONS
+        ),
+        6,
+        "e3nn",
     ),
     "TensorProductHyenaOperator": on_irreps("TensorProductHyenaOperator", "3x0e+2x1o", "1x0e+2x1o"),
     "IrrepsSE3HyenaOperator implicit": on_irreps(

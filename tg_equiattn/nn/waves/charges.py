@@ -177,6 +177,7 @@ class ChargeInteraction(NotScriptable, StoresSettings):
             batch_size: Number of graphs. ``None`` reads it from ``batch``, which torch.compile cannot.
             max_num_nodes: Bound of the number of nodes of a graph. ``None`` reads it from ``batch``.
         """
+        checks.full_parameters(self.scale)
         node_batch = NodeBatch.flat(elements, batch, batch_size, max_num_nodes)
         with full_precision(elements.device):
             constants = self.constants.index_select(0, elements)
