@@ -35,7 +35,7 @@ def long_range_flags(words):
     parser.add_argument("--learn", choices=["scale"], help="find a common factor of the charges from forces")
     parser.add_argument("--dielectric", type=float, help="electronic dielectric constant of the data, for charges")
     parser.add_argument("--after", nargs="+", type=int, help="product blocks, from 0 on, that attention follows")
-    for name in ("num_gaussians", "num_coulomb", "num_oscillating"):
+    for name in ("num_gaussians", "num_coulomb"):
         parser.add_argument(f"--{name}", type=int)
     for name in ("width", "max_width", "gain"):
         parser.add_argument(f"--{name}", type=float)

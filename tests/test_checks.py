@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from ewald import Own
 
 from tg_equiattn import checks
 from tg_equiattn import functional as F
@@ -156,8 +157,11 @@ CASES = [
     (r"max_width must be at least an octave above width, 1.6, got 1", ewald(max_width=1.0)),
     ("num_gaussians must be an integer from 0 on, got -1", ewald(num_gaussians=-1)),
     ("num_coulomb must be an integer from 0 on, got 1.5", ewald(num_coulomb=1.5)),
-    ("num_oscillating must be an integer from 0 on, got True", ewald(num_oscillating=True)),
-    ("num_gaussians, num_coulomb, num_oscillating must not all be 0", ewald(num_gaussians=0, num_coulomb=0)),
+    ("num_coulomb must be an integer from 0 on, got True", ewald(num_coulomb=True)),
+    ("num_gaussians and num_coulomb must not both be 0 without kernels", ewald(num_gaussians=0, num_coulomb=0)),
+    ("kernels must be a module with an integer count, got", ewald(kernels=torch.nn.Identity())),
+    (r"widths must be \(heads, C\) and gains .*, got \(3, 2\) and \(1, 2, 2\)", ewald(kernels=Own(heads=3))),
+    ("kernels must return a .*Kernel without long_range, got Coulomb", ewald(kernels=Own(F.Coulomb))),
     ("lmax must be an integer from 0 on, got -1", ewald(lmax=-1)),
     ("avg_num_nodes must be a positive number", ewald(avg_num_nodes=0)),
     (r"error must be in \[1e-14, 0.1\], got 1", ewald(error=1.0)),

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from baselines.molecular_potentials import Graph, SmallPotential, batch_of, graph_of, mace, neighbours
+from baselines.oscillating_gaussians import OscillatingGaussians
 from data.lennard_jones import lennard_jones
 from data.published_molecules import SETS, TRAIN, VALIDATION, Molecule, Parts, load, parted
 from data.tight_binding import pairs_of_systems
@@ -44,7 +45,6 @@ from torch import Tensor, nn
 SEED = 45  # of computed data
 COULOMB = 14.399645  # of two elementary charges, in eV A
 MACE = "cumulenes", "dimers"
-KINDS = "num_gaussians", "num_coulomb", "num_oscillating"
 Set = Literal["cumulenes", "dimers", "C9H4", "SN2", "clusters", "AcAc", "chains", "salt", "Lennard-Jones"]
 Model = Literal["without", "with"]
 
@@ -235,8 +235,11 @@ def build(settings: RealMoleculesStudy, graphs: list[Graph], units: Units) -> Po
     """The model; attention measures the size of MACE's features on some of the graphs."""
     (name,), far = settings.sets, settings.models == ("with",)
     near, elements = neighbours(graphs), units.elements
-    kernels: dict[str, Any] = dict(zip(KINDS, settings.kernels or (4, 4, 0), strict=True))
-    kernels |= {"width": settings.width, "max_width": settings.max_width}
+    gaussians, coulomb, oscillating = settings.kernels or (4, 4, 0)
+    widths: dict[str, Any] = {"width": settings.width, "max_width": settings.max_width}
+    kernels = widths | {"num_gaussians": gaussians, "num_coulomb": coulomb}
+    if oscillating:
+        kernels["kernels"] = OscillatingGaussians(oscillating, **widths)
     if name in MACE:
         shape = settings.irreps, settings.layers, 2
         model = mace(elements, settings.cutoff, *shape, near, units.scale, linear=settings.after == 1).float()

@@ -63,10 +63,10 @@ class IrrepsEwaldAttention(EwaldLayer):
     num_coulomb : int
         Number of Coulomb kernels, which decay as 1 / r, 4 by default. Use 0 if nothing is charged.
 
-    num_oscillating : int
-        Number of oscillating Gaussians, Gaussians of the widest width times cosines of the distance, 0 by default.
-        Their wavelengths are learned and reach down to 4/3 ``width``. Use them for properties that alternate with the
-        distance.
+    kernels : torch.nn.Module, optional
+        Module with kernels of your own, beside the others. It has an integer ``count``, and called with gains
+        ``(heads, count, lmax + 1)`` it returns a :class:`tg_equiattn.functional.Kernel` with these gains. The layer
+        keeps a copy. The default is ``None``.
 
     heads : int
         Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
@@ -114,7 +114,7 @@ class IrrepsEwaldAttention(EwaldLayer):
         max_width: float | None = None,
         num_gaussians: int = 4,
         num_coulomb: int = 4,
-        num_oscillating: int = 0,
+        kernels: torch.nn.Module | None = None,
         heads: int = 1,
         lmax: int = 1,
         avg_num_nodes: float = 1.0,
@@ -125,7 +125,7 @@ class IrrepsEwaldAttention(EwaldLayer):
         irreps_in, irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         super().__init__(
             _rows("irreps_in", irreps_in), _rows("irreps_out", irreps_out), "irreps_out", width=width,
-            max_width=max_width, num_gaussians=num_gaussians, num_coulomb=num_coulomb, num_oscillating=num_oscillating,
+            max_width=max_width, num_gaussians=num_gaussians, num_coulomb=num_coulomb, kernels=kernels,
             heads=heads, lmax=lmax, avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
         )  # fmt: skip
         self.irreps_in, self.irreps_out = irreps_in, irreps_out

@@ -58,8 +58,9 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             octave of its own between the two.
         num_gaussians: Number of Gaussian kernels, 4 by default.
         num_coulomb: Number of Coulomb kernels, which decay as 1 / r, 4 by default. Use 0 if nothing is charged.
-        num_oscillating: Number of oscillating Gaussians, 0 by default. Use them for properties that alternate with the
-            distance.
+        kernels: Module with kernels of your own, beside the others. It has an integer ``count``, and called with gains
+            ``(heads, count, lmax + 1)`` it returns a :class:`tg_equiattn.functional.Kernel` with these gains. Each
+            layer keeps a copy. The default is ``None``.
         heads: Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
         lmax: Highest degree of the solid harmonics, 1 by default.
         avg_num_nodes: Constant by which sums are divided, 1 by default: the number of nodes a node attends to on

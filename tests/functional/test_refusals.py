@@ -26,7 +26,6 @@ Q, W, V, S, X = torch.ones(2, 3, 5, 7), torch.ones(11, 7), torch.ones(3, 5, 2, 3
 
 BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
 KERNELS = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS}
-OSCILLATING = KERNELS | {"wavenumbers": torch.ones(2, 4), "largest": (2.0, 4.0, 2.0, 4.0)}
 EWALD = dict.fromkeys(("query", "key"), torch.ones(6, 2, 4, 3)) | {
     "value": torch.ones(6, 2, 2), "pos": torch.arange(18.0).view(6, 3).sin(), "kernels": [F.Coulomb(**KERNELS)],
 }  # fmt: skip
@@ -75,10 +74,6 @@ def ewald(**change):
 
 def kernels(**change):
     return lambda: F.Gaussian(**KERNELS | change)
-
-
-def oscillating(**change):
-    return lambda: F.OscillatingGaussian(**OSCILLATING | change)
 
 
 REFUSED = [
@@ -162,8 +157,6 @@ REFUSED = [
     (r"kernels must have gains .* with the same heads and lmax, got \[\]", ewald(kernels=[])),
     (r"kernels must have gains .*, got \[\(2, 4, 2\), \(2, 4, 3\)\]",
      ewald(kernels=[F.Gaussian(**KERNELS), F.Gaussian(**KERNELS | {"gains": torch.ones(2, 4, 3)})])),
-    (r"wavenumbers must be \(2, 4\) as widths are", oscillating(wavenumbers=torch.ones(2, 3))),
-    *(("largest must be 4 positive wavenumbers", oscillating(largest=x)) for x in ((1.0,), (1.0, -1.0, 1.0, 1.0))),
 ]  # fmt: skip
 
 

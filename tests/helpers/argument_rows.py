@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from ewald import Own
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention
@@ -266,8 +267,8 @@ def sums(**others):
 
 EWALD = {
     "width": refused(1.0, 0.9), "max_width": refused(2.0, 4.0), "num_gaussians": refused(1, 2),
-    "num_coulomb": refused(0, 1), "num_oscillating": refused(0, 1), "heads": refused(1, 2), "lmax": refused(1, 2),
-    "avg_num_nodes": refused(1.0, 2.0),
+    "num_coulomb": refused(0, 1), "kernels": refused(None, lambda: Own(), lambda: Own(count=3)), "heads": refused(1, 2),
+    "lmax": refused(1, 2), "avg_num_nodes": refused(1.0, 2.0),
     **sums(lmax=0),
 }  # fmt: skip
 CHARGES = {

@@ -1,9 +1,11 @@
-"""Energies of crystals: torch-pme's and known ones."""
+"""Energies of crystals, torch-pme's and known ones, and kernels as users bring them."""
 
 import itertools
 import math
 
 import torch
+
+from tg_equiattn.functional import Kernel
 
 
 def lattice(cell, reach):
@@ -31,3 +33,31 @@ def rock_salt():
 
 
 ROCK_SALT = 1.7475645946331822  # Madelung's constant, for the nearest distance
+
+
+class Hat(Kernel):
+    """A kernel of a user's own: K(r) = (1 - t) exp(-t) with t = r² / 2 s²."""
+
+    def ranges(self, scaled_cutoff):
+        return super().ranges(1.1 * scaled_cutoff)
+
+    def radial_functions(self, t):
+        return torch.stack([(1 + degree - t) * (-t).exp() for degree in range(self.lmax + 1)])
+
+    def transform(self, square, coulomb, index):
+        widths = self.widths.mT.to(square.dtype)[index]
+        x = widths.square() * square
+        return (2 * math.pi) ** 1.5 * widths**3 * (x - 1) / 2 * (-x / 2).exp()
+
+
+class Own(torch.nn.Module):
+    """``count`` kernels of a kind for each head, with widths in the octave above ``low``."""
+
+    def __init__(self, kind=Hat, count=2, heads=1, low=1.0):
+        super().__init__()
+        self.kind, self.count, self.low = kind, count, low
+        self.octaves = torch.nn.Parameter(torch.zeros(heads, count))
+
+    def forward(self, gains):
+        widths = self.low * torch.exp2(self.octaves.sigmoid())
+        return self.kind(widths, gains, ((self.low, 2 * self.low),) * self.count)

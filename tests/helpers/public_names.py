@@ -20,7 +20,7 @@ PUBLIC = {
     "neighbors": "NeighborList mean_edge_length neighbor_list",
     "encodings": "relation_index",
     "testing": "act dilation_errors equivariance_error off_lattice_errors",
-    "functional": "Coulomb Gaussian OscillatingGaussian charge_energies ewald_attention frame_attention "
+    "functional": "Coulomb Gaussian Kernel charge_energies ewald_attention frame_attention "
     "geometric_product global_group_attention group_attention lifting_attention linear_attention orthogonal_projection "
     "scalar_long_conv softmax_features vector_attention vector_long_conv window_attention",
     "nn": "ChargeInteraction "

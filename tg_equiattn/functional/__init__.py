@@ -11,12 +11,13 @@ from .vector.clifford import geometric_product
 from .waves.charges import charge_energies
 from .waves.coulomb import Coulomb
 from .waves.ewald_attention import ewald_attention
-from .waves.gaussian import Gaussian, OscillatingGaussian
+from .waves.gaussian import Gaussian
+from .waves.kernel import Kernel
 
 __all__ = [
     "Coulomb",
     "Gaussian",
-    "OscillatingGaussian",
+    "Kernel",
     "charge_energies",
     "ewald_attention",
     "frame_attention",

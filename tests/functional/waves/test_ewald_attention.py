@@ -7,14 +7,14 @@ import math
 import ewald
 import pytest
 import torch
+from ewald import Hat
 from space import batch_of, error
 
 from tg_equiattn.encodings.harmonics import solid_harmonics
-from tg_equiattn.functional import Coulomb, Gaussian, OscillatingGaussian, ewald_attention
+from tg_equiattn.functional import Coulomb, Gaussian, ewald_attention
 from tg_equiattn.functional.waves.methods import automatic
 
 BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
-LARGEST = 2.0, 4.0
 PROMISED = 1e-4
 
 
@@ -31,9 +31,7 @@ def kernels(lmax=1, heads=2, narrow=False, kinds=(Gaussian, Coulomb)):
     widths, gains = widths.expand(heads, 4), torch.randn(heads, 4, lmax + 1, dtype=torch.float64)
     made = []
     for kind, these in zip(kinds, (slice(0, 2), slice(2, 4)), strict=True):
-        numbers = torch.tensor(LARGEST, dtype=torch.float64) * (0.5 + 0.5 * torch.rand(heads, 2, dtype=torch.float64))
-        more = {"wavenumbers": numbers, "largest": LARGEST} if kind is OscillatingGaussian else {}
-        made.append(kind(widths[:, these], gains[:, these], BOUNDS[these], **more))
+        made.append(kind(widths[:, these], gains[:, these], BOUNDS[these]))
     return made
 
 
@@ -53,8 +51,7 @@ def definition(kernel, c):
         return gaussian, s
     if isinstance(kernel, Coulomb):
         return lambda r: s * torch.erf(r.norm() / (math.sqrt(2) * s)) / r.norm(), s
-    number = kernel.wavenumbers[0, c]
-    return lambda r: gaussian(r) * (number * r.norm()).cos(), (s**-2 + number**2) ** -0.5
+    return lambda r: gaussian(r) * (1 - r.square().sum() / (2 * s**2)), s
 
 
 def derived(r, function, s):
@@ -71,8 +68,9 @@ def derived(r, function, s):
 
 KINDS = [
     ("direct", (Gaussian, Coulomb)),
-    ("direct", (Coulomb, OscillatingGaussian)),
+    ("direct", (Coulomb, Hat)),
     ("ewald", (Gaussian, Coulomb)),
+    ("ewald", (Coulomb, Hat)),
     ("nufft", (Gaussian, Coulomb)),
 ]
 
@@ -92,7 +90,7 @@ def test_definition(method, kinds):
     assert error(others.view(4, 2, 9), expected) <= (1e-10 if method == "direct" else PROMISED)
 
 
-OPEN = [("ewald", {"narrow": True}), ("ewald", {"kinds": (Coulomb, OscillatingGaussian), "lmax": 2})]
+OPEN = [("ewald", {"narrow": True}), ("ewald", {"kinds": (Coulomb, Hat), "lmax": 2})]
 OPEN += [pytest.param("nufft", {"narrow": True}, marks=pytest.mark.slow)]
 
 
@@ -123,7 +121,7 @@ CELL = [[3.1, 0.2, 0.1], [0.3, 3.6, -0.2], [-0.4, 0.5, 2.9]]
 
 
 @pytest.mark.parametrize("pbc", [(True, True, True), (True, False, True)])
-@pytest.mark.parametrize(("method", "kind"), [("ewald", Gaussian), ("nufft", Gaussian), ("auto", OscillatingGaussian)])
+@pytest.mark.parametrize(("method", "kind"), [("ewald", Gaussian), ("nufft", Gaussian), ("auto", Hat)])
 def test_sums_over_images(pbc, method, kind):
     """Crystals and slabs, with all kernels that have a finite range."""
     ker, (q, k, v, pos) = kernels(lmax=2, kinds=(Gaussian, kind)), operands(4)
@@ -255,7 +253,7 @@ def test_mapped_over_positions():
 @pytest.mark.parametrize("method", ["direct", "ewald", "nufft"])
 def test_inside_a_checkpoint(method):
     """Activation checkpointing of the caller: saved tensors are unpacked once, and gradients stay."""
-    ker, (q, k, v, pos) = kernels(lmax=1, kinds=(Coulomb, OscillatingGaussian)), operands(7)
+    ker, (q, k, v, pos) = kernels(lmax=1, kinds=(Coulomb, Hat)), operands(7)
     pos.requires_grad_()
 
     def call(pos):

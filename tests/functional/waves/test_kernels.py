@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from baselines.oscillating_gaussians import OscillatingGaussian
+from ewald import Hat
 
-from tg_equiattn.functional import Coulomb, Gaussian, OscillatingGaussian
+from tg_equiattn.functional import Coulomb, Gaussian
 from tg_equiattn.functional.waves.coulomb import ShortRangeCoulomb
 from tg_equiattn.functional.waves.kernel import Interaction
 
@@ -39,7 +41,7 @@ def at_wavenumbers(kernel, k):
     return torch.stack(each).permute(3, 2, 0, 1)
 
 
-@pytest.mark.parametrize("kind", [Gaussian, OscillatingGaussian, ShortRangeCoulomb])
+@pytest.mark.parametrize("kind", [Gaussian, OscillatingGaussian, Hat, ShortRangeCoulomb])
 def test_forms_are_transforms_of_each_other(kind):
     """By quadrature in spherical coordinates: the radial part of the transform of R_l Y_l is (-i)^l times the spherical
     Bessel transform of R_l r^l, and Y_l(i k) is i^l k^l Y_l."""
@@ -71,7 +73,7 @@ def test_coulomb_is_its_short_and_long_range_part():
         assert made == Coulomb.split_ranges(low, width, 4.0)
 
 
-@pytest.mark.parametrize("kind", [Gaussian, Coulomb, OscillatingGaussian, ShortRangeCoulomb])
+@pytest.mark.parametrize("kind", [Gaussian, Coulomb, OscillatingGaussian, Hat, ShortRangeCoulomb])
 @pytest.mark.parametrize("error", [1e-2, 1e-5])
 def test_reach(kind, error):
     """Beyond the cutoff in wavenumbers, and beyond the margin in distances, second derivatives are below the error."""

@@ -1,9 +1,9 @@
-"""Boys functions and cosines: their values and their derivatives of all orders."""
+"""Boys functions: their values and their derivatives of all orders."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tg_equiattn.functional.waves.special_functions import boys_functions, cosine_functions
+from tg_equiattn.functional.waves.special_functions import boys_functions
 
 
 def test_boys_functions():
@@ -23,23 +23,6 @@ def test_boys_functions():
     for order in range(1, 4):
         (value,) = torch.autograd.grad(value, x, create_graph=True)
         torch.testing.assert_close(value.item(), (-1) ** order / (3 + 2 * order), rtol=1e-12, atol=0)
-
-
-def test_cosine_functions():
-    """Against differentiation; at 0 too, in both precisions, all derivatives the next ones."""
-    y = torch.tensor([0.0, 1e-9, 0.3, 1.9, 4.4, 4.6, 12.0, 300.0], dtype=torch.float64)
-    found = cosine_functions(y, 3)
-    x = (2 * y).sqrt()
-    torch.testing.assert_close(found[0], x.cos(), rtol=0, atol=1e-13)
-    torch.testing.assert_close(found[1], torch.sinc(x / torch.pi), rtol=0, atol=1e-13)
-    torch.testing.assert_close(found[2, 0], torch.tensor(1 / 3).double())
-    for other in (cosine_functions(y.float(), 3).double(), cosine_functions(y, 6)[:4]):
-        torch.testing.assert_close(other, found, rtol=0, atol=2e-5)
-    at = y.clone().requires_grad_()
-    slope = torch.autograd.grad(cosine_functions(at, 2).sum(), at, create_graph=True)[0]
-    torch.testing.assert_close(slope, -found[1:4].sum(0))
-    bend = torch.autograd.grad(slope.sum(), at)[0]
-    torch.testing.assert_close(bend, cosine_functions(y, 4)[2:].sum(0))
 
 
 def test_with_fake_tensors():

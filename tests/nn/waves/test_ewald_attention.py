@@ -6,9 +6,11 @@ import math
 import pytest
 import torch
 from clouds import SIZES, S, V, check_batch_equals_each_alone, dense, moved, one, permuted, sample, within
+from ewald import Own
 from space import error, motion, move
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tg_equiattn.functional import Gaussian
 from tg_equiattn.nn import EwaldAttention
 from tg_equiattn.testing import TOLERANCE
 
@@ -56,7 +58,7 @@ def mixed(sizes=(6, 4, 5)):
         {},
         {"heads": 1, "num_gaussians": 3, "num_coulomb": 0},
         {"num_gaussians": 0, "lmax": 0},
-        {"num_gaussians": 1, "num_coulomb": 1, "num_oscillating": 3},
+        {"num_gaussians": 1, "num_coulomb": 1, "kernels": Own(count=3, heads=2)},
     ],
 )
 def test_symmetries_of_clouds(options, dtype, make):
@@ -282,15 +284,36 @@ def test_forces_are_exported_for_all_sizes(make):
     assert error(exported(*other), forces(*other)) <= 1e-10
 
 
-def test_oscillating_gaussians():
-    """Wavenumbers are learned, each within its band; without these kernels there is no parameter for them."""
-    layer = EwaldAttention(3, 2, width=1.0, num_gaussians=1, num_coulomb=1, num_oscillating=3).double()
-    made = layer.kernels()[2]
-    torch.testing.assert_close(made.wavenumbers * 6 / (1.5 * torch.pi), torch.tensor([[1.0, 3.0, 5.0]]).double())
-    assert made.largest[-1] == pytest.approx(1.5 * torch.pi)
-    layer(**nodes())[0].square().sum().backward()
-    assert layer.bands.grad.abs().min() > 0
-    assert "bands" not in EwaldAttention(3, 2, width=1.0).state_dict()
+def observed(layer, *parameters, cell=None):
+    """Outputs, and gradients by positions and these parameters."""
+    torch.manual_seed(1)
+    x = nodes(5, cell=cell)
+    x["pos"].requires_grad_()
+    out = layer(**x, cell=cell)[0]
+    return [out, *torch.autograd.grad(out.square().sum(), (x["pos"], *parameters))]
+
+
+def test_kernels_of_ones_own_equal_those_of_the_layer():
+    """Gaussians that a module returns; the layer keeps a copy of the module."""
+    options, own = {"width": 1.0, "num_coulomb": 0}, Own(Gaussian)
+    layer = EwaldAttention(S, V, num_gaussians=2, max_width=2.0, **options).double()
+    other = EwaldAttention(S, V, num_gaussians=0, kernels=own, **options).double()
+    state = {name: x for name, x in layer.state_dict().items() if name in other.state_dict() and x.numel() > 2}
+    other.load_state_dict({name: x for name, x in state.items() if "extra" not in name}, strict=False)
+    for a, b in zip(observed(layer, layer.octaves), observed(other, other.own_kernels.octaves), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert own.octaves.grad is None
+
+
+@pytest.mark.parametrize(("one", "two", "cell"), [("direct", "ewald", None), ("ewald", "nufft", cell_of())])
+def test_methods_agree_for_kernels_of_ones_own(one, two, cell):
+    """Outputs and forces, for a kernel that is no Gaussian."""
+    if two == "nufft":
+        pytest.importorskip("finufft")
+    layer, found = EwaldAttention(S, V, width=1.0, num_gaussians=0, num_coulomb=1, kernels=Own()).double(), []
+    for layer.method in (one, two):
+        found.append(observed(layer, cell=cell))
+    assert max(error(a, b) for a, b in zip(*found, strict=True)) <= 3e-4
 
 
 @pytest.mark.slow

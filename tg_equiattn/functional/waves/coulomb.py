@@ -52,10 +52,10 @@ class Coulomb(Kernel):
         short = Range(scaled_cutoff / low, scaled_cutoff * width, long_range=False)
         return [short, Range(scaled_cutoff / width, scaled_cutoff * width, long_range=True)]
 
-    def _radial(self, t: Tensor) -> Tensor:
+    def radial_functions(self, t: Tensor) -> Tensor:
         return math.sqrt(2 / math.pi) * boys_functions(t, self.lmax)
 
-    def _transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
+    def transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         widths = per_wavenumber(self.widths, index, square)
         return widths * (-square * widths.square() / 2).exp() * coulomb
 
@@ -72,13 +72,13 @@ class ShortRangeCoulomb(Kernel):
     def _outer(self) -> float:
         return self.bounds[0][1]
 
-    def _radial(self, t: Tensor) -> Tensor:
+    def radial_functions(self, t: Tensor) -> Tensor:
         ratio = (self.widths / self._outer)[..., None, None].to(t.dtype)
         own, outer = (boys_functions(x, self.lmax) for x in (t, t * ratio.square()))
         powers = torch.stack([ratio ** (2 * degree + 1) for degree in range(self.lmax + 1)])[:, None]
         return math.sqrt(2 / math.pi) * (own - powers * outer)
 
-    def _transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
+    def transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         widths = per_wavenumber(self.widths, index, square)
         excess, zero = (self._outer**2 - widths.square()) / 2, square == 0
         safe = torch.where(zero, 1.0, square)

@@ -49,7 +49,7 @@ def ewald_attention(
         key: Keys ``(T, heads, C, A)``.
         value: Values ``(T, heads, V)``, the features that nodes pass on.
         pos: Positions ``(T, 3)``. Give large coordinates in float64, also if features are in float32.
-        kernels: :class:`Gaussian`, :class:`Coulomb` and :class:`OscillatingGaussian` objects. Together they have the C
+        kernels: :class:`Kernel` objects: :class:`Gaussian`, :class:`Coulomb` or your own. Together they have the C
             kernels of queries and keys, in this order, and all have the same number of degrees.
         batch: Sorted int64 ``(T,)``, the graph of each node. ``None`` means one graph.
         cell: Lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``, in the unit of positions.

@@ -52,6 +52,10 @@ class Kernel:
     r"""C kernels of one kind for each head, with widths s: functions K(r) that enter attention as
     :math:`g_l\, u^l\, Y_l(\nabla) K`, with a gain for each degree of the solid harmonics Y and a unit of length u.
 
+    This is the base class of :class:`Gaussian`, :class:`Coulomb` and kernels of your own: define
+    :meth:`radial_functions` and :meth:`transform`, for kernels that decay as Gaussians. Define :meth:`ranges` too if
+    yours reach further in distances or wavenumbers than Gaussians, and :meth:`unit_gains` if u is not s.
+
     Args:
         widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds.
         gains: ``(heads, C, lmax + 1)``, the factor g of each degree.
@@ -111,7 +115,7 @@ class Kernel:
     def radial(self, square: Tensor) -> Tensor:
         """:meth:`real_space` without :meth:`scales`. If it is equal for all degrees, the first axis has size 1."""
         widths = self.widths.to(square.dtype)
-        return self._radial(square[:, None, None] / (2 * widths.square()[..., None, None]))
+        return self.radial_functions(square[:, None, None] / (2 * widths.square()[..., None, None]))
 
     def scales(self, dtype: torch.dtype) -> Tensor:
         """The factors :math:`g_l u^l (-1 / s^2)^l` of :meth:`real_space`, ``(lmax + 1, heads, C)``."""
@@ -133,16 +137,18 @@ class Kernel:
         """
         amplitudes = self.unit_gains() * self.widths[..., None] ** degrees(self.gains)
         amplitudes = amplitudes.movedim(1, 0).to(square.dtype)[index]
-        transform = self._transform(square[..., None], coulomb[..., None], index)
+        transform = self.transform(square[..., None], coulomb[..., None], index)
         return transform[..., None] * amplitudes
 
-    def _radial(self, t: Tensor) -> Tensor:
-        """f_l of t = r² / 2 s² ``(B, heads, C, n, m)``, with :math:`Y_l(\\nabla) K = (-1 / s^2)^l f_l(t) Y_l(r)`; the
-        degrees come first, one axis of size 1 if all f_l are equal."""
+    def radial_functions(self, t: Tensor) -> Tensor:
+        """The functions :math:`f_l = (-d / dt)^l K` of t = r² / 2 s² ``(B, heads, C, n, m)``, smooth at t = 0, with
+        :math:`Y_l(\\nabla) K = (-1 / s^2)^l f_l(t) Y_l(r)`. Degrees 0 to lmax come first, or one axis of size 1 if
+        all f_l are equal."""
         raise NotImplementedError
 
-    def _transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
-        """Fourier transform ``(B, D, heads)`` at squared wavenumbers ``(B, D, 1)``."""
+    def transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
+        """Fourier transform ``(B, D, heads)`` of K at squared wavenumbers ``(B, D, 1)``. Wavenumber d is for kernel
+        ``index[d]``, so ``widths.mT[index]`` are the widths."""
         raise NotImplementedError
 
 

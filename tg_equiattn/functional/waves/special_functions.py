@@ -1,9 +1,9 @@
-"""Boys functions and derivatives of cosines: the radial functions of kernels and their derivatives of any order."""
+"""Boys functions and their derivatives of any order."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,40 +14,33 @@ from ...modes import cached, runs_eagerly
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-# A function of t and lmax that returns values of degrees 0 to lmax along a new first axis.
-Functions = Callable[[Tensor, int], Tensor]
-
 
 class _Ladder(torch.autograd.Function):
-    """Functions f_0 to f_l of t with df_l / dt = -f_{l+1}. Forward computes one more degree, which backward uses.
+    """Boys functions F_0 to F_l of t, with dF_l / dt = -F_{l+1}. Forward computes one more degree, which backward uses.
 
     Backward calls this function with one more degree, so it has derivatives of any order, also at t = 0; a registered
     operator would need one more operator for each order.
     """
 
     @staticmethod
-    def forward(ctx, functions: Functions, t: Tensor, lmax: int) -> Tensor:
-        out = functions(t, lmax + 1)
+    def forward(ctx, t: Tensor, lmax: int) -> Tensor:
+        out = _boys(t, lmax + 1)
         ctx.save_for_backward(t, out)
-        ctx.functions, ctx.lmax = functions, lmax
+        ctx.lmax = lmax
         return out[:-1]
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         t, known = ctx.saved_tensors
         # to be differentiated again, slopes have to be a function of t in autograd's graph
-        slopes = _Ladder.apply(ctx.functions, t, ctx.lmax + 1) if torch.is_grad_enabled() else known
-        return None, -(grad * slopes[1:]).sum(0), None
-
-
-def _differentiable(functions: Functions, t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
-    """Apply functions through :class:`_Ladder`, or directly where compilers and transforms need plain operations."""
-    return _Ladder.apply(functions, t, lmax) if runs_eagerly() else functions(t, lmax)
+        slopes = _Ladder.apply(t, ctx.lmax + 1) if torch.is_grad_enabled() else known
+        return -(grad * slopes[1:]).sum(0), None
 
 
 def boys_functions(t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
-    r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for t >= 0, of degrees 0 to ``lmax``."""
-    return _differentiable(_boys, t, lmax)
+    r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for t >= 0, of degrees 0 to ``lmax``. Compilers and transforms
+    get plain operations."""
+    return _Ladder.apply(t, lmax) if runs_eagerly() else _boys(t, lmax)
 
 
 def _boys(t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
@@ -68,32 +61,6 @@ def _boys(t: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]
     for degree in range(lmax):
         up.append(torch.sub(exponential, up[-1], alpha=2 * degree + 1) * inverse)
     return torch.where(small, torch.stack(down[::-1]), torch.stack(up))
-
-
-def cosine_functions(y: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
-    r""":math:`C_l(y) = (-d / dy)^l \cos \sqrt{2 y}` for y >= 0, of degrees 0 to ``lmax``. From :math:`C_1 = \sin x / x`
-    on, these are spherical Bessel functions :math:`j_{l-1}(x) / x^{l-1}` of :math:`x = \sqrt{2 y}`."""
-    return _differentiable(_cosine, y, lmax)
-
-
-def _cosine(y: Float[Tensor, "*shape"], lmax: int) -> Float[Tensor, "degrees ..."]:
-    """The functions in operations that autograd can differentiate: below ``edge`` the series, above it the
-    recursion."""
-    edge = (lmax + 2) ** 2 / 2
-    small = y < edge
-    near, far = torch.where(small, y, 0.0), torch.where(small, edge, y)
-    root = (2 * far).sqrt()
-    up = [root.cos(), root.sin() / root]
-    for degree in range(1, lmax):
-        up.append(((2 * degree - 1) * up[-1] - up[-2]) / (2 * far))
-    out = []
-    for degree in range(lmax + 1):
-        terms = [2.0**degree * math.factorial(degree) / math.factorial(2 * degree)]
-        while abs(terms[-1]) * edge ** (len(terms) - 1) > torch.finfo(y.dtype).eps / 8 * terms[0]:
-            n = len(terms) + degree
-            terms.append(-terms[-1] * n / len(terms) * 2 / (2 * n * (2 * n - 1)))
-        out.append(torch.where(small, _polynomial(terms, near), up[degree]))
-    return torch.stack(out)
 
 
 def _polynomial(coefficients: Sequence[float], t: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import checks
 from ..tokens import read_tokens
@@ -18,9 +18,8 @@ class EwaldAttention(EwaldLayer):
     r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.
 
     Query, key and value are linear maps of scalars and vectors; inner products are over both. With kernels K of learned
-    widths s (:class:`tg_equiattn.functional.Gaussian`, :class:`~tg_equiattn.functional.Coulomb`,
-    :class:`~tg_equiattn.functional.OscillatingGaussian`) and a linear map W of products of values with solid harmonics
-    Y to scalars and vectors,
+    widths s (:class:`tg_equiattn.functional.Gaussian`, :class:`~tg_equiattn.functional.Coulomb`) and a linear map W of
+    products of values with solid harmonics Y to scalars and vectors,
 
     .. math:: \mathrm{out}_i = \frac{1}{\bar N} \sum_j \sum_{c, l} g_{c l}\, \langle q_i, k_j \rangle_c\;
         W \big[ v_j \otimes s_c^l\, Y_l(\nabla) K_c(x_i - x_j) \big]
@@ -43,9 +42,9 @@ class EwaldAttention(EwaldLayer):
         out_channels: Scalars and vectors of the output. The default, ``None``, means as many as in the input.
         num_gaussians: Number of Gaussian kernels, 4 by default.
         num_coulomb: Number of Coulomb kernels, which decay as 1 / r, 4 by default. Use 0 if nothing is charged.
-        num_oscillating: Number of oscillating Gaussians, Gaussians of the widest width times cosines of the distance, 0
-            by default. Their wavelengths are learned and reach down to 4/3 ``width``. Use them for properties that
-            alternate with the distance.
+        kernels: Module with kernels of your own, beside the others. It has an integer ``count``, and called with gains
+            ``(heads, count, lmax + 1)`` it returns a :class:`tg_equiattn.functional.Kernel` with these gains
+            (:doc:`/crystals`). The layer keeps a copy. The default is ``None``.
         heads: Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
         lmax: Highest degree of the solid harmonics, 1 by default.
         avg_num_nodes: Constant by which sums are divided, 1 by default: the number of nodes a node attends to on
@@ -90,7 +89,7 @@ class EwaldAttention(EwaldLayer):
         out_channels: tuple[int, int] | None = None,
         num_gaussians: int = 4,
         num_coulomb: int = 4,
-        num_oscillating: int = 0,
+        kernels: nn.Module | None = None,
         heads: int = 1,
         lmax: int = 1,
         avg_num_nodes: float = 1.0,
@@ -102,8 +101,8 @@ class EwaldAttention(EwaldLayer):
         out_channels = in_channels if out_channels is None else _channels("out_channels", out_channels)
         super().__init__(
             _rows(in_channels), _rows(out_channels), "out_channels", width=width, max_width=max_width,
-            num_gaussians=num_gaussians, num_coulomb=num_coulomb, num_oscillating=num_oscillating, heads=heads,
-            lmax=lmax, avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
+            num_gaussians=num_gaussians, num_coulomb=num_coulomb, kernels=kernels, heads=heads, lmax=lmax,
+            avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
         )  # fmt: skip
         self.in_channels, self.out_channels = in_channels, out_channels
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from ...functional.waves.cells import cells_of
 from ...functional.waves.coulomb import Coulomb
 from ...functional.waves.direct import own_terms
 from ...functional.waves.ewald_attention import ewald_attention_impl
-from ...functional.waves.gaussian import Gaussian, OscillatingGaussian
+from ...functional.waves.gaussian import Gaussian
 from ...functional.waves.kernel import Interaction, Kernel, Sources
 from ...functional.waves.methods import METHODS, check_error
 from ...modes import full_precision
@@ -51,7 +52,7 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
         max_width: float | None,
         num_gaussians: int,
         num_coulomb: int,
-        num_oscillating: int,
+        kernels: nn.Module | None,
         heads: int,
         lmax: int,
         avg_num_nodes: float,
@@ -62,13 +63,13 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
         super().__init__()
         checks.positive_number(width=width, avg_num_nodes=avg_num_nodes)
         max_width = 8 * width if max_width is None else max_width
-        counts = {"num_gaussians": num_gaussians, "num_coulomb": num_coulomb, "num_oscillating": num_oscillating}
-        _check(width, max_width, counts, heads, lmax, error, method, max_hkl)
+        _check(width, max_width, num_gaussians, num_coulomb, kernels, heads, lmax, error, method, max_hkl)
         self.width, self.max_width, self.heads, self.lmax = width, max_width, heads, lmax
         self.avg_num_nodes, self.error, self.method, self.max_hkl = avg_num_nodes, error, method, max_hkl
-        self.counts = tuple(counts.values())
-        self.bounds = _bounds(width, max_width, *self.counts)
-        self.band = 1.5 * math.pi / width / max(1, num_oscillating)
+        self.own_kernels = copy.deepcopy(kernels)
+        own: Any = 0 if kernels is None else kernels.count
+        self.counts: tuple[int, int, int] = num_gaussians, num_coulomb, own
+        self.bounds = _bounds(width, max_width, num_gaussians, num_coulomb)
         self.rows_in, self.rows_out, count = tuple(rows_in), tuple(rows_out), sum(self.counts)
         values, found = ([irrep.shared(heads) for irrep in rows] for rows in (rows_in, rows_out))
         self.product = HarmonicProduct(values, found, lmax, heads, self.coupling)
@@ -82,12 +83,13 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
         self.query_key_bias = nn.Parameter(torch.empty(2, heads, count))
         self.value = _maps((irrep.channels, heads * v.channels) for irrep, v in zip(rows_in, values, strict=True))
         self.lows = Tables(functools.partial(_lowest_widths, self.bounds))
-        self.octaves = nn.Parameter(torch.empty(heads, count))
-        self.bands = nn.Parameter(torch.empty(heads, num_oscillating)) if num_oscillating else None
+        self.octaves = nn.Parameter(torch.empty(heads, num_gaussians + num_coulomb))
         self.gains = nn.Parameter(torch.empty(heads, count, lmax + 1))
         out = zip(rows_out, found, strict=True)
         self.out = _maps((heads * f.channels, irrep.channels) for irrep, f in out) if heads > 1 else None
         self.reset_parameters()
+        if self.own_kernels is not None:
+            _check_own(self.kernels()[-1])
 
     def reset_parameters(self) -> None:
         reset_children(self)
@@ -97,14 +99,12 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
             nn.init.normal_(weight, std=weight.shape[0] ** -0.5)
         nn.init.ones_(self.query_key_bias)
         nn.init.zeros_(self.octaves)
-        if self.bands is not None:
-            nn.init.zeros_(self.bands)
-        nn.init.constant_(self.gains, self.octaves.shape[1] ** -0.5)
+        nn.init.constant_(self.gains, self.gains.shape[1] ** -0.5)
 
     def settings(self) -> dict[str, Any]:
-        gaussians, coulomb, oscillating = self.counts
+        own = None if self.own_kernels is None else type(self.own_kernels).__name__
         return {
-            "num_gaussians": gaussians, "num_coulomb": coulomb, "num_oscillating": oscillating,
+            "num_gaussians": self.counts[0], "num_coulomb": self.counts[1], "kernels": own,
             "width": float(self.width), "max_width": float(self.max_width), "heads": self.heads,
             "avg_num_nodes": float(self.avg_num_nodes),
         }  # fmt: skip
@@ -125,21 +125,16 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
         return [irrep.invariant for irrep in self.rows_in].index(True)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """Kernels of each kind, with widths within their octaves and wavenumbers within their bands."""
-        gaussians, coulomb, oscillating = self.counts
+        """Kernels of each kind, with widths within their octaves, and those of ``own_kernels``."""
+        gaussians, coulomb, _ = self.counts
         widths = self.lows(self.octaves.device, self.octaves.dtype) * torch.exp2(self.octaves.sigmoid())
-        each = list(zip(widths.split(self.counts, 1), self.gains.split(self.counts, 1), strict=True))
-        first, last = gaussians, gaussians + coulomb
+        of_gaussians, of_coulomb, of_own = self.gains.split(self.counts, 1)
         out: list[Kernel] = []
         if gaussians:
-            out.append(Gaussian(*each[0], self.bounds[:first]))
+            out.append(Gaussian(widths[:, :gaussians], of_gaussians, self.bounds[:gaussians]))
         if coulomb:
-            out.append(Coulomb(*each[1], self.bounds[first:last]))
-        if self.bands is not None:
-            wavenumbers = self.band * (torch.arange(oscillating, device=self.bands.device) + self.bands.sigmoid())
-            largest = tuple(self.band * (n + 1) for n in range(oscillating))
-            out.append(OscillatingGaussian(*each[2], self.bounds[last:], wavenumbers, largest))
-        return tuple(out)
+            out.append(Coulomb(widths[:, gaussians:], of_coulomb, self.bounds[gaussians:]))
+        return (*out, self.own_kernels(of_own)) if self.own_kernels is not None else tuple(out)
 
     def interaction(self, like: Tensor) -> Interaction:
         """The settings of sums over nodes, with tables of the dtype and device of a tensor."""
@@ -208,18 +203,21 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
 
 
 def _check(
-    width: float, max_width: float, counts: dict[str, int], heads: int, lmax: int, error: float, method: str,
-    max_hkl: Sequence[int] | None,
+    width: float, max_width: float, num_gaussians: int, num_coulomb: int, kernels: nn.Module | None, heads: int,
+    lmax: int, error: float, method: str, max_hkl: Sequence[int] | None,
 ) -> None:  # fmt: skip
     checks.positive_number(max_width=max_width)
     if max_width < 2 * width:
         raise ValueError(f"max_width must be at least an octave above width, {2 * width:g}, got {max_width:g}")
     checks.positive(heads=heads)
-    for name, n in {**counts, "lmax": lmax}.items():
+    for name, n in {"num_gaussians": num_gaussians, "num_coulomb": num_coulomb, "lmax": lmax}.items():
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise ValueError(f"{name} must be an integer from 0 on, got {n!r}")
-    if not any(counts.values()):
-        raise ValueError(f"{', '.join(counts)} must not all be 0: pass a positive number for one of them")
+    if kernels is not None:
+        if not isinstance(kernels, nn.Module) or not isinstance(getattr(kernels, "count", None), int):
+            raise ValueError(f"kernels must be a module with an integer count, got {checks.described(kernels)}")
+    elif not num_gaussians and not num_coulomb:
+        raise ValueError("num_gaussians and num_coulomb must not both be 0 without kernels")
     check_error(error)
     checks.choice("method", method, METHODS)
     if max_hkl is not None:
@@ -229,13 +227,19 @@ def _check(
             checks.positive(max_hkl=n)
 
 
-def _bounds(
-    width: float, max_width: float, num_gaussians: int, num_coulomb: int, num_oscillating: int
-) -> tuple[tuple[float, float], ...]:
+def _check_own(kernel: object) -> None:
+    """Raise ValueError unless ``kernels`` returned kernels that attention can use."""
+    if not isinstance(kernel, Kernel) or kernel.long_range:
+        raise ValueError(
+            f"kernels must return a tg_equiattn.functional.Kernel without long_range, got {type(kernel).__name__}"
+        )
+
+
+def _bounds(width: float, max_width: float, num_gaussians: int, num_coulomb: int) -> tuple[tuple[float, float], ...]:
     """The octave of each width. Octaves of Gaussians, and of Coulomb kernels, are spread from ``width`` to
-    ``max_width``; oscillating Gaussians all have the last one."""
+    ``max_width``."""
     steps = [n / max(1, count - 1) for count in (num_gaussians, num_coulomb) for n in range(count)]
-    lows = [width * (max_width / width / 2) ** step for step in steps + [1.0] * num_oscillating]
+    lows = [width * (max_width / width / 2) ** step for step in steps]
     return tuple((low, 2 * low) for low in lows)
 
 
