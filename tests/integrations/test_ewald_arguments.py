@@ -9,8 +9,11 @@ from tg_equiattn import nn
 
 OF_HOSTS = {
     "e3nn": ("IrrepsEwaldAttention", {"irreps_in", "irreps_out"}),
-    "mace": ("add_long_range", {"model", "after", "batch", "gain"}),
-    "nequip": ("LongRange", {"features", "gain", "max_num_nodes", "irreps_in"}),
+    "mace": ("add_long_range", {"model", "after", "batch", "gain", "charges", "learn", "dielectric"}),
+    "nequip": (
+        "LongRange",
+        {"features", "gain", "max_num_nodes", "irreps_in", "type_names", "r_max", "avg_num_neighbors"},
+    ),
 }
 
 
