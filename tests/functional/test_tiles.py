@@ -95,12 +95,22 @@ def test_map_of_nodes_with_records():
         torch.testing.assert_close(run(x, y, frozen.scale.factor), rows(x, y, frozen), rtol=1e-14, atol=1e-14)
 
 
-def test_only_inputs_are_saved():
-    saved, x, y = [], d(100), d(100)
+@pytest.mark.parametrize("by_tiles", [False, True])
+def test_no_more_than_inputs_is_saved(by_tiles):
+    saved, x, y = [], d(100), d(98)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
-        out = recomputed(outer, x, y)
-    assert saved == [100, 100]
-    assert out.shape == (100, 100)
+        tiled_window(x, y, None, (0, 50, 98)) if by_tiles else recomputed(outer, x, y)
+    assert max(saved, default=0) <= 100
+
+
+def test_writing_to_a_tensor_before_backward_is_an_error():
+    x, y = d(100), d(98)
+    for run in (functools.partial(recomputed, outer), functools.partial(tiled_window, mask=None, steps=(0, 50, 98))):
+        out = run(x, y)
+        with torch.no_grad():
+            y.mul_(2)
+        with pytest.raises(RuntimeError, match=r"a tensor has been written to|modified by an inplace operation"):
+            (out if isinstance(out, torch.Tensor) else out[0]).sum().backward()
 
 
 @pytest.mark.parametrize("batched", [False, True])

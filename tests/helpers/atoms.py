@@ -65,3 +65,40 @@ def check_far(energy, gain):
     assert abs(energy(waters(12.0)) - energy(waters(13.0))) > 1e-9
     gain.data.zero_()
     assert abs(energy(waters(12.0)) - energy(waters(13.0))) < 1e-12
+
+
+def check_derivatives(call, positions, parameters, volume=None):
+    """Forces, stress, and the gradient of a loss on forces by parameters, along random directions, are differences.
+
+    ``call`` takes displacements (atoms, 3) and a strain (3, 3) and returns the energy, forces and stress, which may be
+    differentiated. ``volume=None`` leaves out stress.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(7)
+    random = lambda x: torch.randn(x.shape, generator=generator, dtype=x.dtype)  # noqa: E731
+    along, strain, still = random(positions), random(torch.zeros(3, 3, dtype=positions.dtype)), torch.zeros(3, 3)
+    strain = strain + strain.mT
+    _, forces, stress = call(0 * along, still.to(along))
+    close(-(forces * along).sum(), lambda size: call(size * along, still.to(along))[0])
+    if volume is not None:
+        close((stress * strain).sum() * volume, lambda size: call(0 * along, size * strain)[0])
+    directions = [random(x) for x in parameters]
+    slopes = torch.autograd.grad((forces * along).sum(), parameters)
+
+    def loss(size):
+        with torch.no_grad():
+            for x, direction in zip(parameters, directions, strict=True):
+                x.add_(direction, alpha=size)
+        found = (call(0 * along, still.to(along))[1] * along).sum()
+        with torch.no_grad():
+            for x, direction in zip(parameters, directions, strict=True):
+                x.sub_(direction, alpha=size)
+        return found
+
+    close(sum((x * direction).sum() for x, direction in zip(slopes, directions, strict=True)), loss)
+
+
+def close(slope, function):
+    found = differences(lambda size: function(size).item(), 3e-4)
+    assert abs(found - slope.item()) < 1e-5 * abs(found)

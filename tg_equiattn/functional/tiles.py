@@ -3,7 +3,7 @@
 A function that is computed again reads the tensors it is given and nothing else. Between forward and backward a module
 may get other weights, and a generator of random numbers moves on. So the function of a tile is a function of a module
 file, and all that it gets besides tensors is frozen: numbers, names, and records of both. A module is given as its
-parameters and buffers. Functions of tiles draw no random numbers and run without autocast.
+parameters and buffers. Such functions draw no random numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from ..modes import full_precision, in_functorch_transform, is_traced, runs_eagerly
@@ -51,7 +52,7 @@ def tiled(
     function: Callable[..., Any], tiles: Sequence[Tile], tensors: Sequence[Tensor | None], shapes: Sequence[Shape],
     once: Sequence[bool] | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The results of all tiles, added up. All derivatives are computed tile by tile, from the tensors alone.
+    """The results of all tiles, added up, without autocast. Derivatives of all orders are computed tile by tile, too.
 
     Args:
         function: a function of a module file. It gets the settings of a tile and parts of the tensors, and returns a
@@ -74,7 +75,7 @@ def tiled(
 
 
 def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
-    """``function(*arguments)``, of which only the tensors among the arguments are kept for backward.
+    """``function(*arguments)`` with a checkpoint: only the tensors among the arguments are kept for backward.
 
     Arguments are tensors, modules, frozen settings, and tuples and frozen dataclasses of these. A module stands for its
     parameters and buffers: in backward it has those of the call. Where derivatives are not recorded, and in transforms
@@ -87,9 +88,8 @@ def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
     settings = _taken((function, arguments), tensors, modules), tuple(modules)
     if not torch.is_grad_enabled() or not runs_eagerly():
         return function(*arguments)
-    tile = Tile(settings, (WHOLE,) * len(tensors), (WHOLE,))
-    found = _run(_Call(_of_arguments, (tile,), (), (True,) * len(tensors)), tensors)
-    return found if len(found) > 1 else found[0]
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    return torch.utils.checkpoint.checkpoint(_of_arguments, settings, _versions(tensors), *tensors, **options)
 
 
 def map_tiles(
@@ -233,12 +233,21 @@ class _Modules(nn.ModuleList):
         return function(*arguments)
 
 
-def _of_arguments(settings: tuple[_Record, tuple[_Weights, ...]], *tensors: Tensor) -> Any:
+def _of_arguments(settings: tuple[_Record, tuple[_Weights, ...]], versions: tuple[int, ...], *tensors: Tensor) -> Any:
+    if _versions(tensors) != versions:
+        raise RuntimeError(
+            "a tensor has been written to between forward and backward, which needs its old values: write to weights "
+            "and inputs after backward"
+        )
     (function, arguments), modules = _filled(settings[0], tensors), settings[1]
     if not modules:
         return function(*arguments)
     given = {f"{n}.{name}": tensors[x.first + k] for n, x in enumerate(modules) for k, name in enumerate(x.names)}
     return torch.func.functional_call(_Modules(x.module for x in modules), given, (function, arguments))
+
+
+def _versions(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(0 if x.is_inference() else x._version for x in tensors)
 
 
 def _taken(x: Any, tensors: list[Tensor], modules: list[_Weights]) -> Any:

@@ -16,10 +16,10 @@ def make():
 def far():
     """A model with long range, of which every parameter counts."""
 
-    def far(gain=0.5, after=(0,), batch=None, **options):
+    def far(gain=0.5, after=(0,), batch=None, attn_kwargs=None, **options):
         torch.manual_seed(3)
-        model = make_mace(**options)
-        return add_long_range(model, after, batch=batch_of(*mixed()) if batch is None else batch, gain=gain)
+        batch = batch_of(*mixed()) if batch is None else batch
+        return add_long_range(make_mace(**options), after, batch=batch, gain=gain, **(attn_kwargs or {}))
 
     return far
 

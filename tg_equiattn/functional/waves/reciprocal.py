@@ -55,7 +55,7 @@ def reciprocal_sums(
         own = sources[0][:, :, these] * sources[1] if len(sources) == 2 else sources[0][:, :, these]
         mix, given = (interaction.product, ranks), (lattice.angles, own, lattice.numbers, weights, harmonics)
         if nufft:
-            found = recomputed(_by_nufft, mix, *given, interaction.error)
+            found = _by_nufft(mix, *given, interaction.error)
         else:
             found = _by_products(mix, *given, tuple(lattice.counts), most)
         out.append((found * query[:, :, these]).sum((2, 3)))
@@ -107,10 +107,10 @@ def _mixed(
 def _by_nufft(
     mix: Mix, angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor, error: float
 ) -> Tensor:
-    """Sums of one kernel by non-uniform fast Fourier transforms."""
+    """Sums of one kernel by non-uniform fast Fourier transforms, which backward does not compute a second time."""
     indices = numbers.long()
     sums = sums_over_nodes(angles, indices, sources.flatten(2), error)
-    table = _mixed(mix, sums.unflatten(3, sources.shape[3:]), weights, harmonics)
+    table = recomputed(_mixed, mix, sums.unflatten(3, sources.shape[3:]), weights, harmonics)
     return sums_at_nodes(angles, indices, table.flatten(3), error).unflatten(2, (1, *table.shape[3:]))
 
 
