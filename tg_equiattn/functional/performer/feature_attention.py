@@ -40,9 +40,9 @@ def feature_summary(
     bias = -norm * key.square().sum(-1)
     bias = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
     tensors = key, value, bias, projection
-    plain = _is_safe(key, projection, norm)
     if is_whole(key) or are_few(key[..., 0].numel() * len(projection)):
-        return _summary(plain, *tensors)
+        return _summary(False, *tensors)
+    plain = _is_safe(key, projection, norm)
     cuts = list(_cuts(key, len(projection)))
     parts, size = 1 + max(n for *_, n in cuts), (len(key), len(projection))
     tiles = [Tile(plain, ((group, nodes),) * 3 + (WHOLE,), ((n, group),) * 2) for group, nodes, n in cuts]
@@ -60,9 +60,9 @@ def feature_readout(
 ) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:  # fmt: skip
     """Outputs and log-sum-exps of queries over the features."""
     tensors = query, content, key_lse, projection
-    plain = _is_safe(query, projection, 0.0, key_lse)
     if is_whole(query) or are_few(query[..., 0].numel() * len(projection)):
-        return _readout(plain, *tensors)
+        return _readout(False, *tensors)
+    plain = _is_safe(query, projection, 0.0, key_lse)
     tiles = [
         Tile(plain, ((group, nodes), group, group, WHOLE), ((group, nodes),) * 2)
         for group, nodes, _ in _cuts(query, len(projection))
@@ -97,14 +97,14 @@ def _summary(
     plain: bool, key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
     bias: Float[Tensor, "groups nodes"], projection: Float[Tensor, "features d"],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _averages(torch.baddbmm(bias[:, None], projection.expand(len(key), -1, -1), key.mT), value, plain)
+    return _averages(torch.baddbmm(bias[:, None], projection.expand(key.shape[0], -1, -1), key.mT), value, plain)
 
 
 def _readout(
     plain: bool, query: Float[Tensor, "groups nodes d"], content: Float[Tensor, "groups features e"],
     key_lse: Float[Tensor, "groups features"], projection: Float[Tensor, "features d"],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _averages(torch.baddbmm(key_lse[:, None], query, projection.mT.expand(len(query), -1, -1)), content, plain)
+    return _averages(torch.baddbmm(key_lse[:, None], query, projection.mT.expand(query.shape[0], -1, -1)), content, plain)
 
 
 def _averages(
