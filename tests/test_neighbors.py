@@ -93,33 +93,6 @@ def test_arguments_that_are_refused(options, message):
         neighbor_list(**{"pos": torch.rand(6, 2), "cutoff": 0.5} | options)
 
 
-def test_order_and_transpose():
-    target, source = torch.tensor([4, 0, 2, 2, 0]), torch.tensor([1, 3, 2, 0, 1])
-    near = NeighborList(torch.stack([source, target]), 5, torch.arange(10).view(5, 2))
-    pattern = near.csr
-    assert pattern.row.tolist() == [0, 0, 2, 4]  # the pair of node 2 with itself is passed over
-    assert pattern.col.tolist() == [3, 1, 0, 1]
-    assert near.offsets.tolist() == [[2, 3], [8, 9], [6, 7], [0, 1]]
-    assert pattern.row_starts.tolist() == [0, 2, 2, 3, 3, 4]
-    back = pattern.transposed()
-    assert back.row_starts.tolist() == [0, 1, 3, 3, 4, 4]
-    assert back.col.tolist() == pattern.row[pattern.order].tolist() == [2, 0, 4, 0]
-    assert back.row.tolist() == pattern.col[pattern.order].tolist() == [0, 1, 1, 3]
-    for here, there in zip(pattern, back.transposed(), strict=True):
-        assert torch.equal(here, there)
-    assert torch.equal(pattern.order[back.order], torch.arange(4))
-
-
-def test_restricted():
-    """To nodes that exist: the pairs stay in their order, and a second restriction adds to the first."""
-    near = NeighborList(torch.tensor([[1, 2, 0], [0, 1, 2]]), 3, torch.tensor([[1], [2], [3]]))
-    less = near.restricted(torch.tensor([True, True, False]))
-    assert less.mask.tolist() == [True, False, False]
-    assert torch.equal(less.offsets, near.offsets)
-    assert near.mask is None
-    assert less.restricted(torch.tensor([False, True, True])).mask.tolist() == [False, False, False]
-
-
 def test_edges_as_given():
     edge_index = torch.tensor([[0, 1, 2, 2], [1, 0, 1, 2]])
     pos, features = torch.tensor([[0.0, 0], [1, 0], [5, 0]]), torch.arange(4.0)

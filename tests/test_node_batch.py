@@ -6,7 +6,6 @@ import pytest
 import torch
 from space import batch_of, motion
 
-from tg_equiattn.functional.chunks import map_chunks
 from tg_equiattn.functional.performer.graph_rows import graph_rows
 from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.orders import check_order, radial_order
@@ -58,13 +57,6 @@ def test_flat_mix_equals_each_alone(sizes, padded):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_groups_waste_less_than_half():
-    sizes, widths = SIZES["groups"], []
-    ragged_of(sizes).mix(lambda x, rows: widths.append(x.shape[:2].numel()) or x, torch.randn(sum(sizes), 1))
-    assert len(widths) > 2
-    assert sum(sizes) < sum(widths) < 2 * sum(sizes)
-
-
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("sizes", [*SIZES.values(), (90, 1, 1, 1, 5)])
 @pytest.mark.parametrize("make", [NodeBatch.padded, graph_rows])
@@ -85,21 +77,6 @@ def test_rows_hold_every_node_once(sizes, known, make, monkeypatch):
     if rows.mask is not None:
         assert int(rows.mask.sum()) == sum(sizes)
         assert not packed[~rows.mask].any()
-
-
-def test_slots_of_padded_rows():
-    padded, x = ragged_of((3, 0, 2)).padded(), torch.randn(5, 2)
-    slots = padded.slots_of(torch.arange(5))
-    assert slots.tolist() == [0, 1, 2, 6, 7]
-    assert torch.equal(padded.pack(x).flatten(0, 1)[slots], x)
-
-
-def test_answers_do_not_depend_on_earlier_questions():
-    """Reading the sizes leaves a batch as it was made."""
-    sizes = SIZES["groups"]
-    first, second = (ragged_of(sizes, len(sizes), whole=False) for _ in range(2))
-    second.read_sizes(), second.starts, second.batch, second.padded()
-    assert {name: str(x) for name, x in vars(first).items()} == {name: str(x) for name, x in vars(second).items()}
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
@@ -143,29 +120,6 @@ def test_radial_order_breaks_ties_by_scalars(dtype):
         assert torch.equal(p[radial_order(moved, node_batch, scalars[p])], order)
     assert order.tolist() != list(range(8))
     assert radial_order(pos, node_batch).tolist() == list(range(8))  # a symmetry exchanges them: as they came
-
-
-@pytest.mark.parametrize("step", [1, 3, 11, 20])
-def test_map_chunks(step):
-    x, y = (torch.randn(11, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    calls = []
-
-    def function(x, y):
-        calls.append(x.shape[0])
-        return torch.cat([x * y, x.sin()], 1)
-
-    expected = function(x, y)
-    out = map_chunks(function, step, (t for t in (x, y)))
-    with torch.no_grad():
-        without = map_chunks(function, step, (x, y))
-    torch.testing.assert_close(without, expected, rtol=0, atol=0)
-    torch.testing.assert_close(out, expected, rtol=0, atol=0)
-    before = len(calls)
-    grads = torch.autograd.grad(out.square().sum(), (x, y))
-    assert (len(calls) > before) == (step < 11)
-    assert max(calls[1:]) == min(step, 11)
-    for got, wanted in zip(grads, torch.autograd.grad(expected.square().sum(), (x, y)), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_compiling_needs_the_sizes(monkeypatch):

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import inspect
 import re
 import subprocess
 import sys
@@ -15,9 +14,6 @@ import tg_equiattn
 
 FAMILIES = ("group", "performer", "hyena", "waves", "vector")
 BUILDS_ON = {"hyena": {"vector"}, "group": {"performer"}}  # of other families, in nn and functional alike
-PYG = {"attn_kwargs", "act_kwargs", "norm_kwargs"}  # settings of a layer inside, as GPSConv takes them
-DATA = {"charges"}  # numbers of elements, by their names
-DIALECT = re.compile(r"(^|_)(kept|fitting|shell|ways|reach)(_|$)")
 
 
 def file_of(place):
@@ -83,20 +79,6 @@ def test_public_names_can_be_imported(place):
     assert [name for name in PUBLIC[place] if not hasattr(module, name)] == []
 
 
-@pytest.mark.parametrize("place", PUBLIC)
-def test_no_dictionary_of_settings_but_attn_kwargs(place):
-    if place.startswith("integrations"):
-        pytest.importorskip(HOSTS[place.rsplit(".", 1)[1]])
-    module, found = importlib.import_module(f"tg_equiattn.{place}"), []
-    for name in PUBLIC[place]:
-        made = getattr(module, name)
-        parameters = inspect.signature(made.__init__ if inspect.isclass(made) else made).parameters.values()
-        settings = [p.name for p in parameters if re.search(r"\b(Mapping|[dD]ict)\b", str(p.annotation))]
-        settings += [p.name for p in parameters if p.name in ("options", "attention_options")]
-        found += [f"{name}: {argument}" for argument in settings if argument not in PYG | DATA]
-    assert found == []
-
-
 def test_modules_of_the_core_need_no_import_of_their_own():
     script = "import tg_equiattn, sys; before = 'torch' in sys.modules; tg_equiattn.nn.GroupAttention; print(before)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -123,21 +105,6 @@ def test_families_build_on_no_others():
             if family == "hyena" and isinstance(node, ast.ClassDef) and "Attention" in node.name:
                 found.append(f"{path.relative_to(ROOT)}: {node.name}")
     assert found == []
-
-
-def test_names_are_the_words_of_the_field():
-    """And no class has the name of another."""
-    found, classes = [path for path in LIBRARY if DIALECT.search(path.stem)], []
-    for path, node in ((p, node) for p in LIBRARY for node in nodes(p)):
-        name = node.arg if isinstance(node, ast.arg) else ""
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            name = node.name
-        if isinstance(node, ast.ClassDef) and not private(name):
-            classes.append(name)
-        if DIALECT.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()):
-            found.append(f"{path.relative_to(ROOT)}: {name}")
-    assert found == []
-    assert [name for name in classes if classes.count(name) > 1] == []
 
 
 def private(name):

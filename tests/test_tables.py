@@ -1,14 +1,11 @@
 """Derived tables under what training code and compilers do to modules."""
 
-import copy
 import functools
-import pickle
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from tg_equiattn.tables import Tables
 
@@ -52,43 +49,6 @@ def test_copies_keep_exact_numbers(module):
         assert scale.dtype == kind
         torch.testing.assert_close(scale, exact.to(kind), rtol=0, atol=0)
     assert module.tables(CPU)[0].dtype == torch.int64
-
-
-def test_copies_and_pickles(module, x):
-    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        torch.testing.assert_close(other(x), module(x), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-def test_two_modules_are_compiled_apart(kind, x):
-    """A compiled graph of one module's tables is not taken for another's."""
-    for shift in (1, 2, 3):
-        module = Scaled(shift).to(kind)
-        torch.testing.assert_close(
-            torch.compile(module, fullgraph=True, backend="eager")(x.to(kind)), module(x.to(kind))
-        )
-
-
-def test_a_compiled_module_is_compiled_once(x):
-    module, x = Scaled().double(), x.double()
-    torch._dynamo.reset()
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    compiled(x)
-    module(x)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        torch.testing.assert_close(compiled(x), module(x))
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_exported(strict, module, x):
-    program = torch.export.export(module, (x,), strict=strict).module()
-    torch.testing.assert_close(program(x), module(x))
-    assert type(module.tables(CPU)[0]) is torch.Tensor
-
-
-def test_traced_programs_keep_the_tables(module, x):
-    graph = make_fx(module, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
-    torch.testing.assert_close(graph(x), module(x))
 
 
 def test_fake_tensors_stay_in_their_mode(x):

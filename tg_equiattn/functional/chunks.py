@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..modes import is_traced, runs_eagerly
 
 if TYPE_CHECKING:
-    from jaxtyping import Shaped
+    pass
 
 
 def is_whole(x: Tensor) -> bool:
@@ -39,22 +39,3 @@ def checkpointed(function: Callable[..., Any], *arguments: Any, preserve_rng_sta
 def joined(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Join the results of chunks. Often there is one, which is returned as it is."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
-
-
-def map_chunks(
-    function: Callable[..., Tensor], step: int, tensors: Iterable[Shaped[Tensor, "nodes ..."]]
-) -> Shaped[Tensor, "nodes ..."]:
-    """Apply a function of nodes to ``step`` nodes at a time, each time through :func:`checkpointed`."""
-    tensors = tuple(tensors)
-    nodes = tensors[0].shape[0]
-    if is_whole(tensors[0]) or nodes <= step:
-        return function(*tensors)
-    chunks = zip(*(x.split(step) for x in tensors), strict=True)
-    if torch.is_grad_enabled() or not runs_eagerly():
-        return torch.cat([checkpointed(function, *chunk) for chunk in chunks])
-    first = function(*next(chunks))
-    out = first.new_empty(nodes, *first.shape[1:])
-    out[:step] = first
-    for n, chunk in enumerate(chunks, 1):
-        out[n * step : (n + 1) * step] = function(*chunk)
-    return out

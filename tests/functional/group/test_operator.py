@@ -1,15 +1,10 @@
 """The operator of group attention and its definition: chunks, memory, derivatives."""
 
-import itertools
-
 import pytest
 import torch
-from attention_operands import RELATIONS, Largest, table_operands
-from torch.utils.checkpoint import checkpoint
+from attention_operands import Largest, table_operands
 
 from tg_equiattn.functional import frame_attention, group_attention
-from tg_equiattn.functional.group.definition import windowed_attention_definition
-from tg_equiattn.functional.group.dense import dense_attention, dense_attention_definition
 from tg_equiattn.functional.group.operator import windowed_attention, windowed_attention_backward
 from tg_equiattn.grids import Window
 
@@ -29,64 +24,6 @@ def assert_equal(found, expected):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * max(1.0, size))
 
 
-CHUNKED = [
-    *((relation, (3, 2), 0.3) for relation in RELATIONS),
-    pytest.param("ge_vit", (2, 1, 2), 0.0, marks=pytest.mark.slow),
-    *(pytest.param(relation, (3, 4), 0.0, marks=pytest.mark.slow) for relation in RELATIONS),
-    *(pytest.param(relation, (2, 1, 3), 0.3, marks=pytest.mark.slow) for relation in RELATIONS),
-]
-
-
-@pytest.mark.parametrize(("relation", "spatial", "dropout"), CHUNKED)
-def test_chunks_change_nothing(relation, spatial, dropout):
-    """Chunks of images, of heads, of rows and of outputs; the operator and the definition."""
-    window, mask = Window(len(spatial), 3), torch.rand(2, *spatial) < 0.8
-    tensors, index = table_operands(relation, window, spatial, channels=2, value_channels=3)
-    settings = index, mask, torch.tensor(5), 3, (), False, dropout
-    expected = derivatives(*windowed_attention_definition(*tensors, *settings, 0), tensors, mask)
-    whole = 2 * 2 * 3 * 3 * window.count() * torch.Size(spatial).numel()
-    for function, share in (
-        (windowed_attention, 1),
-        *itertools.product((windowed_attention, windowed_attention_definition), (3, 20, whole)),
-    ):
-        assert_equal(derivatives(*function(*tensors, *settings, whole // share), tensors, mask), expected)
-
-
-@pytest.mark.parametrize("few", [True, False])
-@pytest.mark.parametrize(("relation", "spatial"), [("frame", (5, 5)), ("relative", (3, 4)), ("frame", (2, 3, 3))])
-def test_the_definition_of_disks(relation, spatial, few, monkeypatch):
-    """The definition computes the square around a disk. Pixels between the two have no weight, not even for queries
-    whose keys are all masked. Few scores are kept for backward, many are computed again."""
-    monkeypatch.setattr("tg_equiattn.functional.backend.FEW_NUMBERS", 1 << 13 if few else 0)
-    window, mask = Window(len(spatial), 5, "disk"), torch.rand(2, *spatial) < 0.4
-    mask[0] = False
-    mask[0].flatten()[-1] = True  # in the square of the first pixel of 3 x 4, outside of its disk
-    tensors, index = table_operands(relation, window, spatial, channels=2)
-    settings = index, mask, torch.tensor(5), 5, window.selection, False, 0.3
-    found, expected = (f(*tensors, *settings) for f in (windowed_attention_definition, windowed_attention))
-    assert_equal(found, expected)
-    assert_equal(derivatives(*found, tensors, mask), derivatives(*expected, tensors, mask))
-    out, none = windowed_attention_definition(*tensors, *settings, with_lse=False)
-    assert_equal([out], [found[0]])
-    assert not none.numel()
-
-
-@pytest.mark.parametrize("relation", RELATIONS)
-def test_checkpoints(relation):
-    window, mask = Window(2, 3), torch.ones(2, 3, 4, dtype=torch.bool)
-    tensors, index = table_operands(relation, window, (3, 4))
-    run = lambda *x: windowed_attention(*x, index, None, torch.tensor(0), 3, (), False, 0.0)  # noqa: E731
-    run(*tensors)[0].cos().sum().backward()
-    expected = [x.grad.clone() for x in tensors]
-    for reentrant in (False, True):
-        for x in tensors:
-            x.grad = None
-        checkpoint(run, *tensors, use_reentrant=reentrant)[0].cos().sum().backward()
-        assert_equal([x.grad for x in tensors], expected)
-    found = derivatives(*checkpoint(run, *tensors, use_reentrant=False), tensors, mask)
-    assert_equal(found, derivatives(*run(*tensors), tensors, mask))
-
-
 @pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit"])
 def test_no_tensor_holds_all_scores(relation):
     """Nor |H|^2 D N of them, which are factors of the sums over t."""
@@ -100,25 +37,6 @@ def test_no_tensor_holds_all_scores(relation):
     power = {"frame": 1, "relative": 2}.get(relation, 3)
     scores = 2 * 3 * 8**power * window.count() * 24 * 24
     assert largest.count < scores / (1 if power == 1 else 8)
-
-
-@pytest.mark.parametrize("index", [None, "relative", "ge_vit"])
-def test_dense_chunks_change_nothing(index):
-    """Over all pixels, of images, heads and query pixels; gradients too."""
-    relation, spatial = index or "frame", (2, 3)
-    (query, key, value, *_), index = table_operands(relation, Window(2, 3), spatial)
-    shapes = (3, 15, 3), (2, 3, 15), (2, 0 if index is None else 3, 4)
-    tables = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    tensors = [x for x in (query, key, value, *tables) if x.numel()]
-    mask, found = torch.rand(2, 6) < 0.8, []
-    operands = query, key.flatten(4), value.flatten(4), *tables, index, mask, torch.tensor(5)
-    for attend in (dense_attention, dense_attention_definition):
-        for chunk in (1 << 22, 150, 1):
-            for dropout in (0.0, 0.3):
-                out = attend(*operands, dropout, chunk)
-                found.append((dropout, [out, *torch.autograd.grad(out.square().sum(), tensors)]))
-    for dropout, x in found[2:]:
-        assert_equal(x, found[dropout > 0][1])
 
 
 @pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit"])

@@ -18,16 +18,6 @@ def close(got, wanted, tolerance):
         torch.testing.assert_close(a.to(b), b, rtol=0, atol=tolerance * max(1.0, float(b.abs().max())))
 
 
-@pytest.mark.parametrize("relation", ["ge_vit", "relative"])
-@pytest.mark.parametrize("spatial", [(11, 12), (4, 3, 5)])
-def test_plain_equals_the_operator(relation, spatial, device):
-    """In many tiles, twice differentiated."""
-    tensors, window = operands(4, spatial, device=device)
-    index = relation_index(cyclic(4), relation).to(device)
-    outs = [group_attention(*tensors, index, window=window, backend=b) for b in ("plain", "torch")]
-    close(*(twice(out, tensors) for out in outs), 1e-11)
-
-
 @pytest.mark.parametrize("extreme", EXTREMES)
 def test_extreme_scores_stay_finite(extreme):
     exact, window = extreme(torch.float64)

@@ -6,12 +6,9 @@ from clouds import close, gradients
 from oracles import beyond, lag_sums, long_convolution
 
 from tg_equiattn.functional import scalar_long_conv, vector_long_conv
-from tg_equiattn.functional.hyena import fft_convolution as transforms
 from tg_equiattn.functional.hyena.fft_convolution import (
-    fast_length,
     fft_convolution,
     first_lag,
-    is_smooth,
     lag_convolution,
 )
 from tg_equiattn.functional.hyena.long_conv import MODES, bilinear_long_conv
@@ -76,34 +73,6 @@ def test_norms(norm, mode, n):
         q, k = inputs("scalar", n)
         out = bilinear_long_conv(q, k, torch.mul, lengths, mode, norm)
         close([out], [fft_convolution(q, k, lengths, mode, norm)])
-
-
-@pytest.mark.parametrize(
-    ("kind", "mode", "shape", "blocks"),
-    [
-        ("vector", "circular", (3, 512, 2, 3), 4),  # blocks of one channel and of 2 and 1 sequences
-        ("scalar", "causal", (30, 13, 18), 4),  # blocks of 5, 5, 5 and 3 channels
-        ("vector by lag", "both sides", (3, 512, 2, 3), 6),
-        ("scalar by lag", "causal", (30, 13, 18), 4),
-    ],
-)
-def test_blocks_change_nothing(kind, mode, shape, blocks, monkeypatch):
-    """More numbers than are transformed at a time."""
-    n, found = shape[1], []
-    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    y = torch.randn_like(x) if kind in DATA else torch.randn(n - first_lag(n, mode == "causal"), shape[2]).double() / n
-    lengths = torch.arange(shape[0]) % (n + 1) if mode == "causal" else None
-    for numbers in (transforms.BLOCK_NUMBERS, 1 << 12):
-        monkeypatch.setattr(transforms, "BLOCK_NUMBERS", numbers)
-        out = KINDS[kind](x, y.requires_grad_(), lengths, mode)
-        found.append([out, *gradients([out], (x, y))])
-    assert len(transforms.blocks(torch.ones(shape), n if mode == "circular" else 2 * n)) == blocks
-    close(*found)
-
-
-def test_fast_lengths():
-    assert [fast_length(n) for n in (1, 2, 3, 11, 13, 22, 97, 128)] == [2, 2, 4, 12, 14, 24, 98, 128]
-    assert [n for n in range(1, 23) if not is_smooth(n)] == [11, 13, 17, 19, 22]
 
 
 @pytest.mark.parametrize("mode", MODES)

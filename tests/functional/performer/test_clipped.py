@@ -5,9 +5,8 @@ import torch
 from clouds import double, equal
 from oracles import positive_features
 
-from tg_equiattn.functional.performer.clipped import clipped_attention_impl, distance_bins
+from tg_equiattn.functional.performer.clipped import clipped_attention_impl
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.node_batch import NodeBatch
 
 HEADS, D, E, M = 3, 5, 7, 11
@@ -61,19 +60,3 @@ def test_stays_right_where_every_node_is_near():
     query, value, nodes = torch.zeros(1, 2, 1), torch.randn(1, 2, 3), NodeBatch.flat(torch.empty(2), None)
     out = clipped_attention_impl(query, value, projection, table[None, :, None], near, nodes)
     torch.testing.assert_close(out, (value + 3 * value.flip(1)) / 4, rtol=1e-4, atol=1e-5)
-
-
-def test_distance_bins():
-    near = NeighborList(torch.tensor([[1, 2, 0], [0, 0, 1]]), 3, torch.tensor([[1, -1], [5, 0], [0, 0]]))
-    bins = near.cached(distance_bins, 3)
-    assert bins.row.tolist() == [2, 3, 9]  # (0, 2), (1, 0), and the distant pair in the last bin
-    assert bins.col.tolist() == [1, 0, 2]
-    assert near.cached(distance_bins, 3) is bins
-    assert len(distance_bins(near, 2).row_starts) == 3 * 2 + 2
-
-
-def test_distance_bins_of_restricted_pairs():
-    near = NeighborList(torch.tensor([[1, 2, 0], [0, 1, 2]]), 3, torch.tensor([[1], [2], [3]]))
-    less = near.restricted(torch.tensor([True, True, False]))
-    assert distance_bins(less, 4).row.tolist() == [1, 12, 12]  # masked pairs are among the distant ones
-    assert distance_bins(near, 4).row.tolist() == [1, 6, 11]

@@ -18,27 +18,6 @@ def nodes():
     return NodeBatch.flat(torch.empty(NODES), batch_of(SIZES), len(SIZES))
 
 
-def near_of(loops_twice):
-    graph = batch_of(SIZES)
-    edges = ((graph[:, None] == graph) & (torch.rand(NODES, NODES) < 0.3)).nonzero().T
-    pairs = NeighborList(torch.cat([edges, edges[:, :7]], 1) if loops_twice else edges, NODES)
-    values = double(len(pairs.target), 2), double(2), double(HEADS, 2, D)
-    biases = [double(HEADS, len(pairs.target)), double(HEADS, 1), double(HEADS)]
-    return Near(pairs, *(b.requires_grad_() for b in biases), tuple(v.requires_grad_() for v in values))
-
-
-@pytest.mark.parametrize("chunk", [1, 40, 700, 3000])
-@pytest.mark.parametrize("kind", ["content", "near", "twice"])
-def test_chunks_change_nothing(kind, chunk, nodes):
-    """Of some queries of a graph, of a graph, of several graphs; with pairs that come twice."""
-    near = None if kind == "content" else near_of(kind == "twice")
-    # values of another width are not for torch's kernels
-    query, key, value = (double(HEADS, NODES, width).requires_grad_() for width in (D, D, D + (near is None)))
-    inputs = [query, key, value, *([] if near is None else [*near[1:4], *near.values])]
-    wanted = pair_attention_impl(query, key, value, nodes, near=near)
-    equal(pair_attention_impl(query, key, value, nodes, near=near, chunk=chunk), wanted, inputs)
-
-
 def test_equals_the_definition(nodes):
     query, key, value = (double(HEADS, NODES, D).requires_grad_() for _ in range(3))
     graph = batch_of(SIZES)

@@ -12,7 +12,6 @@ from tg_equiattn.functional.vector.clifford import (
     GRADE_SIZES,
     PATHS,
     channelwise_product,
-    cross_product,
     geometric_product,
     geometric_product_definition,
     grades_of_products,
@@ -26,18 +25,6 @@ def test_equals_pauli_matrices(device):
     out = geometric_product(x.to(device), y.to(device))
     torch.testing.assert_close(out.cpu(), pauli_product(x, y), rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(out.cpu(), geometric_product_definition(x, y), rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-@pytest.mark.parametrize("dim", [0, -2])
-def test_cross_products_of_few_and_of_many_numbers(dim, dtype, monkeypatch):
-    x, y = (torch.randn(3, 5, 3, 2, dtype=dtype).requires_grad_() for _ in range(2))
-    many = cross_product(x, y, dim)  # conftest.py makes all numbers many
-    monkeypatch.setattr("tg_equiattn.functional.backend.FEW_NUMBERS", 1 << 13)
-    few = cross_product(x, y, dim)
-    torch.testing.assert_close(few, many, rtol=0, atol=1e-14)
-    for a, b in zip(*(torch.autograd.grad(z.abs().square().sum(), (x, y)) for z in (few, many)), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("grades", SOME_GRADES)

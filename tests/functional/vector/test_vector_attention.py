@@ -34,18 +34,6 @@ def test_equals_the_definition(attention, size, sizes, device):
     torch.testing.assert_close(got, wanted, rtol=1e-10 if size <= 1 else 1e-7, atol=1e-11 if size <= 1 else 1e-7)
 
 
-@pytest.mark.parametrize(("count", "n", "sizes"), [(1, 21, (21,)), (3, 17, (17, 0, 16)), (15, 4, None)])
-@pytest.mark.parametrize("size", [1, 1000.0])
-def test_many_tiles(size, count, n, sizes, monkeypatch):
-    """Tiles of some queries, or of some groups, of which the last one is smaller."""
-    monkeypatch.setattr(module, "TILE_PAIRS", 128)
-    q, k, v = inputs(n, count=count)
-    qkv = (size * q).detach().requires_grad_(), k, v
-    lengths = None if sizes is None else torch.tensor(sizes)
-    outs = vector_attention(*qkv, lengths), plain(*qkv, lengths)
-    torch.testing.assert_close(*([x, *gradients([x], qkv)] for x in outs), rtol=1e-7, atol=1e-7 * size)
-
-
 def test_very_large_scores_stay_finite():
     q, k, v = (x.detach().float() for x in inputs())
     qkv = [x.requires_grad_() for x in (3e4 * q, k, v)]
@@ -107,8 +95,3 @@ def test_higher_derivatives(n, lengths, order, tolerance, monkeypatch):
     found = zip(*(derivatives(f, qkv, lengths, order) for f in (vector_attention, plain)), strict=True)
     for got, wanted in found:
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
-
-
-def test_gradgradcheck():
-    qkv, lengths = inputs(4, count=2), torch.tensor([4, 2])
-    assert torch.autograd.gradgradcheck(lambda *t: vector_attention(*t, lengths), qkv, fast_mode=True)

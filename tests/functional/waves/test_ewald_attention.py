@@ -212,30 +212,6 @@ def test_cells_in_one_matrix_and_bounded_vectors_change_nothing():
     assert error(bounded, wanted) <= 1e-6
 
 
-@pytest.mark.parametrize(("nodes", "side"), [(191, None), pytest.param(193, 17.0, marks=pytest.mark.slow)])
-def test_blocks_change_nothing(nodes, side):
-    """Sums in blocks, which backward computes again, equal sums in one piece, which torch.func takes."""
-    heads = 16 if side is None else 1
-    ker = kernels(lmax=0, heads=heads, kinds=(Gaussian, Gaussian))
-    q, k, v, pos = operands(nodes, heads, contracted=1, channels=1, spread=6.0)
-    cell = None if side is None else side * torch.eye(3, dtype=torch.float64)
-    probe = torch.randn(nodes, 3, dtype=torch.float64)
-
-    def energy(x):
-        return ewald_attention(q, k, v, x, ker, cell=cell, method="direct" if side is None else "ewald").square().sum()
-
-    x = pos.clone().requires_grad_()
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
-        out = energy(x)
-    assert max(saved) < nodes**2  # no number for each pair, or for each node and vector
-    (slope,) = torch.autograd.grad(out, x, create_graph=True)
-    (bend,) = torch.autograd.grad((slope * probe).sum(), x)
-    whole, along = torch.func.jvp(torch.func.grad(energy), (pos,), (probe,))
-    assert error(slope, whole) <= 1e-10
-    assert error(bend, along) <= 1e-10
-
-
 def test_mapped_over_positions():
     """With bounded Miller indices no values are read; if the bound is too small outputs are NaN."""
     q, k, v, pos = operands(6)
@@ -248,20 +224,6 @@ def test_mapped_over_positions():
             assert bool(got.isnan().all())
         else:
             assert error(got, torch.stack([call(pos=x, cell=cell) for x in some])) <= 1e-10
-
-
-@pytest.mark.parametrize("method", ["direct", "ewald", "nufft"])
-def test_inside_a_checkpoint(method):
-    """Activation checkpointing of the caller: saved tensors are unpacked once, and gradients stay."""
-    ker, (q, k, v, pos) = kernels(lmax=1, kinds=(Coulomb, Hat)), operands(7)
-    pos.requires_grad_()
-
-    def call(pos):
-        return ewald_attention(q, k, v, pos, ker, method=method, error=1e-2)
-
-    wanted = torch.autograd.grad(call(pos).square().sum(), pos)[0]
-    again = torch.utils.checkpoint.checkpoint(call, pos, use_reentrant=False)
-    assert error(torch.autograd.grad(again.square().sum(), pos)[0], wanted) <= 1e-12
 
 
 @pytest.mark.parametrize(

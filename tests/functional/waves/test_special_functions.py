@@ -1,7 +1,6 @@
 """Boys functions: their values and their derivatives of all orders."""
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tg_equiattn.functional.waves.special_functions import boys_functions
 
@@ -23,10 +22,3 @@ def test_boys_functions():
     for order in range(1, 4):
         (value,) = torch.autograd.grad(value, x, create_graph=True)
         torch.testing.assert_close(value.item(), (-1) ** order / (3 + 2 * order), rtol=1e-12, atol=0)
-
-
-def test_with_fake_tensors():
-    """Constants that a call kept are converted for tensors without values."""
-    wanted = boys_functions(torch.rand(3), 2)
-    with FakeTensorMode():
-        assert boys_functions(torch.rand(3), 2).shape == wanted.shape

@@ -231,29 +231,6 @@ def test_where_locality_is_on():
         assert not any("locality" in name for name in preset(cyclic(4)).state_dict())
 
 
-def test_checkpoints_know_what_they_are_of(tmp_path):
-    """Weights of another relation, kernel size or group have the same shapes, and are refused all the same."""
-    options = {"relation": "ge_vit", "kernel_size": 3}
-    layer, path = attention(cyclic(4), **options), tmp_path / "weights.pt"
-    torch.save(layer.state_dict(), path)
-    state = torch.load(path, weights_only=True)
-    attention(cyclic(4), **options).load_state_dict(state)
-    attention(GROUPS["C4"], **options).load_state_dict(state)
-    for group, change, message in (
-        (cyclic(4), {"relation": "relative"}, "relation='relative', like this one, got 'ge_vit'"),
-        (cyclic(4), {"kernel_size": 7}, "kernel_size=7, like this one, got 3"),
-        (cyclic(4), {"kernel_size": None}, "kernel_size=None, like this one, got 3"),
-        (cyclic(4), {"padding_mode": "circular"}, "padding_mode='circular', like this one, got 'mask'"),
-        (cyclic(4), {"window_shape": "disk"}, "window_shape='disk', like this one, got 'square'"),
-        (dihedral(2), {}, r"group=D2\(order=4, dim=2\), like this one, got C4"),
-    ):
-        message = "from a GroupAttention with " + message
-        other = attention(group, **options | change)
-        for strict in (True, False):
-            with pytest.raises(ValueError, match=message):
-                other.load_state_dict(state, strict=strict)
-
-
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_no_images(name, plain, randomise):

@@ -75,10 +75,3 @@ def test_gsa_network_is_not_equivariant(randomise):
         )
         assert equivariance_error(randomise(ours).double().eval().features, group, x) <= 1e-10
         assert equivariance_error(theirs.double().eval().features, group, x) > 1e-2  # as it starts, like what users see
-
-
-@pytest.mark.slow
-def test_compile(device, randomise):
-    model = randomise(GroupTransformer(cyclic(2), 1, 3, channels=(4,), heads=1, kernel_size=3), std=0.3).to(device)
-    x = torch.randn(2, 1, 5, 6, device=device)
-    torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=0, atol=1e-4)

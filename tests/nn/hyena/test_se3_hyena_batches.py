@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from clouds import SIZES, S, V, check_batch_equals_each_alone, close, dense, one, permuted, sample, within
+from clouds import SIZES, S, V, close, dense, one, permuted, sample, within
 from space import error
 from states import take_weights
-
-from tg_equiattn.nn.vector import clifford
 
 
 def together(layer, x, sizes):
@@ -47,16 +45,6 @@ def test_nan_stays_in_its_sequence(on_device, name, bad, make):
         for out in (layer(**broken), padded if layer.module.pool else [part[there] for part in padded]):
             assert not out[1][~others].isfinite().all()
             close([part[others] for part in out], [part[others] for part in expected])
-
-
-@pytest.mark.parametrize("name", ["plain", "local", "radial local", "implicit", "attention", "attention, local"])
-def test_blocks_of_tokens_change_nothing(name, make, monkeypatch):
-    """Several blocks of 64 tokens, the smallest there are, which cut sequences, against each sequence in one."""
-    monkeypatch.setattr(clifford, "BLOCK_NUMBERS", 1)
-    layer, sizes = make(name, std=0.2), [57, 17, 61]
-    network = layer.module.operators[0] if name == "radial local" else layer.module
-    assert max(sizes) < network.project.tokens_per_block(torch.device("cpu")) < sum(sizes) / 2
-    check_batch_equals_each_alone(layer, sample(name, sizes, edges=1), sizes)
 
 
 @pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "implicit", "implicit causal model", "attention"])
