@@ -11,19 +11,21 @@ import lzma
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
-from ase import Atoms, units
+
+if TYPE_CHECKING:
+    from ase import Atoms
 
 FILES = {
     "NaCl": "phono3py_params_NaCl.yaml.xz",
     "MgO": "phono3py_params_MgO-222rd-444rd.yaml.xz",
     "AlN": "phonopy_params_mp-661.yaml.xz",  # wurtzite
 }
-TERAHERTZ = 1e3 * units.fs / (2 * math.pi)  # of the root of eV / (A^2 u)
-Forces = Callable[[Sequence[Atoms]], list[np.ndarray]]
+COULOMB = 14.3996454785  # of two elementary charges, in eV A
+TERAHERTZ = 15.6333043  # of the root of eV / (A^2 u)
+Forces = Callable[["Sequence[Atoms]"], list[np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +52,11 @@ class PolarCrystal:
         """By element, the charge that gives the right forces: the Born charge over the root of the dielectric constant,
         both averaged over directions."""
         root = math.sqrt(np.trace(self.dielectric) / 3)
-        return {
-            self.unit.symbols[list(self.site).index(n)]: float(np.trace(born)) / 3 / root
-            for n, born in enumerate(self.born)
-        }
+        return {self.unit.symbols[n]: float(np.trace(self.born[site])) / 3 / root for n, site in enumerate(self.site)}
+
+    def masses(self) -> np.ndarray:
+        """Masses of the atoms of the primitive cell."""
+        return self.unit.get_masses()[np.unique(self.site, return_index=True)[1]]
 
 
 def load(folder: Path, name: str) -> PolarCrystal:
@@ -62,6 +65,8 @@ def load(folder: Path, name: str) -> PolarCrystal:
     Raises:
         FileNotFoundError: if its file is not in the folder.
     """
+    import yaml
+
     path = folder / FILES[name]
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing. {name}: an example of phonopy or phono3py, github.com/phonopy")
@@ -81,6 +86,8 @@ def load(folder: Path, name: str) -> PolarCrystal:
 
 
 def _atoms(cell: dict[str, Any]) -> Atoms:
+    from ase import Atoms
+
     points = cell["points"]
     places = [point["coordinates"] for point in points]
     masses = [point["mass"] for point in points]
@@ -105,10 +112,10 @@ def dynamical_matrix(forces: Forces, crystal: PolarCrystal, axis: int, n: int, s
     gives the forces of many systems.
     """
     atoms = crystal.unit.repeat([n if i == axis else 1 for i in range(3)])
-    site, mass = np.tile(crystal.site, n), atoms.get_masses()
+    site, mass = np.tile(crystal.site, n), crystal.masses()
     wave = np.exp(2j * math.pi * atoms.get_scaled_positions(wrap=False)[:, axis])
     moved = []
-    for s in range(len(crystal.born)):
+    for s in range(len(mass)):
         for direction in np.eye(3):
             for phase in (wave.real, wave.imag):
                 for sign in (1, -1):
@@ -116,19 +123,17 @@ def dynamical_matrix(forces: Forces, crystal: PolarCrystal, axis: int, n: int, s
                     moved[-1].positions += sign * step * (phase * (site == s))[:, None] * direction
     found = np.array(forces(moved)).reshape(-1, 2, 2, len(atoms), 3)  # site and direction, phase, sign
     slope = (found[:, :, 1] - found[:, :, 0]) / (2 * step)
-    response = (slope[:, 0] + 1j * slope[:, 1]) * wave.conj()[:, None] / np.sqrt(mass)[:, None]
-    sites = np.eye(len(crystal.born))[site]
-    first = (sites * mass[:, None]).sum(0) / sites.sum(0)  # masses of the sites
+    response = (slope[:, 0] + 1j * slope[:, 1]) * wave.conj()[:, None]
+    sites = np.eye(len(mass))[site]
     matrix = np.einsum("pja, js -> psa", response, sites / sites.sum(0)).reshape(len(found), -1)
-    matrix = matrix / np.sqrt(first).repeat(3)[:, None]
+    matrix = matrix / np.sqrt(np.outer(mass, mass)).repeat(3, 0).repeat(3, 1)
     return (matrix + matrix.conj().T) / 2
 
 
 def polar_mode(matrix: np.ndarray, crystal: PolarCrystal, direction: np.ndarray) -> float:
     """Frequency, in THz, of the mode with the largest dipole along the direction; negative if it is imaginary."""
     squares, modes = np.linalg.eigh(matrix)
-    mass = [crystal.unit.get_masses()[list(crystal.site).index(n)] for n in range(len(crystal.born))]
-    dipole = (crystal.born @ direction / np.sqrt(mass)[:, None]).reshape(-1)
+    dipole = (crystal.born @ direction / np.sqrt(crystal.masses())[:, None]).reshape(-1)
     square = squares[np.abs(dipole @ modes).argmax()]
     return float(np.copysign(np.sqrt(abs(square)), square)) * TERAHERTZ
 
@@ -147,3 +152,27 @@ def branches(
             for kind, direction in (("LO", along), ("TO", across)):
                 found.setdefault(f"{kind}{axis}", {})[n] = polar_mode(one, crystal, direction)
     return found
+
+
+def reference(crystal: PolarCrystal) -> Callable[[int, int], np.ndarray]:
+    """Dynamical matrices by phonopy, from the forces of the largest cells and Born charges."""
+    from phonopy import Phonopy
+    from phonopy.structure.atoms import PhonopyAtoms
+
+    unit, frames = crystal.unit, crystal.large or crystal.small
+    size = np.rint(frames[0].cell.lengths() / unit.cell.lengths()).astype(int)
+    places, masses = unit.get_scaled_positions(), unit.get_masses()
+    cell = PhonopyAtoms(unit.symbols, cell=unit.cell, scaled_positions=places, masses=masses)
+    phonons = Phonopy(cell, supercell_matrix=np.diag(size), primitive_matrix=np.eye(3))
+    steps = np.array([atoms.positions for atoms in frames]) - phonons.supercell.positions
+    phonons.dataset = {"displacements": steps, "forces": np.array([atoms.arrays["REF_forces"] for atoms in frames])}
+    phonons.produce_force_constants(fc_calculator="symfc")
+    phonons.nac_params = {"born": crystal.born[crystal.site], "dielectric": crystal.dielectric, "factor": COULOMB}
+    sites = np.eye(len(crystal.born))[crystal.site]
+    waves = np.kron(sites / np.sqrt(sites.sum(0)), np.eye(3))
+
+    def matrix(axis: int, n: int) -> np.ndarray:
+        phonons.dynamical_matrix.run(np.eye(3)[axis] / n)
+        return waves.T @ phonons.dynamical_matrix.dynamical_matrix @ waves
+
+    return matrix
