@@ -1,6 +1,6 @@
 """Draw docs/_static/phonon_branches.png from the rows of examples/studies/polar_crystals.py.
 
-    PYTHONPATH=examples/studies python docs/phonon_branches.py
+PYTHONPATH=examples/studies python docs/phonon_branches.py
 """
 
 from pathlib import Path
@@ -13,7 +13,11 @@ from polar_crystals import PARTS, PolarCrystalsStudy, only
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-STYLES = {"DFT": ("DFT", "ko"), "MACE": ("MACE alone", "C0s--"), "charges": ("MACE with charges", "C3-")}
+STYLES = {
+    "DFT": ("DFT", "ko"),
+    "MACE": ("MACE alone", "C0s--"),
+    "charges": ("MACE with charges", "C3-"),
+}
 
 
 def draw(path: Path) -> None:
@@ -23,12 +27,26 @@ def draw(path: Path) -> None:
     for axis, crystal in zip(axes, ("NaCl", "MgO"), strict=True):
         for model, (label, style) in STYLES.items():
             for kind in ("LO", "TO"):
-                found = [row.more["branches"][f"{kind}2"] for row in only(rows, crystals=crystal, models=model)]
+                found = [
+                    row.more["branches"][f"{kind}2"]
+                    for row in only(rows, crystals=crystal, models=model)
+                ]
                 means = [np.mean([one[str(n)] for one in found]) for n in PARTS]
-                axis.plot([1 / n for n in PARTS], means, style, label=label if kind == "LO" else None, markersize=5)
+                axis.plot(
+                    [1 / n for n in PARTS],
+                    means,
+                    style,
+                    label=label if kind == "LO" else None,
+                    markersize=5,
+                )
                 if model == "DFT":
                     axis.annotate(kind, (1 / PARTS[-1], means[-1]), (0.02, means[-1]), va="center")
-        axis.set(title=crystal, xlabel="wave vector along Γ-X, 2π/a", ylabel="frequency, THz", xlim=(0, 0.52))
+        axis.set(
+            title=crystal,
+            xlabel="wave vector along Γ-X, 2π/a",
+            ylabel="frequency, THz",
+            xlim=(0, 0.52),
+        )
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False)
     figure.savefig(path, dpi=100)

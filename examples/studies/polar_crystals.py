@@ -138,7 +138,7 @@ def table(rows: list[Row], *names: str) -> str:
     return markdown([*names, *TESTS.values(), *header, "Born charge", "seconds"], lines)
 
 
-def report(rows: list[Row]) -> dict[str, str]:
+def report(rows: list[Row], folder: Path | None = None) -> dict[str, str]:
     """Tables by name."""
     cubic = [row for row in rows if row.setting("crystals") != "AlN"]
     care = ("epochs", "batch", "learning_rate")

@@ -29,7 +29,7 @@ ROOT = EXAMPLES.parent
 STUDIES = (
     "rotated_digits", "pixel_graphs", "nbody", "associative_recall", "escnn_mixed_model", "pyg_mixed_model",
     "e3nn_mixed_model", "long_range", "molecules", "far_digits", "matching", "depots", "beacons", "real_molecules",
-    "proteins",
+    "proteins", "polar_crystals",
 )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def test_tables_and_commands_are_what_the_rows_say(tmp_path, name, unpainted):
         command, seed = command + "".join(seeds[1:]), tuple(map(int, seeds[:1])) or kind().seeds
         assert dataclasses.replace(repeat(command), seeds=seed).identity() == kind().identity() | row.settings
         assert row.value == row.value  # a number
-        assert row.parameters > 0
+        assert row.parameters >= 0  # a reference has none
     assert all("python examples/studies/" in line for line in tables["commands"].splitlines()[2:])
 
 

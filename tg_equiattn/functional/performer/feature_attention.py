@@ -104,7 +104,9 @@ def _readout(
     plain: bool, query: Float[Tensor, "groups nodes d"], content: Float[Tensor, "groups features e"],
     key_lse: Float[Tensor, "groups features"], projection: Float[Tensor, "features d"],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _averages(torch.baddbmm(key_lse[:, None], query, projection.mT.expand(query.shape[0], -1, -1)), content, plain)
+    return _averages(
+        torch.baddbmm(key_lse[:, None], query, projection.mT.expand(query.shape[0], -1, -1)), content, plain
+    )
 
 
 def _averages(
