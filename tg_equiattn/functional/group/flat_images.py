@@ -32,18 +32,18 @@ class FlatImages:
     step: int
 
     @property
-    def reach(self) -> int:
+    def margin(self) -> int:
         """The number of pixels by which images are padded at every side."""
         return self.step * self.shifts.radius
 
     @property
     def width(self) -> int:
         """The number of pixels in a padded row."""
-        return self.spatial[-1] + 2 * self.reach
+        return self.spatial[-1] + 2 * self.margin
 
     def flat(self, x: Tensor) -> Tensor:
         """Join the rows of images (..., *spatial), with zeros after every row."""
-        return F.pad(x, (0, 2 * self.reach)).flatten(-2)
+        return F.pad(x, (0, 2 * self.margin)).flatten(-2)
 
     def images(self, x: Tensor) -> Tensor:
         """The inverse of :meth:`flat`."""
@@ -53,18 +53,18 @@ class FlatImages:
         """Pad images (..., *spatial) for the windows and join their rows. Zeros at the end serve the windows of the
         discarded pixels of the last row."""
         if self.circular:
-            return F.pad(self.shifts.pad(x, self.step, circular=True).flatten(-2), (0, 2 * self.reach))
-        outer = [self.reach] * (2 * self.shifts.dim - 4)
-        x = F.pad(x, (*[self.reach] * 3, self.reach + 1, *outer)).flatten(-2)  # one row more, cut below
-        return x.narrow(-1, 0, x.shape[-1] - self.width + 2 * self.reach)
+            return F.pad(self.shifts.pad(x, self.step, circular=True).flatten(-2), (0, 2 * self.margin))
+        outer = [self.margin] * (2 * self.shifts.dim - 4)
+        x = F.pad(x, (*[self.margin] * 3, self.margin + 1, *outer)).flatten(-2)  # one row more, cut below
+        return x.narrow(-1, 0, x.shape[-1] - self.width + 2 * self.margin)
 
     def padded_images(self, x: Tensor) -> Tensor:
         """The padded images, whose rows :meth:`padded` has joined."""
-        return x.narrow(-1, 0, x.shape[-1] - 2 * self.reach).unflatten(-1, (-1, self.width))
+        return x.narrow(-1, 0, x.shape[-1] - 2 * self.margin).unflatten(-1, (-1, self.width))
 
     def rows(self, start: int, count: int) -> tuple[tuple, tuple]:
-        """The indices of a run of rows in flat images, and of all rows that its windows reach in padded images."""
-        end, more, outer = start + count, 2 * self.reach, self.shifts.dim - 2
+        """The indices of a run of rows in flat images, and of all rows that its windows cover in padded images."""
+        end, more, outer = start + count, 2 * self.margin, self.shifts.dim - 2
         if outer:
             return (slice(start, end), slice(None)), (slice(start, end + more), slice(None))
         start, end, width = start * self.width, end * self.width, self.width
@@ -72,11 +72,11 @@ class FlatImages:
 
     def shifted(self, y: Tensor, block: Block) -> Tensor:
         """The pixels of padded images shifted by each offset of a block: a view (..., *counts, *flat)."""
-        reach, lead, strides = 2 * self.reach, y.ndim + 1 - self.shifts.dim, y.stride()
+        margin, lead, strides = 2 * self.margin, y.ndim + 1 - self.shifts.dim, y.stride()
         outer = y.shape[lead:-1]
         steps = [self.step * n for n in (*strides[lead:-1], self.width, 1)]
         first = y.storage_offset() + sum(n * step for n, step in zip(block.start, steps, strict=True))
-        pixels = *(n - reach for n in outer), y.shape[-1] - reach * (self.width + 1)
+        pixels = *(n - margin for n in outer), y.shape[-1] - margin * (self.width + 1)
         return y.as_strided(
             [*y.shape[:lead], *block.counts, *pixels], [*strides[:lead], *steps, *strides[lead:]], first
         )
