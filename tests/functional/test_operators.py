@@ -7,7 +7,7 @@ from torch.library import opcheck
 
 from tg_equiattn import functional as F
 from tg_equiattn.functional.edge_products import csr_edge_dot, csr_edge_sum
-from tg_equiattn.functional.group.operator import windowed_attention
+from tg_equiattn.functional.group.windowed import attention_by_tiles, flat_operands
 from tg_equiattn.functional.hyena.fft_convolution import first_lag, lag_convolution
 from tg_equiattn.grids import PixelGrid, Window
 
@@ -21,13 +21,14 @@ def d(*shape):
 def group_attention_operands(relation):
     tensors, index = table_operands(relation, Window(2, 3), (3, 4), 2)
     mask = torch.tensor([[[True, False, True, True]] * 3]).expand(2, -1, -1).contiguous()
-    return *tensors, index, mask, torch.tensor(0), 3, (), False, 0.0
+    operands = flat_operands(*tensors, index, mask, torch.tensor(0), 3, (), False, 0.0, 1, 1 << 19)
+    return [x.detach().requires_grad_() if n < 5 else x for n, x in enumerate(operands)]
 
 
 OPERATORS = {
-    "frame attention": (windowed_attention, lambda: group_attention_operands("frame")),
-    "relative attention": (windowed_attention, lambda: group_attention_operands("relative")),
-    "ge_vit attention": (windowed_attention, lambda: group_attention_operands("ge_vit")),
+    "frame attention": (attention_by_tiles, lambda: group_attention_operands("frame")),
+    "relative attention": (attention_by_tiles, lambda: group_attention_operands("relative")),
+    "ge_vit attention": (attention_by_tiles, lambda: group_attention_operands("ge_vit")),
     "edge dot": (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR)),
     "edge sum": (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR)),
 }

@@ -2,8 +2,8 @@
 
 An operator is opaque to torch's transforms: those of ``torch.func`` cannot look into it, and forward-mode
 differentiation would take its tangents for zero. So every operator has a definition in torch's own operations, which
-runs in all transforms. While torch.compile traces for an accelerator, a form that compilers fuse into a few kernels
-replaces the operator, which launches many.
+runs in all transforms. While torch.compile traces for an accelerator, the definition replaces the operator, too: a
+compiler fuses it into a few kernels, and an operator launches many.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from ..modes import in_functorch_transform, is_exporting
 
 FEW_NUMBERS = 1 << 13  # a CPU computes this many numbers in the time of a call of an operator
 _TILE_BYTES = 2 << 30  # memory of all tensors of a chunk on an accelerator
-DEFINITION, OPERATOR, FUSABLE = "definition", "operator", "fusable"
+DEFINITION, OPERATOR = "definition", "operator"
 
 
 def choose_form(x: Tensor, numbers: int, plain: bool = False, few: bool = False) -> str:
-    """The form of an operator: ``DEFINITION``, ``OPERATOR`` or ``FUSABLE``.
+    """The form of an operator: ``DEFINITION`` or ``OPERATOR``.
 
     Args:
         x: an operand, on the device where the operator runs.
-        numbers: size of each of the four large tensors that the fusable form makes. It is chosen if they fit in memory.
+        numbers: size of each of the four large tensors that a compiled definition makes. Compilers for accelerators get
+            the definition if they fit in memory.
         plain: ask for the definition.
         few: ask for the definition where ``numbers`` are so few that a CPU takes longer to call the operator. Tracers
             and dispatch modes, which count or record operations, see the operator.
@@ -37,7 +38,7 @@ def choose_form(x: Tensor, numbers: int, plain: bool = False, few: bool = False)
         return DEFINITION
     if on_cpu or not compiling or is_exporting():
         return OPERATOR  # exported programs are for all sizes, so that no size can decide
-    return FUSABLE if numbers <= tile_numbers(x.device, 0, 4) else OPERATOR
+    return DEFINITION if numbers <= tile_numbers(x.device, 0, 4) else OPERATOR
 
 
 def are_few(numbers: int) -> bool:
@@ -46,7 +47,7 @@ def are_few(numbers: int) -> bool:
 
 
 def use_plain(plain: bool = False) -> bool:
-    """True if an operator without a fusable form runs as its definition."""
+    """True if an operator runs as its definition: if asked to, and in transforms."""
     return plain or in_functorch_transform()
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..edges import CSR
-from ..modes import full_precision
+from ..modes import full_precision, is_traced
 from ..neighbors import SortedPairs
-from .backend import FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
+from .backend import OPERATOR, choose_form, refuse_forward_mode, tile_numbers
 from .second_derivatives import register_derivatives
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def edge_dot(
     if form == OPERATOR:
         return csr_edge_dot(query.contiguous(), key.contiguous(), *_matrix(relation))
     # a compiler fuses the gathers with the products, so chunks save no memory
-    return gathered_edge_dot(query, key, relation.row, relation.col, None if form == FUSABLE else _PAIRS)
+    return gathered_edge_dot(query, key, relation.row, relation.col, None if is_traced(query) else _PAIRS)
 
 
 def edge_sum(

@@ -50,28 +50,55 @@ class Shape(NamedTuple):
 
 def tiled(
     function: Callable[..., Any], tiles: Sequence[Tile], tensors: Sequence[Tensor | None], shapes: Sequence[Shape],
-    once: Sequence[bool] | None = None,
+    once: Sequence[bool] | None = None, known: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """The results of all tiles, added up, without autocast. Derivatives of all orders are computed tile by tile, too.
 
     Args:
         function: a function of a module file. It gets the settings of a tile and parts of the tensors, and returns a
             tensor or a tuple of tensors.
-        tiles: the tiles. If a single tile has only the place ``WHOLE``, its results are returned as they are.
+        tiles: the tiles. If a single tile has only ``WHOLE`` places, its results are returned as they are.
         tensors: the tensors; ``None`` stays ``None``.
         shapes: the shape of each sum.
         once: true for each tensor whose numbers are each in exactly one tile. The default is false for all.
+        known: keep the sums for backward. The function then gets its own results as ``known`` where only its first
+            derivatives are wanted, which may save work.
 
     Raises:
         TypeError: if the function or the settings could read what they are not given.
     """
     if not torch.compiler.is_compiling():
         found: list[Any] = []
-        _taken((function, *(tile.settings for tile in tiles)), found, found)
+        _taken((function, *{id(tile.settings): tile.settings for tile in tiles}.values()), found, found)
         if found:
             raise TypeError("settings of tiles must be frozen, got tensors among them: pass these as tensors")
-    call = _Call(function, tuple(tiles), tuple(shapes), (False,) * len(tensors) if once is None else tuple(once))
-    return _run(call, tensors)
+    once = (False,) * len(tensors) if once is None else tuple(once)
+    return _run(Call(function, tuple(tiles), tuple(shapes), once, known), tensors)
+
+
+def gradients(
+    call: Call, tensors: Sequence[Tensor | None], wanted: Sequence[bool], grads: Sequence[Tensor],
+    sums: Sequence[Tensor] = (),
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Gradients of the wanted tensors, tile by tile.
+
+    Args:
+        call: the arguments of :func:`tiled`.
+        tensors: the tensors that it got.
+        wanted: true for each tensor whose gradient is returned.
+        grads: the gradients of the sums.
+        sums: the sums, if the function wants to know them.
+    """
+    pulled = []
+    for tile in call.tiles:
+        to_inputs = tuple(cut for cut, want in zip(tile.cut, wanted, strict=True) if want)
+        given = (*tile.place, *(WHOLE,) * (len(grads) - len(tile.place)))
+        settings = call.function, tile.settings, tuple(wanted), len(grads)
+        pulled.append(Tile(settings, (*tile.cut, *given, *given[: len(sums)]), to_inputs))
+    shapes = [Shape(x.shape, alone) for x, alone, want in zip(tensors, call.once, wanted, strict=True) if want]  # type: ignore[union-attr]
+    alone = tuple(shape.once for shape in call.shapes) or (True,) * len(grads)
+    once = (*call.once, *alone, *alone[: len(sums)])
+    return _run(Call(_pullback, tuple(pulled), tuple(shapes), once), (*tensors, *grads, *sums))
 
 
 def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -122,20 +149,21 @@ def joined(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """The arguments of :func:`tiled` without the tensors."""
 
     function: Callable[..., Any]
     tiles: tuple[Tile, ...]
     shapes: tuple[Shape, ...]
     once: tuple[bool, ...]
+    known: bool = False
 
 
-def _run(call: _Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+def _run(call: Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     return _Tiled.apply(call, *tensors) if runs_eagerly() else _added(call, tensors)
 
 
-def _added(call: _Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+def _added(call: Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     sums: list[Tensor] = []
     for tile in call.tiles:
         parts = [x if x is None else _part(x, cut) for x, cut in zip(tensors, tile.cut, strict=True)]
@@ -163,36 +191,34 @@ def _part(x: Tensor, index: Any) -> Tensor:
 
 class _Tiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        ctx.call = call
-        ctx.save_for_backward(*tensors)
-        return _added(call, tensors)
+    def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.call, sums = call, _added(call, tensors)
+        ctx.save_for_backward(*tensors, *(sums if call.known else ()))
+        return sums
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        (function, tiles, sums, once), tensors, wanted = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[1:]
-        pulled = []
-        for tile in tiles:
-            to_inputs = tuple(cut for cut, want in zip(tile.cut, wanted, strict=True) if want)
-            given = (*tile.place, *(WHOLE,) * (len(grads) - len(tile.place)))
-            pulled.append(Tile((function, tile.settings, wanted), (*tile.cut, *given), to_inputs))
-        shapes = [Shape(x.shape, alone) for x, alone, want in zip(tensors, once, wanted, strict=True) if want]
-        alone = tuple(shape.once for shape in sums) or (True,) * len(grads)
-        found = iter(_run(_Call(_pullback, tuple(pulled), tuple(shapes), (*once, *alone)), (*tensors, *grads)))
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]  # torch unpacks once where it checkpoints
+        tensors, sums = saved[: len(wanted)], [x.detach() for x in saved[len(wanted) :]]
+        found = iter(gradients(ctx.call, tensors, wanted, grads, sums))
         return None, *(next(found) if want else None for want in wanted)
 
 
-def _pullback(settings: tuple[Callable[..., Any], Any, tuple[bool, ...]], *given: Tensor | None) -> tuple[Tensor, ...]:
-    """Gradients of the wanted ones among the inputs of a tile's function, from its inputs and gradients of its
-    results."""
-    function, own, wanted = settings
-    recorded, inputs, grads = torch.is_grad_enabled(), list(given[: len(wanted)]), given[len(wanted) :]
+def _pullback(
+    settings: tuple[Callable[..., Any], Any, tuple[bool, ...], int], *given: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Gradients of the wanted ones among the inputs of a tile's function, from its inputs, gradients of its results,
+    and these results if they are known."""
+    function, own, wanted, count = settings
+    recorded, inputs, rest = torch.is_grad_enabled(), list(given[: len(wanted)]), given[len(wanted) :]
+    grads, known = rest[:count], rest[count:]
+    more = {"known": known} if known and not recorded else {}  # what is known has no derivatives
     chosen = [n for n, want in enumerate(wanted) if want]
 
     def results(*moving: Tensor) -> tuple[Tensor, ...]:
         for n, x in zip(chosen, moving, strict=True):
             inputs[n] = x
-        found = function(own, *inputs)
+        found = function(own, *inputs, **more)
         return (found,) if isinstance(found, Tensor) else tuple(found)
 
     moving: list[Any] = [inputs[n] for n in chosen]

@@ -1,12 +1,17 @@
-"""The operator of group attention and its definition: chunks, memory, derivatives."""
+"""Group attention by tiles and by its definition: tiles, memory, derivatives; the operator of compiled programs."""
 
 import pytest
 import torch
-from attention_operands import Largest, table_operands
+from attention_operands import RELATIONS, Largest, table_operands
+from torch.utils.checkpoint import checkpoint
 
 from tg_equiattn.functional import frame_attention, group_attention
-from tg_equiattn.functional.group.operator import windowed_attention, windowed_attention_backward
+from tg_equiattn.functional.group.definition import windowed_attention_definition
+from tg_equiattn.functional.group.dense import dense_attention, dense_attention_definition
+from tg_equiattn.functional.group.windowed import attention_by_tiles, flat_operands, windowed_attention
 from tg_equiattn.grids import Window
+from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import GroupAttention
 
 
 def derivatives(out, lse, tensors, mask):
@@ -24,19 +29,122 @@ def assert_equal(found, expected):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * max(1.0, size))
 
 
+CHUNKED = [
+    *((relation, (3, 2), 0.3) for relation in RELATIONS),
+    pytest.param("ge_vit", (2, 1, 2), 0.0, marks=pytest.mark.slow),
+    *(pytest.param(relation, (3, 4), 0.0, marks=pytest.mark.slow) for relation in RELATIONS),
+    *(pytest.param(relation, (2, 1, 3), 0.3, marks=pytest.mark.slow) for relation in RELATIONS),
+]
+
+
+@pytest.mark.parametrize(("relation", "spatial", "dropout"), CHUNKED)
+def test_tiles_change_nothing(relation, spatial, dropout):
+    """Tiles of images, of heads, of rows and of outputs give what the definition gives."""
+    window, mask = Window(len(spatial), 3), torch.rand(2, *spatial) < 0.8
+    tensors, index = table_operands(relation, window, spatial, channels=2, value_channels=3)
+    settings = index, mask, torch.tensor(5), 3, (), False, dropout
+    expected = derivatives(*windowed_attention_definition(*tensors, *settings), tensors, mask)
+    whole = 2 * 2 * 3 * 3 * window.count() * torch.Size(spatial).numel()
+    for share in (1, 3, 20, whole):
+        assert_equal(derivatives(*windowed_attention(*tensors, *settings, 1, whole // share), tensors, mask), expected)
+
+
+WINDOWS = {"square": {}, "disk": {"shape": "disk"}, "circular": {"shape": "disk", "padding_mode": "circular"}}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", WINDOWS)
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_the_definition_of_windows(relation, shape, masked):
+    """The definition computes the square around a disk. Pixels between the two have no weight, not even for queries
+    whose keys are all masked. Windows may be wider than the image."""
+    for spatial, side in (((5, 7), 5), ((2, 5, 3), 3)):
+        window = Window(len(spatial), side, **WINDOWS[shape])
+        tensors, index = table_operands(relation, window, spatial, channels=2)
+        mask = None
+        if masked:
+            mask = torch.rand(2, *spatial) < 0.4
+            mask[0] = False
+            mask[0].flatten()[-1] = True
+        settings = index, mask, torch.tensor(11), side, window.selection, window.circular, 0.3
+        found, expected = (f(*tensors, *settings) for f in (windowed_attention_definition, windowed_attention))
+        assert_equal(found, expected)
+        shown = torch.ones(2, *spatial, dtype=torch.bool) if mask is None else mask
+        assert_equal(derivatives(*found, tensors, shown), derivatives(*expected, tensors, shown))
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_derivatives_of_the_operator(relation):
+    """Of first and second order, as those of tiles."""
+    mask = torch.rand(2, 3, 4) < 0.8
+    tensors, index = table_operands(relation, Window(2, 3), (3, 4))
+    settings = index, mask, torch.tensor(5), 3, (), False, 0.3, 1, 200
+    operands = flat_operands(*tensors, *settings)
+    out, lse = (x.unflatten(-1, (3, 6))[..., :4] for x in attention_by_tiles(*operands))
+    expected = derivatives(*windowed_attention(*tensors, *settings), tensors, mask)
+    assert_equal(derivatives(out, lse, tensors, mask), expected)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_transforms_of_a_backward_that_was_recorded_before(relation):
+    """``vmap`` over the backward pass of a graph from before."""
+    tensors, index = table_operands(relation, Window(2, 3), (3, 4))
+    out, lse = windowed_attention(*tensors, index, None, torch.tensor(5), 3, (), False, 0.3, 1, 500)
+    given = [torch.randn(3, *x.shape, dtype=x.dtype) for x in (out, lse)]
+    inputs, options = [x for x in tensors if x.numel()], {"retain_graph": True}
+    found = torch.func.vmap(lambda *x: torch.autograd.grad((out, lse), inputs, x, **options))(*given)
+    for n in range(3):
+        expected = torch.autograd.grad((out, lse), inputs, [x[n] for x in given], **options)
+        assert_equal([x[n] for x in found], expected)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_checkpoints(relation):
+    window, mask = Window(2, 3), torch.ones(2, 3, 4, dtype=torch.bool)
+    tensors, index = table_operands(relation, window, (3, 4))
+    run = lambda *x: windowed_attention(*x, index, None, torch.tensor(0), 3, (), False, 0.0)  # noqa: E731
+    run(*tensors)[0].cos().sum().backward()
+    expected = [x.grad.clone() for x in tensors]
+    for reentrant in (False, True):
+        for x in tensors:
+            x.grad = None
+        checkpoint(run, *tensors, use_reentrant=reentrant)[0].cos().sum().backward()
+        assert_equal([x.grad for x in tensors], expected)
+    found = derivatives(*checkpoint(run, *tensors, use_reentrant=False), tensors, mask)
+    assert_equal(found, derivatives(*run(*tensors), tensors, mask))
+
+
 @pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit"])
 def test_no_tensor_holds_all_scores(relation):
     """Nor |H|^2 D N of them, which are factors of the sums over t."""
     window = Window(2, 5)
     tensors, index = table_operands(relation, window, (24, 24), 8, 3, 3, 2)
-    tensors = [x.detach().float() for x in tensors]
-    settings = index, None, torch.tensor(0), 5, (), False, 0.0
+    tensors = [x.detach().float().requires_grad_() for x in tensors]
     with Largest() as largest:
-        out, lse = windowed_attention._init_fn(*tensors, *settings)
-        windowed_attention_backward._init_fn(out, lse, out, lse, *tensors, *settings)
+        out, lse = windowed_attention(*tensors, index, None, torch.tensor(0), 5, (), False, 0.0)
+        (out.sum() + lse.sum()).backward()
     power = {"frame": 1, "relative": 2}.get(relation, 3)
     scores = 2 * 3 * 8**power * window.count() * 24 * 24
     assert largest.count < scores / (1 if power == 1 else 8)
+
+
+@pytest.mark.parametrize("index", [None, "relative", "ge_vit"])
+def test_dense_chunks_change_nothing(index):
+    """Over all pixels, of images, heads and query pixels; gradients too."""
+    relation, spatial = index or "frame", (2, 3)
+    (query, key, value, *_), index = table_operands(relation, Window(2, 3), spatial)
+    shapes = (3, 15, 3), (2, 3, 15), (2, 0 if index is None else 3, 4)
+    tables = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    tensors = [x for x in (query, key, value, *tables) if x.numel()]
+    mask, found = torch.rand(2, 6) < 0.8, []
+    operands = query, key.flatten(4), value.flatten(4), *tables, index, mask, torch.tensor(5)
+    for attend in (dense_attention, dense_attention_definition):
+        for chunk in (1 << 22, 150, 1):
+            for dropout in (0.0, 0.3):
+                out = attend(*operands, dropout, chunk)
+                found.append((dropout, [out, *torch.autograd.grad(out.square().sum(), tensors)]))
+    for dropout, x in found[2:]:
+        assert_equal(x, found[dropout > 0][1])
 
 
 @pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit"])
@@ -80,3 +188,18 @@ def test_keys_of_another_image_are_refused_where_offsets_matter():
     mask, rho = torch.ones(1, 2, 2, dtype=torch.bool), torch.zeros(3, 9, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"key_mask must be bool of shape \(2 or 1, 2, 3\)"):
         frame_attention(query, query, query, rho, window=Window(2, 3), key_mask=mask)
+
+
+@pytest.mark.parametrize(("side", "recorded", "operators"), [(16, True, 0), (64, False, 0), (64, True, 1)])
+def test_scores_of_a_backward_pass_fit_in_memory(side, recorded, operators):
+    """On accelerators compilers get the definition, but where its backward would keep tens of GiB of scores."""
+    layer = GroupAttention(cyclic(8), 32, 32, heads=8, kernel_size=5, relation="relative").to("meta")
+    names = []
+
+    def backend(graph, inputs):
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    with torch.set_grad_enabled(recorded):
+        torch.compile(layer, backend=backend, fullgraph=True)(torch.empty(32, 32, 8, side, side, device="meta"))
+    assert names.count("tg_equiattn.group_attention.default") == operators

@@ -10,7 +10,7 @@ from group_layers import block as small_block
 from torch.nn.functional import pad
 
 from tg_equiattn import functional
-from tg_equiattn.functional.backend import DEFINITION, FUSABLE, OPERATOR
+from tg_equiattn.functional.backend import DEFINITION, OPERATOR
 from tg_equiattn.functional.group import attention
 from tg_equiattn.functional.group.masks import fill_where_masked
 from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
@@ -74,10 +74,10 @@ def test_by_definition(name, group, options, randomise, monkeypatch):
     layer, images, masks = problem(name, group, options, randomise)
     inputs = [*images, *layer.parameters()]
     expected = derivatives(images_by_oracle(layer, name, images[0], masks[0], images[1], masks[1]), inputs, 2)
-    for form in (DEFINITION, OPERATOR, FUSABLE):
+    for form in (DEFINITION, OPERATOR):
         monkeypatch.setattr(attention, "choose_form", lambda *_, form=form, **__: form)
         layer.plain = form == DEFINITION
-        same(derivatives(call(layer, images, masks), inputs, 1 if form == FUSABLE else 2), expected)
+        same(derivatives(call(layer, images, masks), inputs, 2), expected)
         single, floats = copy.deepcopy(layer).float(), [x.detach().float().requires_grad_() for x in images]
         same(derivatives(call(single, floats, masks), [*floats, *single.parameters()]), expected, 1e-4)
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...grids import Window
-from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, use_plain
+from ..backend import DEFINITION, choose_form, use_plain
 from .definition import windowed_attention_definition
 from .dense import dense_attention, dense_attention_definition
-from .fusable import windowed_attention_fusable
 from .hashed_dropout import draw_seed
 from .masks import zero_where_masked, zero_without_keys
 from .operands import check_attention
-from .operator import windowed_attention
+from .windowed import windowed_attention
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -119,16 +116,9 @@ def _checked_attention(
     return zero_where_masked(out, mask)
 
 
-_FORMS: dict[str, Callable] = {
-    DEFINITION: windowed_attention_definition,
-    OPERATOR: windowed_attention,
-    FUSABLE: windowed_attention_fusable,
-}
-
-
 def group_attention_impl(
     query, key, value, offset_encoding, element_encoding, index, window, space_bias=None, group_bias=None, dropout=0.0,
-    key_mask=None, plain=False, *, with_lse=False,
+    key_mask=None, plain=False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:func:`group_attention` without checks. Operands must be finite at masked pixels; outputs are not masked.
 
@@ -136,8 +126,8 @@ def group_attention_impl(
     ``key_mask`` is true at valid keys; queries without a valid key have the output zero. With a global window,
     encodings may be ``None``, and keys may then lie on another grid.
 
-    Returns the output and, if ``with_lse``, the log-sum-exps of the scores of each query: ``(B, heads, |H|,
-    *spatial)``, or ``(B, heads, |H|, |H|, *spatial)`` with a sum over t. A global window has none.
+    Returns the output and the log-sum-exps of the scores of each query: ``(B, heads, |H|, *spatial)``, or ``(B, heads,
+    |H|, |H|, *spatial)`` with a sum over t. A global window has none.
     """
     dtype, kind = torch.promote_types(query.dtype, torch.float32), value.dtype
     query, key, value = query.to(dtype) * query.shape[2] ** -0.5, key.to(dtype), value.to(dtype)
@@ -150,16 +140,14 @@ def group_attention_impl(
         out = attend_all(*operands, index, flat, seed, dropout)
         return zero_where_masked(out, None if flat is None else flat.any(1)).to(kind), query.new_zeros(0)
     tables = _tables(query.shape[1], dtype, *encodings)
-    # The fusable form keeps the products of queries and encodings in memory, and all scores for a backward pass.
+    # The definition keeps the products of queries and encodings in memory, and all scores for a backward pass.
     numbers = query.shape[0] * math.prod(tables[0].shape[:-1]) * math.prod(query.shape[4:])
     if index is not None:
         numbers *= math.prod(index.shape[1:-1])
         if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
             numbers *= index.shape[-1]
-    form = choose_form(query, numbers // 4, plain, few=index is None)
-    attend = _FORMS[form]
-    if form == DEFINITION and not with_lse and key_mask is None:  # the other forms need them for backward
-        attend = functools.partial(attend, with_lse=False)
+    definition = choose_form(query, numbers // 4, plain) == DEFINITION
+    attend = windowed_attention_definition if definition else windowed_attention
     settings = window.kernel_size, window.selection, window.circular, dropout
     out, lse = attend(query, key, value, *tables, index, key_mask, seed, *settings)
     out = out if key_mask is None else zero_without_keys(out, lse)

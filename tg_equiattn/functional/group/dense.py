@@ -23,7 +23,6 @@ from ..backend import refuse_forward_mode, tile_numbers
 from ..chunks import checkpointed, is_whole
 from ..second_derivatives import register_derivatives
 from . import hashed_dropout
-from .definition import with_one
 from .masks import MASKED_SCORE
 from .shifts import offsets_of_pairs
 
@@ -207,6 +206,11 @@ class DenseOperands:
 def _by_pixel(query: Float[Tensor, "b e C n"]) -> Float[Tensor, "n C b*e"]:
     """Queries as matrices of each pixel."""
     return query.permute(3, 2, 0, 1).flatten(2).contiguous()
+
+
+def with_one(query: Float[Tensor, "b e C Q n"]) -> Float[Tensor, "b e C+1 Q n"]:
+    """Add a channel of ones, which multiplies the biases."""
+    return torch.cat([query, torch.ones_like(query[:, :, :1])], 2)
 
 
 _OPERANDS = (

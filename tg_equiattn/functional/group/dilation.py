@@ -93,7 +93,7 @@ def dilation_attention_impl(
             q, k, v, offset_encoding,
             None if element_encoding is None else of_scale(element_encoding, 0, offset), index, window, space_bias,
             None if group_bias is None else of_scale(group_bias, 1, offset), dropout,
-            _valid_phases(key_mask, step, batch, spatial, query.device), plain, with_lse=True,
+            _valid_phases(key_mask, step, batch, spatial, query.device), plain,
         )  # fmt: skip
         outs, lses = found[number]
         outs.append(from_phases(out, step, batch, spatial))

@@ -126,7 +126,7 @@ def global_group_attention_impl(
     """
     near, lse = group_attention_impl(
         query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout,
-        key_mask, plain, with_lse=True,
+        key_mask, plain,
     )  # fmt: skip
     # in frames, (head, element) pairs act as heads
     bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1) if index is None else far_bias[:, index]

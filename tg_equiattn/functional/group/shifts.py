@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...modes import cached, in_functorch_transform
+from ...modes import cached
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -47,44 +47,16 @@ class Shifts:
     dim: int
     blocks: tuple[Block, ...]
 
-    def _axes(self, x: Tensor) -> range:
-        return range(x.ndim - self.dim, x.ndim)
-
-    def pad(self, x: Tensor, circular: bool = False) -> Tensor:
-        """Pad images by ``radius`` pixels at every side: with zeros, or with pixels of the opposite side
+    def pad(self, x: Tensor, step: int = 1, circular: bool = False) -> Tensor:
+        """Pad images by ``step * radius`` pixels at every side: with zeros, or with pixels of the opposite side
         (``circular``)."""
+        reach = step * self.radius
         if not circular:
-            return F.pad(x, [self.radius] * (2 * self.dim))
-        for axis in self._axes(x):
-            last = x.narrow(axis, x.shape[axis] - self.radius, self.radius)
-            x = torch.cat([last, x, x.narrow(axis, 0, self.radius)], axis)
+            return F.pad(x, [reach] * (2 * self.dim))
+        for axis in range(x.ndim - self.dim, x.ndim):
+            last = x.narrow(axis, x.shape[axis] - reach, reach)
+            x = torch.cat([last, x, x.narrow(axis, 0, reach)], axis)
         return x
-
-    def unpad(self, x: Tensor, circular: bool = False) -> Tensor:
-        """The adjoint of :meth:`pad`: gradients of padding are added to those of the pixels it was copied from."""
-        for axis in self._axes(x):
-            side = x.shape[axis] - 2 * self.radius
-            inner = x.narrow(axis, self.radius, side)
-            if circular:
-                inner = inner.clone()
-                inner.narrow(axis, side - self.radius, self.radius).add_(x.narrow(axis, 0, self.radius))
-                inner.narrow(axis, 0, self.radius).add_(x.narrow(axis, side + self.radius, self.radius))
-            x = inner
-        return x
-
-    def windows(self, padded: Tensor) -> Tensor:
-        """The image shifted by every offset of the square around the window: (..., *square, *spatial), a view of padded
-        images except in transforms."""
-        axes, side = tuple(self._axes(padded)), 2 * self.radius + 1
-        if in_functorch_transform():  # torch.vmap has no rule for gradients of unfold
-            shifted = [padded]
-            for axis in axes:
-                pixels = padded.shape[axis] - side + 1
-                shifted = [x.narrow(axis, n, pixels) for x in shifted for n in range(side)]
-            return torch.stack(shifted, axes[0]).unflatten(axes[0], [side] * self.dim)
-        for axis in axes:
-            padded = padded.unfold(axis, side, 1)  # torch.export would fix other sizes
-        return padded.movedim(tuple(range(-self.dim, 0)), axes)
 
     def to_square(self, x: Tensor, axis: int, fill: Tensor | None = None) -> Tensor:
         """Place values of the window's offsets, which are along an axis, in the square around the window.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...encodings.harmonics import solid_harmonics
-from ..backend import FUSABLE, choose_form, tile_numbers
+from ..backend import OPERATOR, choose_form, tile_numbers, use_plain
 from ..tiles import is_whole, recomputed
 from .kernel import Interaction, Kernel, Product, Sources
 
@@ -24,7 +24,7 @@ def direct_sums(
 ) -> Float[Tensor, "graphs nodes heads out"]:  # fmt: skip
     """Exact sums, in tiles of graphs or of queries, which backward computes a second time."""
     pos, (graphs, count), ours = pos.to(query.dtype), pos.shape[:2], (interaction.kernels, interaction.product)
-    if is_whole(pos) and choose_form(pos, 0) != FUSABLE:
+    if is_whole(pos) and (use_plain() or choose_form(pos, 0) == OPERATOR):
         return _tile(*ours, pos, query, pos, *sources)
     limit = tile_numbers(pos.device, _PAIRS, 8)
     row = max(1, count * query.shape[2] * query.shape[3])
