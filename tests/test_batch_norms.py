@@ -73,13 +73,6 @@ def test_converted_ones_refuse_masks(training):
             converted(x, mask)
 
 
-def test_converted_ones_ask_for_context_channels():
-    module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(block(C4))
-    x = torch.randn(2, 3, 4, 5, 6)
-    with pytest.raises(ValueError, match="context_channels must be given with norm='batch'"):
-        module(x, context=x)
-
-
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_an_empty_batch_leaves_statistics_as_they_are(masked, momentum):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
+from tg_equiattn.checks import of_values
 from tg_equiattn.nn.waves.neutral_sources import Atoms
 
 from .ewald_attention import IrrepsEwaldAttention
@@ -57,3 +60,24 @@ class AtomsEwaldAttention(IrrepsEwaldAttention):
         """Evaluate. ``atoms`` are the elements, edges and charges; the other arguments are those of
         `IrrepsEwaldAttention`."""
         return self.evaluate(x, pos, batch, neutral=self.neutral, atoms=atoms, **graphs)
+
+
+def total_charge_of(data: Mapping[str, Any]) -> Tensor | None:
+    """The total charge of each graph, which the data of hosts name ``total_charge`` or ``charge``; ``None`` without.
+
+    Raises:
+        ValueError: if both are given and differ.
+    """
+    found = [data[name].flatten() for name in ("total_charge", "charge") if data.get(name) is not None]
+    if len(found) == 2:
+        _check_equal(*found)
+    return found[0] if found else None
+
+
+@of_values
+def _check_equal(total_charge: Tensor, charge: Tensor) -> None:
+    if not torch.equal(total_charge.double(), charge.double()):
+        raise ValueError(
+            f"total_charge and charge are two names of the total charge and must be equal, got {total_charge.tolist()} "
+            f"and {charge.tolist()}: leave out one of them"
+        )

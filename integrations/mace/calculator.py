@@ -25,15 +25,16 @@ class LongRangeCalculator(MACECalculator):
     If the cell of ``atoms`` has no volume, there is no stress, and asking for it raises ASE's
     ``PropertyNotImplementedError``.
 
-    The total charge is read from ``atoms.info["charge"]``, or from the key that ``info_keys`` names.
+    The total charge is read from ``atoms.info``: from ``"charge"`` or ``"total_charge"``, as in training data, or from
+    the key that ``info_keys`` names. Without one it is 0.
 
     Args:
         arguments: Arguments of ``mace.calculators.MACECalculator``.
         options: Keyword arguments of ``mace.calculators.MACECalculator``.
 
     Raises:
-        ValueError: in a calculation, if ``atoms.info`` has the total charge under a key that is not read, for example
-            ``"total_charge"``, as in training data.
+        ValueError: in a calculation, if ``atoms.info`` has two total charges that differ, or if ``atoms`` repeat along
+            a lattice vector that is zero.
 
     Example::
 
@@ -41,19 +42,27 @@ class LongRangeCalculator(MACECalculator):
         atoms.get_potential_energy(), atoms.calc.results["long_range_energy"]
     """
 
+    info_keys: dict[str, str]
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         if all(getattr(model, "long_range", None) is not None for model in self.models):
             self.implemented_properties.extend(("long_range_energy", "charges", "dipole", "born_charges"))
 
     def calculate(self, atoms: Atoms | None = None, properties: Any = None, system_changes: Any = all_changes) -> None:
-        self._refuse_unread_charge(self.atoms if atoms is None else atoms)
-        calculation = Calculation("born_charges" in (properties or ()), [])
-        token = CALCULATION.set(calculation)
+        own, atoms = self.info_keys, self.atoms if atoms is None else atoms
+        if (atoms.pbc & ~atoms.cell.array.any(1)).any():
+            raise ValueError(
+                f"atoms.cell must have a lattice vector wherever atoms.pbc is true, got {atoms.cell.array.tolist()} "
+                f"with pbc {atoms.pbc.tolist()}: set a cell, or atoms.pbc = False for a molecule"
+            )
+        calculation, key = Calculation("born_charges" in (properties or ()), []), self._charge_key(atoms)
+        token, self.info_keys = CALCULATION.set(calculation), own | {"total_charge": key}
         try:
             super().calculate(atoms, properties, system_changes)
         finally:
             CALCULATION.reset(token)
+            self.info_keys = own
         outputs, pbc = calculation.outputs, self.atoms.pbc
         for name, unit in (("long_range_energy", self.energy_units_to_eV), ("born_charges", 1.0)):
             if outputs and name in outputs[0]:
@@ -71,11 +80,10 @@ class LongRangeCalculator(MACECalculator):
             else:
                 self.results[name] = self.results[name] * (ratio**2 if name.endswith("var") else ratio)
 
-    def _refuse_unread_charge(self, atoms: Atoms) -> None:
-        key = self.info_keys.get("total_charge")
-        unread = {"charge", "total_charge"} & atoms.info.keys()
-        if unread and key not in atoms.info:
-            raise ValueError(
-                f"atoms.info must have the total charge as {key!r}, got it as {unread.pop()!r}, which is not read: "
-                "rename it, or pass info_keys={'total_charge': NAME} to LongRangeCalculator"
-            )
+    def _charge_key(self, atoms: Atoms) -> str:
+        """The key of ``atoms.info`` that has the total charge."""
+        key = self.info_keys.get("total_charge", "charge")
+        given = {name: float(atoms.info[name]) for name in (key, "charge", "total_charge") if name in atoms.info}
+        if len(set(given.values())) > 1:
+            raise ValueError(f"atoms.info must have one total charge, got {given}: leave out all but one of them")
+        return next(iter(given), key)

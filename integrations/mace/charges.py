@@ -14,6 +14,7 @@ from tg_equiattn.checks import not_negative
 from tg_equiattn.nn.waves.charge_start import ChargeStart
 from tg_equiattn.nn.waves.charges import ChargeOutputs
 
+from ..e3nn.atoms_attention import total_charge_of
 from ..e3nn.charge_interaction import IrrepsChargeInteraction
 from .features import edge_vectors, graphs_of
 
@@ -43,7 +44,7 @@ def interact(
     if layer.weights is not None:
         own = {"features": features[:, -layer.irreps_in.dim :], "edge_index": data["edge_index"],
                "edge_vectors": edge_vectors(data)}  # fmt: skip
-    elements, total_charge = data["node_attrs"].argmax(1), data.get("total_charge")
+    elements, total_charge = data["node_attrs"].argmax(1), total_charge_of(data)
     return layer(elements, total_charge=total_charge, **own, **graphs_of(data, displacement))
 
 
@@ -56,7 +57,7 @@ def fit_start(model: MACE, layer: IrrepsChargeInteraction, batches: Iterable[dic
             squares.append(out["node_feats"][:, -layer.irreps_in.dim :].detach().square().mean())
         start.add(
             data["node_attrs"].argmax(1), graphs_of(data, None), data["edge_index"], edge_vectors(data),
-            data.get("total_charge"), data.get("forces"), out["forces"],
+            total_charge_of(data), data.get("forces"), out["forces"],
         )  # fmt: skip
     factor = start.finish()
     if hasattr(model, "scale_shift"):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tg_equiattn.nn.waves.neutral_sources import Atoms
 
-from ..e3nn.atoms_attention import AtomsEwaldAttention
+from ..e3nn.atoms_attention import AtomsEwaldAttention, total_charge_of
 
 
 class Call(NamedTuple):
@@ -40,6 +40,9 @@ class LongRangeFeatures(torch.nn.Module):
         gain: Initial value of the learned gain.
         x: Features that attention reads. Outputs of attention are scaled to their size.
         data: The batch.
+
+    Raises:
+        ValueError: if every graph of the batch is a single open atom.
     """
 
     scale_in: Tensor
@@ -50,8 +53,14 @@ class LongRangeFeatures(torch.nn.Module):
         self.attention = attention
         self.gain = torch.nn.Parameter(x.new_tensor(gain))
         self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
+        atoms = atoms_of(data, None)
+        if not bool(((data["ptr"].diff() > 1) | atoms["pbc"].any(1)).any()):
+            raise ValueError(
+                f"batch must have graphs in which atoms attend to others, got {x.shape[0]} open graphs of one atom "
+                "each: attention has no size to measure there; pass a typical sample of the training data"
+            )
         with torch.no_grad():
-            found = attention(x / self.scale_in, **atoms_of(data, None))
+            found = attention(x / self.scale_in, **atoms)
         self.register_buffer("scale_out", self.scale_in / _sizes(found, attention.irreps_out))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,7 +70,7 @@ class LongRangeFeatures(torch.nn.Module):
 def atoms_of(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
     """Arguments of attention from the data of a call."""
     square = edge_vectors(data).square().sum(1)
-    atoms = Atoms(data["node_attrs"], data["edge_index"], square, data.get("total_charge"))
+    atoms = Atoms(data["node_attrs"], data["edge_index"], square, total_charge_of(data))
     return {"atoms": atoms} | graphs_of(data, displacement)
 
 
@@ -77,9 +86,15 @@ def graphs_of(data: dict[str, Any], displacement: Tensor | None) -> dict[str, An
         "pos": data["positions"],
         "batch": data["batch"],
         "cell": cell,
-        "pbc": data["pbc"].view(-1, 3).expand(len(cell), 3),  # TorchSim has one for all
+        "pbc": directions_of(data).expand(len(cell), 3),
         "batch_size": data["ptr"].numel() - 1,
     }
+
+
+def directions_of(data: dict[str, Any]) -> Tensor:
+    """The lattice vectors along which graphs repeat, (graphs or 1, 3). TorchSim has one bool, or three, for all."""
+    pbc = torch.as_tensor(data["pbc"], device=data["positions"].device)
+    return pbc.expand(1, 3) if pbc.numel() == 1 else pbc.view(-1, 3)
 
 
 def edge_vectors(data: dict[str, Any]) -> Tensor:

@@ -19,7 +19,7 @@ from tg_equiattn.checks import of_values, python_numbers
 from ..e3nn.atoms_attention import AtomsEwaldAttention
 from ..e3nn.charge_interaction import IrrepsChargeInteraction
 from .charges import charges_for, fit_start, interact
-from .features import CALCULATION, CALL, Call, LongRangeFeatures
+from .features import CALCULATION, CALL, Call, LongRangeFeatures, directions_of
 
 
 @python_numbers
@@ -55,8 +55,9 @@ def add_long_range(
     .. math:: E_{\mathrm{long}} = \frac{e^2}{8 \pi \epsilon_0} \sum_{ij} S_i S_j\,
         \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}
 
-    and the model has the outputs ``long_range_energy``, ``charges``, ``dipole`` and, if its call has
-    ``compute_born_charges=True`` or its data has ``born_charges``, ``born_charges``. At the start a part of
+    and the model has the outputs ``charges`` and ``dipole``. Its call has the arguments ``compute_long_range_energy``
+    and ``compute_born_charges``, ``False`` by default, for the outputs ``long_range_energy`` and ``born_charges``; data
+    with ``born_charges`` ask for the latter, too. At the start a part of
     :math:`E_{\mathrm{long}}` for each element is fitted to ``batch`` and taken off, and the scale of a
     ``ScaleShiftMACE`` is fitted to the forces of the data without those of charges. So atomic energies of the model
     are those of the data, as without long range.
@@ -214,7 +215,8 @@ class _LongRangeModel(MACE):
     def forward(
         self, data: Mapping[str, Any], training: bool = False, compute_force: bool = True,
         compute_virials: bool = False, compute_stress: bool = False, compute_displacement: bool = False,
-        compute_hessian: bool = False, compute_born_charges: bool = False, **more: Any,
+        compute_hessian: bool = False, compute_born_charges: bool = False, compute_long_range_energy: bool = False,
+        **more: Any,
     ) -> dict[str, Tensor | None]:  # fmt: skip
         if more.get("lammps_mliap"):
             raise NotImplementedError(
@@ -230,7 +232,7 @@ class _LongRangeModel(MACE):
         if strained and data.get("displacement") is None:
             data["displacement"] = pos.new_zeros(data["ptr"].numel() - 1, 3, 3).requires_grad_()
         if compute_stress and calculation is None:
-            _warn_of_slabs(data["pbc"].view(-1, 3))
+            _warn_of_slabs(directions_of(data))
         call, layer = Call(data, data["displacement"] if strained else None), self.long_range
         derivatives = {"compute_force": compute_force, "compute_virials": compute_virials,
                        "compute_stress": compute_stress, "compute_hessian": compute_hessian}  # fmt: skip
@@ -244,7 +246,9 @@ class _LongRangeModel(MACE):
             raise RuntimeError("stress would be wrong: this release of mace-torch does not take displacement from data")
         if layer is not None:
             born = compute_born_charges or data.get("born_charges") is not None or (calculation and calculation.born)
-            _add_charges(layer, out, call, training, bool(born))
+            energies = _add_charges(layer, out, call, training, bool(born))
+            if compute_long_range_energy or calculation is not None:  # programs stop at outputs that they do not know
+                out["long_range_energy"] = energies
             results = get_outputs(
                 energy=out.get("interaction_energy", out["energy"]), positions=pos, displacement=call.displacement,
                 cell=data["cell"], training=training, **derivatives,
@@ -257,18 +261,20 @@ class _LongRangeModel(MACE):
         return out
 
 
-def _add_charges(layer: IrrepsChargeInteraction, out: dict[str, Any], call: Call, training: bool, born: bool) -> None:
-    """Add energies of charges to the energies that MACE returned, and the outputs of charges."""
+def _add_charges(layer: IrrepsChargeInteraction, out: dict[str, Any], call: Call, training: bool, born: bool) -> Tensor:
+    """Add energies of charges to the energies that MACE returned, and the outputs of charges. Return the energy of the
+    charges of each graph."""
     data, found = call.data, interact(layer, call.data, call.displacement, out["node_feats"])
     each = torch.stack([found.energies, found.energies - found.offsets], 1)
     graphs = each.new_zeros(data["ptr"].numel() - 1, 2).index_add(0, data["batch"], each)
-    out["long_range_energy"], added = graphs.unbind(1)
+    long_range, added = graphs.unbind(1)
     for name, energies in (("energy", added), ("interaction_energy", added), ("node_energy", each[:, 1])):
         if name in out:
             out[name] = out[name] + energies
     out["charges"], out["dipole"] = found.charges, found.dipole
     if born:
         out["born_charges"] = layer.born_charges(found.dipole, data["positions"], training)
+    return long_range
 
 
 class LongRangeMACE(_LongRangeModel):

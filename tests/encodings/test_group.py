@@ -5,8 +5,7 @@ import torch
 from oracles import relation_argument
 from small_groups import GROUPS
 
-from tg_equiattn.encodings.group import ENCODINGS, RELATIONS, GroupEncoding, relation_index, rotated_offsets
-from tg_equiattn.grids import Window
+from tg_equiattn.encodings.group import ENCODINGS, RELATIONS, GroupEncoding, relation_index
 from tg_equiattn.groups import cyclic
 
 
@@ -37,25 +36,3 @@ def test_off_lattice_elements(n, encoding, randomise):
         torch.testing.assert_close(moved, expected, rtol=0, atol=1e-10)
         if g != group.identity:  # negative control: without relabelling the elements it must fail
             assert (encode(offsets @ group.matrices[g].T) - expected).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize(("size", "spatial", "count"), [(5, None, 25), (None, (3, 7), 5 * 13)])
-def test_rotated_offsets_are_pixels(size, spatial, count):
-    window = Window(2, size)
-    offsets = rotated_offsets(cyclic(4).matrices, window, spatial)
-    assert offsets.shape == (4, count, 2)
-    assert offsets.abs().max() == window.scale(spatial)
-
-
-def test_axial_parts_are_disjoint(randomise):
-    space, group = randomise(GroupEncoding("axial", 2, 10, 4))(torch.randn(4, 25, 2))
-    assert torch.equal(space != 0, (torch.arange(10) < 6).expand_as(space))
-    assert torch.equal(group != 0, (torch.arange(10) >= 6).expand_as(group))
-
-
-def test_autocast_keeps_geometry_in_float32(randomise):
-    module = randomise(GroupEncoding("joint", 2, 5, 4))
-    offsets = torch.randn(4, 9, 2)
-    with torch.autocast("cpu", torch.bfloat16):
-        space, _ = module(offsets)
-    torch.testing.assert_close(space, module(offsets)[0], rtol=0, atol=0)

@@ -1,37 +1,10 @@
 """Where heads look at the start, and the content-free scores of offsets and group elements."""
 
-import math
-
 import pytest
 import torch
 
 from tg_equiattn.encodings.locality import Locality, starting_offsets
 from tg_equiattn.grids import Window
-
-WINDOWS = [Window(2, 3), Window(2, 5), Window(2, 7), Window(2, 5, "disk"),
-           Window(2, None), Window(3, 3), Window(3, None), Window(2, 1)]  # fmt: skip
-
-
-@pytest.mark.parametrize("elements", [1, 4, 9])
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_no_two_heads_start_alike(window, elements):
-    places = starting_offsets(100, window, elements)
-    assert len(set(places)) == 100
-    for number in {turn for _, _, turn in places[:-1]}:  # within a round every pair of a place and an element, once
-        pairs = [place[:2] for place in places if place[2] == number]
-        assert len(set(pairs)) == len(pairs)
-
-
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_the_nearest_places_come_first(window):
-    """Each offset once, in the order of length, before any is taken again; none outside of the window."""
-    count = 60 if window.is_global else window.count()
-    offsets = [offset for offset, *_ in starting_offsets(count, window, 4)]
-    inside = (window.offsets([9] * window.dim) if window.is_global else window.offsets()).tolist()
-    lengths = sorted(math.hypot(*offset) for offset in inside)
-    assert [math.hypot(*offset) for offset in offsets] == lengths[:count]
-    assert len(set(offsets)) == count
-    assert {tuple(offset) for offset in inside} >= set(offsets)
 
 
 def test_starts_written_down():
@@ -42,20 +15,6 @@ def test_starts_written_down():
     assert places[9:11] == [((0, 0), 1, 0), ((-1, 0), 2, 0)]
     assert places[36:38] == [((0, 0), 0, 1), ((-1, 0), 1, 1)]  # 36 pairs are taken: a second round
     assert starting_offsets(11, Window(2, 3))[9:] == [((0, 0), 0, 1), ((-1, 0), 0, 1)]
-
-
-def test_starts_as_its_places_say():
-    window = Window(2, 3)
-    module = Locality(40, window, 4.0, elements=4, element_preference=True)
-    for head, (offset, element, turn) in enumerate(starting_offsets(40, window, 4)):
-        assert module.centre[head].tolist() == list(offset)
-        assert module.locality_strength[head].item() == 4.0 / 2**turn
-        assert module.preference[head].argmax() == element
-        assert module.preference[head].count_nonzero() == 1
-    plain = Locality(40, window, 4.0, elements=4)
-    assert not plain.preference.any()
-    assert plain.locality_strength[9] == 2.0  # without preferences the tenth head begins the second round
-    assert Locality(3, window, 4.0).preference is None
 
 
 @pytest.mark.parametrize("elements", [None, 3])
@@ -79,11 +38,3 @@ def test_sharpness_leaves_zero():
     with torch.no_grad():
         module.locality_strength.fill_(-2.0)
     assert bool((module(torch.ones(1, 9, 2))[0] <= 0).all())
-
-
-def test_half_precision_is_finite():
-    """64 pixels away at locality_strength 20 the score is beyond what float16 holds."""
-    module = Locality(2, Window(2, None), 20.0).half()
-    space, _ = module(torch.full((1, 1, 2), 64.0, dtype=torch.float64))
-    assert space.dtype == torch.float32
-    assert bool(space.isfinite().all())

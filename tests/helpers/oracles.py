@@ -124,33 +124,6 @@ def _at_offsets(function, offsets):
     return functools.cache(lambda u: torch.stack([function(offset, u) for offset in offsets]))
 
 
-def attention_materialised(
-    query, key, value, offset_encoding, element_encoding, index, kernel_size, scale, space_bias=None, group_bias=None
-):
-    """Attention of images in square windows as published code computes it: content scores are shared by all output
-    elements, and every score of every (h, t, s, neighbour) exists at once."""
-    radius = kernel_size // 2
-
-    def unfold(x):
-        return F.pad(x, [radius] * 4).unfold(-2, kernel_size, 1).unfold(-2, kernel_size, 1).flatten(-2)
-
-    query = scale * query
-    height, width = query.shape[-2:]
-    outside = (unfold(query.new_ones(height, width)) == 0)[:, :, None]
-    content = torch.einsum("bnctyx,bncsyxd->bntyxsd", query, unfold(key)).masked_fill(outside, -math.inf)
-    space = torch.einsum("bnctyx,hdc->bnhtyxd", query, offset_encoding)
-    group = torch.einsum("bnctyx,uc->bntuyx", query, element_encoding)
-    if space_bias is not None:
-        space = space + space_bias[:, :, None, None, None]  # (heads, H, 1, 1, 1, D)
-    if group_bias is not None:
-        group = group + group_bias[:, None, :, None, None]
-    element = torch.arange(index.shape[1], device=index.device)[None, :, None].expand_as(index)
-    group = group[:, :, element, index].movedim(4, -1)  # (B, heads, H, T, y, x, S)
-    score = (content[:, :, None] + space[..., None, :]).add_(group[..., None])
-    weight = score.flatten(-2).softmax(-1).view(score.shape)  # (B, heads, H, T, y, x, S, D)
-    return torch.einsum("bnhtyxsd,bncsyxd->bnchyx", weight, unfold(value))
-
-
 def positive_features(x, projection, variance=1.0):
     """exp(Wx - |x|^2 / 2), without the factor 1 / sqrt(m); of directions of another variance, importance sampled."""
     norm = projection.norm(dim=1)

@@ -3,10 +3,8 @@ import math
 import pytest
 import torch
 from attention_operands import EXTREMES, assert_same, gradients, group_attention, operands
-from oracles import attention_materialised
 
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional import lifting_attention
 from tg_equiattn.groups import cyclic
 
 
@@ -27,24 +25,6 @@ def with_biases(tensors):
 def biased(tensors, index, window, **options):
     *tensors, space_bias, group_bias = tensors
     return attend(tensors, index, window, space_bias=space_bias, group_bias=group_bias, **options)
-
-
-@pytest.mark.parametrize(("relation", "spatial"), [("ge_vit", (5, 6)), ("lifted", (7, 3)), ("gsa", (3, 5))])
-@pytest.mark.parametrize("backend", ["torch", "plain"])
-def test_matches_materialised_formula(backend, relation, spatial, device):
-    tensors, window = operands(3, spatial, device=device)
-    tensors, index = with_biases(tensors), relation_index(cyclic(3), relation).to(device)
-    expected = attention_materialised(*tensors[:5], index, 3, 5**-0.5, *tensors[5:])
-    assert_same(biased(tensors, index, window, backend=backend), expected, tensors)
-
-
-def test_lifting(device):
-    (*features, _, element_encoding), window = operands(1, (5, 4), device=device)
-    offset_encoding, bias = (torch.randn(s).to(element_encoding).requires_grad_() for s in ((4, 9, 5), (3, 4, 9)))
-    out = lifting_attention(*(x.squeeze(3) for x in features), offset_encoding, window=window, space_bias=bias)
-    index = torch.zeros(4, 1, 1, dtype=torch.int64, device=device)
-    expected = attention_materialised(*features, offset_encoding, 0 * element_encoding, index, 3, 5**-0.5, bias)
-    assert_same(out, expected, [*features, offset_encoding, bias])
 
 
 FEW = {"batch": 1, "heads": 1, "channels": 3, "value_channels": 2}

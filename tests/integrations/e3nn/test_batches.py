@@ -1,7 +1,6 @@
 """Batches of graphs: alone, of any size, with none, permuted; what one graph holds stays in it."""
 
 import torch
-from clouds import within
 
 SIZES = 13, 1, 5, 2, 11
 
@@ -39,17 +38,3 @@ def test_nan_stays_in_its_graph(on_device, any_module, graphs, equal):
         equal(got[others], out[others])
         assert got[~others].isnan().any()
         equal(any_module(**hurt, batch_size=5, max_num_nodes=13)[others], out[others])
-
-
-def test_orders(on_device, any_module, graphs, equal):
-    """Nodes come in the order that is given, whatever the module's own is, and stay where they are."""
-    arguments, order = graphs(any_module, SIZES), within(SIZES)
-    out, got, other = any_module(**arguments), any_module(**arguments, order=order), permuted(arguments, order)
-    equal(got[order], any_module(**other, order=torch.arange(len(order))))
-    equal(got, any_module(**arguments, order=order, batch_size=5, max_num_nodes=13))
-    moved = any_module(**other)
-    if any_module.order == "radial":
-        equal(moved, out[order])
-        assert (moved - out).abs().max() > 1e-3
-    else:
-        assert (moved - out[order]).abs().max() > 1e-5

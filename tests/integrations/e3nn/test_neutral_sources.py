@@ -1,6 +1,7 @@
 """Sources of Coulomb kernels: their sums over graphs and fragments, and energies that follow from them."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tg_equiattn.integrations.e3nn.atoms_attention import AtomsEwaldAttention
 from tg_equiattn.nn.waves.neutral_sources import Atoms
 from tg_equiattn.node_batch import NodeBatch
 
-pytestmark = [pytest.mark.usefixtures("double"), pytest.mark.filterwarnings("ignore:the atoms of graph")]
+pytestmark = [pytest.mark.usefixtures("double"), pytest.mark.filterwarnings("ignore:Coulomb sources of a graph")]
 ELEMENTS = 3
 
 
@@ -83,11 +84,24 @@ def test_distant_fragments_without_remainder_do_not_change_each_other(attention)
 def test_a_large_remainder_without_total_charge_is_a_warning(attention):
     pos, elements = torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]]), torch.tensor([0, 0])
     sources, node_batch = torch.zeros(2, 1, 2, attention.neutral.size), NodeBatch.flat(pos, None)
-    with pytest.warns(UserWarning, match="sources that do not sum to zero, and its data has no total_charge"):
-        attention.neutral(sources, atoms_of(pos, elements), node_batch)
+    for charge, words in ((None, "is not in the data and counts as 0"), (torch.zeros(1), "is 0 in the data")):
+        with pytest.warns(UserWarning, match=f"do not sum to its total charge, which {words}"):
+            attention.neutral(sources, atoms_of(pos, elements, charge), node_batch)
 
 
-@pytest.mark.filterwarnings("error:the atoms of graph")
+def test_the_warning_comes_once(attention):
+    """Whichever graphs of a batch it is about."""
+    pos, elements = 9.0 * torch.arange(12).view(4, 3), torch.zeros(4, dtype=torch.int64)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        for charged in range(3):
+            charge = (torch.arange(4) < charged).to(pos.dtype)
+            graphs = NodeBatch.flat(pos, torch.arange(4))
+            attention.neutral(torch.zeros(4, 1, 2, attention.neutral.size), atoms_of(pos, elements, charge), graphs)
+    assert len(found) == 1
+
+
+@pytest.mark.filterwarnings("error:Coulomb sources of a graph")
 def test_stated_charges_and_neutral_elements_are_no_warning(attention):
     neutral = attention.neutral
     neutral.constants[1] = -neutral.constants[0]

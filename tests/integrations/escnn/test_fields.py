@@ -64,23 +64,6 @@ def test_checks_and_exports_know_masks_and_contexts(name, randomise):
         torch.testing.assert_close(program(x.tensor, mask, context=context.tensor), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["flipRot4", "half turns"])
-@pytest.mark.parametrize("kind", range(4))
-def test_maps_are_those_of_the_core(kind, name, randomise):
-    gspace = GSPACES[name]
-    layer, shape, order = randomise(layers(gspace)[kind]), sides(gspace, 5, 5), gspace.fibergroup.order()
-    pixels = [(1, 2), (0, 4)] if gspace.dimensionality == 2 else [(1, 2, 0), (0, 4, 3)]
-    x = field(layer.in_type, 2, *shape)
-    weights = layer.attention_map(x, pixels, torch.ones(1, *shape, dtype=torch.bool))
-    assert weights.shape == (2, 2, 2, order, 1, 1, *shape)
-    by_content = weights[:, :, :1].flatten(4).sum(-1)  # the other head of a group layer looks out of the image, too
-    torch.testing.assert_close(by_content, torch.ones_like(by_content), rtol=0, atol=1e-12)
-    plain = x.tensor if kind == 0 else x.tensor.unflatten(1, (-1, order))
-    with torch.inference_mode():
-        again = layer.core.attention_map(plain, pixels)
-    torch.testing.assert_close(again, weights.detach(), rtol=0, atol=1e-12)
-
-
 def types(gspace):
     irreps = [r for r in gspace.fibergroup.irreps() if not r.is_trivial()]
     group = gspace.fibergroup

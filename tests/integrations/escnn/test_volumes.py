@@ -1,14 +1,10 @@
 """Images and volumes: every discrete gspace, with escnn's own transform as the judge."""
 
-import contextlib
-
 import numpy as np
 import pytest
 import torch
 from fields import field, layers, regular, trivial
 from tg_equiattn.integrations.escnn import (
-    R3GroupAttention,
-    R3LiftingAttention,
     group_from_gspace,
 )
 from volumes import GSPACES, IMAGES, gspace_of, lattice
@@ -79,32 +75,3 @@ def test_layers_under_escnns_transform(name, randomise):
             for _, element in lattice(gspace):
                 got, wanted = layer(x.transform(element)).tensor, out.transform(element).tensor
                 torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10 * float(wanted.abs().max()))
-
-
-@pytest.mark.parametrize("relation", ["lifted", "gsa", pytest.param("ge_vit", marks=pytest.mark.slow)])
-def test_all_relations_on_the_octahedral_group(relation, randomise):
-    """Twenty-four elements at their worst; GSA-Nets' relation, the negative control, fails the check of the others."""
-    hidden = regular(gspace_of("octa"), 1)
-    with pytest.warns(UserWarning, match="not equivariant") if relation == "gsa" else contextlib.nullcontext():
-        layer = R3GroupAttention(
-            hidden, hidden, heads=1, head_channels=3, kernel_size=3, relation=relation, encoding="joint"
-        )
-    randomise(layer).double()
-    if relation != "gsa":
-        assert len(layer.check_equivariance(atol=1e-10, rtol=1e-10, size=(2, 3, 2))) == 24
-        return
-    with pytest.raises(AssertionError, match="error found during equivariance check with element"):
-        layer.check_equivariance(atol=1e-3, rtol=1e-3, size=(2, 3, 2))
-
-
-@pytest.mark.parametrize("name", ["rot2d, eight", pytest.param("ico", marks=pytest.mark.slow)])
-def test_windows_are_balls_off_the_lattice(name):
-    """Elements off the lattice cost what voxels cost, percents and less."""
-    gspace, (_, order, exact) = gspace_of(name), GSPACES[name]
-    volume, hidden = trivial(gspace, 2), regular(gspace, 2)
-    assert R3LiftingAttention(volume, hidden, heads=1).core.window.shape == "disk"
-    layer = R3LiftingAttention(volume, hidden, heads=2, head_channels=4, kernel_size=3)
-    errors = layer.check_equivariance(off_lattice=True)
-    assert len(errors) == order
-    assert {element for element, _ in errors} == set(gspace.fibergroup.elements)
-    assert all(1e-5 < error < 0.03 for _, error in errors[exact:])

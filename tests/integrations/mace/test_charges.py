@@ -65,7 +65,8 @@ def test_energies_of_charges_join_those_of_the_model(charged):
     """With the constant in eV A, less an energy of each element; node energies sum to the total."""
     systems, model = [salt(), molecule("H2O")], charged()
     batch = batch_of(*systems)
-    out, plain = model(batch.to_dict()), without_long_range(model)(batch.to_dict())
+    out, plain = model(batch.to_dict(), compute_long_range_energy=True), without_long_range(model)(batch.to_dict())
+    assert "long_range_energy" not in model(batch.to_dict())  # programs such as i-PI stop at outputs they do not know
     for n, atoms in enumerate(systems):
         charges = torch.tensor([CHARGES[s] for s in atoms.symbols])
         cell = torch.tensor(atoms.cell.array) if atoms.pbc.any() else None
@@ -161,7 +162,7 @@ def test_start_takes_off_what_charges_add(charged):
         atoms.info["energy"], atoms.arrays["forces"] = 1.0, np.random.default_rng(0).normal(size=(len(atoms), 3))
     model, batch = charged(batch=loader(systems, 2)), batch_of(*systems)
     plain = without_long_range(model)
-    out, near = model(batch.to_dict()), plain(batch.to_dict())
+    out, near = model(batch.to_dict(), compute_long_range_energy=True), plain(batch.to_dict())
     assert ((out["energy"] - near["energy"]).abs() < 1e-8 * out["long_range_energy"]).all()
     assert (out["long_range_energy"] > 1e-3).all()
     rest = batch.forces - (out["forces"] - near["forces"])
@@ -261,7 +262,8 @@ def test_calculator(charged):
     atoms, crystal = molecule("H2O"), salt()
     for some in (models[:1], models):
         atoms.calc = crystal.calc = LongRangeCalculator(models=some, default_dtype="float64")
-        each = [model(batch_of(atoms).to_dict(), compute_born_charges=True) for model in some]
+        asked = {"compute_born_charges": True, "compute_long_range_energy": True}
+        each = [model(batch_of(atoms).to_dict(), **asked) for model in some]
         mean = {name: torch.stack([out[name] for out in each]).mean(0).detach().numpy() for name in each[0]
                 if name in ("charges", "dipole", "born_charges", "long_range_energy")}  # fmt: skip
         assert np.abs(atoms.get_charges() - mean["charges"]).max() < 1e-12
@@ -287,7 +289,7 @@ def test_copies_heads_and_fine_tuning_keep_charges(charged, tmp_path):
     with torch.no_grad():
         fresh.long_range.weights.zero_()
     fresh.load_state_dict(model.state_dict())
-    wanted = model(batch.to_dict())
+    wanted = model(batch.to_dict(), compute_long_range_energy=True)
     for other in (copy.deepcopy(model), loaded, fresh):
         assert torch.equal(other(batch.to_dict())["energy"], wanted["energy"])
     single = select_head(model, "second")
@@ -296,7 +298,10 @@ def test_copies_heads_and_fine_tuning_keep_charges(charged, tmp_path):
     few = copy_long_range(charged(learn=True), make_mace(numbers=[1, 8]))
     assert few.long_range.names == ("H", "O")
     data = batch_of(molecule("H2O"), numbers=[1, 8])
-    assert error(few(data.to_dict())["long_range_energy"], wanted["long_range_energy"][1:]) > 0  # other features
+    assert (
+        error(few(data.to_dict(), compute_long_range_energy=True)["long_range_energy"], wanted["long_range_energy"][1:])
+        > 0
+    )  # other features
     assert error(few.long_range.offsets, model.long_range.offsets[[0, 2]]) < 1e-12
     kept = copy.deepcopy(make_mace().state_dict())
     lacking, unexpected = charged().load_state_dict(kept, strict=False)
@@ -307,12 +312,13 @@ def test_copies_heads_and_fine_tuning_keep_charges(charged, tmp_path):
 def test_float32(charged):
     torch.set_default_dtype(torch.float32)
     model, batch = charged(learn=True), batch_of(salt(), molecule("H2O"))
-    out = model(batch.to_dict(), compute_born_charges=True)
+    asked = {"compute_born_charges": True, "compute_long_range_energy": True}
+    out = model(batch.to_dict(), **asked)
     assert {x.dtype for x in out.values() if x is not None and x.is_floating_point()} - {torch.float64} == {
         torch.float32
     }
     torch.set_default_dtype(torch.float64)
-    wanted = model.double()(batch_of(salt(), molecule("H2O")).to_dict(), compute_born_charges=True)
+    wanted = model.double()(batch_of(salt(), molecule("H2O")).to_dict(), **asked)
     for name in ("long_range_energy", "charges", "dipole", "born_charges", "forces"):
         assert error(out[name].double(), wanted[name]) < 1e-4
 

@@ -194,7 +194,8 @@ def test_one_pbc_for_all_graphs(far):
     model, systems = far(), [salt(), salt((2, 1, 1))]
     data = batch_of(*systems).to_dict()
     wanted = model(dict(data))["energy"]
-    assert torch.equal(model(data | {"pbc": torch.tensor([True, True, True])})["energy"], wanted)
+    for pbc in (torch.tensor([True, True, True]), torch.tensor(True), True):
+        assert torch.equal(model(data | {"pbc": pbc}, compute_stress=True)["energy"], wanted)
 
 
 @pytest.mark.parametrize("after", AFTER)

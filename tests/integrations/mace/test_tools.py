@@ -11,7 +11,7 @@ from mace.calculators import MACECalculator
 from mace.tools.scripts_utils import extract_model, remove_pt_head
 from mace_models import batch_of, make_mace, mixed
 from space import error
-from tg_equiattn.integrations.mace import LongRangeCalculator, copy_long_range, select_head
+from tg_equiattn.integrations.mace import LongRangeCalculator, add_long_range, copy_long_range, select_head
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
@@ -85,16 +85,41 @@ def test_long_range_of_a_frozen_model_learns_again(charged):
     assert all(x.requires_grad for x in target.parameters())
 
 
-def test_charges_that_a_calculator_does_not_read_are_refused(charged):
-    model, ions = charged(), Atoms("Na2", [[0, 0, 0], [6, 0, 0]], info={"total_charge": 2.0})
-    ions.calc = LongRangeCalculator(models=[model], default_dtype="float64")
-    with pytest.raises(ValueError, match="total charge as 'charge', got it as 'total_charge', which is not read"):
-        ions.get_potential_energy()
-    named = ions.copy()
-    named.calc = LongRangeCalculator(
-        models=[model], default_dtype="float64", info_keys={"total_charge": "total_charge"}
+def test_a_calculator_reads_both_names_of_the_total_charge(charged):
+    model, atoms = charged(), Atoms("Na2", [[0, 0, 0], [6, 0, 0]])
+
+    def energy(info, **options):
+        ions = atoms.copy()
+        ions.info, ions.calc = info, LongRangeCalculator(models=[model], default_dtype="float64", **options)
+        return ions.get_potential_energy()
+
+    wanted, named = energy({"charge": 2.0}), {"info_keys": {"total_charge": "q"}}
+    assert abs(wanted - energy({})) > 1e-6
+    assert (
+        energy({"total_charge": 2}) == energy({"charge": 2, "total_charge": 2.0}) == energy({"q": 2}, **named) == wanted
     )
-    ions.info["charge"] = 2.0
-    assert ions.get_potential_energy() == named.get_potential_energy()
-    ions.info["charge"] = 0.0
-    assert abs(ions.get_potential_energy() - named.get_potential_energy()) > 1e-6
+    with pytest.raises(ValueError, match=r"one total charge, got \{'charge': 0.0, 'total_charge': 2.0\}: leave out"):
+        energy({"charge": 0, "total_charge": 2})
+    data = batch_of(atoms).to_dict()
+    both = {name: torch.tensor([2.0]) for name in ("charge", "total_charge")}
+    assert model(data | both)["energy"].item() == pytest.approx(wanted, abs=1e-10)
+    with pytest.raises(ValueError, match=r"must be equal, got \[0.0\] and \[2.0\]: leave out one"):
+        model(data | {"total_charge": torch.zeros(1), "charge": both["charge"]})
+
+
+def test_a_calculator_refuses_crystals_without_a_cell(charged):
+    atoms = molecule("H2O")
+    atoms.pbc, atoms.calc = True, LongRangeCalculator(models=[charged()], default_dtype="float64")
+    with pytest.raises(ValueError, match=r"atoms\.cell must have a lattice vector wherever atoms\.pbc is true"):
+        atoms.get_potential_energy()
+
+
+@pytest.mark.parametrize("names", [["Na"], ["Na", "H", "Cl"]])
+def test_a_batch_of_single_atoms_is_refused(names):
+    """Their attention is rounding noise, from which the scale would be 1e15. In crystals atoms see their images."""
+    batch = batch_of(*(Atoms(name) for name in names))
+    with pytest.raises(ValueError, match=f"batch must have .* got {len(names)} open graphs of one atom each"):
+        add_long_range(make_mace(), batch=batch)
+    batch = batch_of(*(Atoms(name) for name in names), Atoms("Na", cell=[4, 4, 4], pbc=True))
+    scale = add_long_range(make_mace(), batch=batch).products[0].long_range.scale_out
+    assert float(scale.max()) < 1e6

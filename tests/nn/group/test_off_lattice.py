@@ -1,7 +1,6 @@
 """Rotations that no pixel grid has, by 45 degrees and others, on smooth images: what they cost with which window."""
 
 import pytest
-import torch
 from group_layers import layer as small_layer
 from group_layers import scaled
 
@@ -39,58 +38,6 @@ def test_disks_turn_and_squares_do_not(kind, kernel_size, disk, options):
     """Without places of heads squares are off by 5 to 14 percent, disks, the default of such groups, by 1 to 4."""
     assert 0.05 < error(kind, kernel_size, window_shape="square", locality=None, **options) < 0.15
     assert error(kind, kernel_size, locality=None, **options) < disk
-
-
-@pytest.mark.parametrize("shape", ["square", "disk"])
-@pytest.mark.parametrize("kernel_size", [5, 7])
-def test_broad_places_turn_and_sharp_ones_do_not(kernel_size, shape):
-    """A sharp place of a turned grid lies between pixels."""
-    options = {"window_shape": shape, "layers": 2}
-    assert error(LiftingAttention, kernel_size, **options) < 0.01
-    assert error(LiftingAttention, kernel_size, locality=8.0, **options) > 0.03
-
-
-def smooth(*shape):
-    """Random images without short waves, of unit variance."""
-    frequency = torch.fft.fftfreq(shape[-1]).double()
-    damp = torch.exp(-80 * (frequency[:, None] ** 2 + frequency**2))
-    x = torch.fft.ifft2(torch.fft.fft2(torch.randn(shape, dtype=torch.float64)) * damp).real
-    return x / x.std()
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"), [(LiftingAttention, {}), (GroupAttention, {}), (GroupAttention, {"content_heads": 3})]
-)
-@pytest.mark.slow
-def test_trained_layers_turn_too(kind, options):
-    """In frames: below one percent at the start, below three where heads moved apart to learn squared slopes."""
-    lifts, starts, trained = kind is LiftingAttention, [], []
-    shape = (4, 3, 11, 11) if lifts else (4, 4, 8, 11, 11)
-    many = (16, *shape[1:])
-
-    def loss(x):
-        image = x[:, 0] if lifts else x[:, 0].mean(1)
-        slopes = sum(slope.square() for slope in torch.gradient(image, dim=(1, 2)))
-        out = layer(x)[:, 0].square().mean(1)
-        return (out - slopes / slopes.std())[:, 3:-3, 3:-3].square().mean()
-
-    for _ in range(2):
-        layer, held_out = small_layer(kind, C8, shape[1], 6, heads=3, kernel_size=5, **options).double(), smooth(*many)
-        starts += off_lattice_errors(layer, C8, many, elements=[1]).values()
-        adam, before = torch.optim.Adam(layer.parameters(), 0.02), loss(held_out).detach()
-        for _ in range(100):
-            adam.zero_grad()
-            loss(smooth(*shape)).backward()
-            adam.step()
-        assert loss(held_out) < 0.8 * before
-        trained += off_lattice_errors(layer, C8, many, elements=[1]).values()
-    assert sum(starts) / 2 < 0.01
-    assert sum(trained) / 2 < 0.03
-
-
-def test_invariants():
-    """Means over images are those of turned ones, but for pixels at the border."""
-    assert max(off_lattice_errors(lambda x: x.mean((2, 3)), C8, (4, 2, 11, 11)).values()) < 0.1
 
 
 @pytest.mark.filterwarnings("ignore:relation='gsa'")

@@ -4,7 +4,6 @@ import pytest
 import torch
 from attention_operands import Largest
 from clouds import S, V, close, gradients, moved, permuted, sample, within
-from hyena_layers import OPTIONS
 from oracles import token_network
 from space import broken_cross_product, error, motion, move
 
@@ -120,44 +119,6 @@ def test_a_chain_among_zeros_is_as_alone(make):
         assert max(changes(name)) <= 1e-12
     assert min(changes("plain")) > 1e-3
     assert min(changes("short causal")) > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("name", "fades"),
-    [("implicit", False), *(pytest.param(*x, marks=pytest.mark.slow) for x in (("plain", False), ("published", True)))],
-)
-def test_what_other_tokens_say_does_not_fade(name, fades):
-    """As layers start, other tokens move a few as much in a chain of 20,000 as of 20; not with the paper's factor."""
-    kind, options = OPTIONS["plain" if fades else name]
-    layers = [kind(16, 16, **options) for _ in range(2)]
-    for layer in layers if fades else []:
-        layer.module.norm = "forward"
-
-    def moved(layer, n):
-        kept = torch.linspace(0, n - 1, 4 if n == 20 else 16).long()
-        x, y = ((torch.randn(n, 16), torch.randn(n, 16, 3)) for _ in range(2))
-        for a, b in zip(x, y, strict=True):
-            b[kept] = a[kept]
-        with torch.no_grad():
-            pairs = list(zip(layer(*x), layer(*y), strict=True))
-        sizes = sum(a.square().mean() for a, _ in pairs)
-        return float(sum((a[kept] - b[kept]).square().mean() for a, b in pairs) / sizes) ** 0.5
-
-    moves = [sum(moved(layer, n) for layer in layers) / len(layers) for n in (20, 200, 20000)]
-    if fades:
-        assert moves[-1] < moves[0] / 10
-    else:
-        assert 0.5 * moves[0] < moves[-1]
-        assert 0.05 < min(moves) < max(moves) < 3
-
-
-def test_reset_and_repr():
-    torch.manual_seed(0)
-    layer = SE3HyenaOperator(S, V, filter="implicit", short_conv=3, causal=True, local_context=True)
-    before = layer.module.local.message.embed.weights[0].clone()
-    layer.reset_parameters()
-    assert not torch.equal(layer.module.local.message.embed.weights[0], before)
-    assert "taps=3, causal=True" in repr(layer)
 
 
 def test_parameters_as_published():

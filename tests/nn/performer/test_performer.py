@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import math
 
 import pytest
 import torch
@@ -11,9 +10,7 @@ from space import error
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention, RelativePerformer
 from tg_equiattn.nn.performer.nodes import Nodes
-from tg_equiattn.nn.performer.pixel_model import PixelEmbedding
 from tg_equiattn.nn.performer.positions import Position
-from tg_equiattn.nn.performer.random_features import RandomFeatures
 from tg_equiattn.testing import TOLERANCE
 
 CHANNELS, OUT, HEADS, M, REACH = 12, 15, 3, 19, 3
@@ -169,37 +166,12 @@ def test_the_paper_counts_the_same_parameters(position, millions):
     assert round((sum(p.numel() for p in model.parameters()) - biases) / 1e6, 1) == millions
 
 
-@pytest.mark.parametrize("norm", ["layer", "batch"])
-@pytest.mark.parametrize("position", ["window", "clipped", "absolute", None])
-def test_model_on_a_torus(on_device, position, norm, randomise):
-    options = {"channels": 12, "num_layers": 2, "heads": 3, "cutoff": 3, "periodic": True, "norm": norm}
-    model = randomise(RelativePerformer(2, 5, position=position, **options), 0.4).double().eval()
-    image = torch.rand(3, 2, 5, 7).double()
-    moved = error(model(image.roll((2, 3), (2, 3))), model(image))
-    assert moved > 1e-3 if position == "absolute" else moved < 1e-10
-
-
 def test_what_positions_need():
     """A layer says whether it looks at near pairs, and whether their offsets have to be whole."""
     needs = {name: layer_of(name) for name in POSITIONS}
     near = [name for name in EXACT if name != "far values"]
     assert [name for name, layer in needs.items() if layer.needs_neighbors] == near
     assert [name for name, layer in needs.items() if layer.whole_offsets] == ["window", "values", "clipped"]
-
-
-@pytest.mark.parametrize("kind", ["linear", "mlp", "lookup"])
-def test_pixel_embeddings(on_device, kind):
-    embedding = PixelEmbedding(3, 8, kind)
-    x = torch.randint(256, (2, 5, 3))
-    if kind != "lookup":
-        assert embedding(x / 255).shape == (2, 5, 8)
-        return
-    expected = sum(embedding.table.weight[256 * c + x[..., c]] for c in range(3))
-    for same in (x, x / 255, x.to(torch.uint8)):
-        torch.testing.assert_close(embedding(same), expected)
-    for bad in (x - 300, x + 300, x / 100) if on_device == "cpu" else ():  # where values may be looked at
-        with pytest.raises(ValueError, match=r"must be in \[0, 255\] \(or floats"):
-            embedding(bad)
 
 
 def test_pairs_are_suggested_once_for_small_graphs():
@@ -210,42 +182,6 @@ def test_pairs_are_suggested_once_for_small_graphs():
     layer(x, pos=pos)  # warnings are errors in these tests
     for other in ({"num_random_features": 14}, {"method": "features"}, {"method": "pairs"}):
         PerformerAttention(6, 6, 2, **{"offset": "mlp", "cutoff": 1.0, "num_random_features": 15, **other})(x, pos=pos)
-
-
-@torch.no_grad()
-def error_of_features(channels, sharpness, plain):
-    """The error of a new layer, relative to how much the outputs of nodes differ.
-
-    Queries and keys are multiplied by ``sharpness``. ``plain`` features are FAVOR+'s, with keys as wide as values.
-    """
-    errors, x = [], torch.randn(500, channels)
-    for _ in range(5):
-        options = {"position": None, "num_random_features": 256, "key_channels": channels // 4 if plain else 3}
-        exact, layer = (PerformerAttention(channels, channels, 4, method=m, **options) for m in ("pairs", "features"))
-        for linear in (exact.query, exact.key):
-            linear.weight *= sharpness
-        weights = {name: w for name, w in exact.state_dict().items() if "_extra_state" not in name}
-        layer.load_state_dict(weights, strict=False)
-        if plain:
-            layer.features = RandomFeatures(256, channels // 4)
-            layer.positions.variance.log.fill_(math.log(0.5))
-        wanted = exact(x)
-        errors.append(float((layer(x) - wanted).square().mean() / (wanted - wanted.mean(0)).square().mean()))
-    return sum(errors) ** 0.5
-
-
-@pytest.mark.parametrize("channels", [64, 32])
-@pytest.mark.parametrize(("sharpness", "share"), [(1, 1.0), (2, 0.5)])
-def test_features_of_few_channels_err_less(channels, sharpness, share):
-    assert error_of_features(channels, sharpness, False) < share * error_of_features(channels, sharpness, True)
-
-
-def test_layers_by_features_have_few_key_channels():
-    widths = {"features": 3, "pairs": 16}
-    for method, width in widths.items():
-        assert PerformerAttention(64, 64, 4, method=method).key_channels == width
-    assert PerformerAttention(64, 64, 4, method="features", key_channels=5).query.weight.shape == (20, 64)
-    assert PerformerAttention(8, 8, 4, method="features").key_channels == 2  # as wide as values, at most
 
 
 def test_the_bias_of_keys_is_exact(make):

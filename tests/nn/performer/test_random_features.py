@@ -8,7 +8,6 @@ import pytest
 import ranks
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.checkpoint import checkpoint
 
 from tg_equiattn.nn import PerformerAttention, RelativePerformer
 from tg_equiattn.nn.performer.random_features import RandomFeatures, draw_directions
@@ -67,18 +66,6 @@ def test_checkpoint_goes_on_as_an_uninterrupted_run():
         expected = features(CPU, torch.float32)
         assert torch.equal(resumed(CPU, torch.float32), expected)
         assert torch.equal(copied(CPU, torch.float32), expected)
-
-
-def test_activation_checkpointing_counts_a_step_once():
-    layer = PerformerAttention(8, 8, 2, position=None, method="features", redraw_interval=1)
-    plain = copy.deepcopy(layer)
-    x = torch.randn(1, 9, 8)
-    for _ in range(3):
-        x1, x2 = (x.clone().requires_grad_() for _ in range(2))
-        checkpoint(layer, x1, use_reentrant=False).square().sum().backward()
-        plain(x2).square().sum().backward()
-        torch.testing.assert_close(x1.grad, x2.grad)
-    assert torch.equal(directions(layer.features), directions(plain.features))
 
 
 def test_drawing_between_forward_and_backward():
@@ -274,13 +261,6 @@ def test_ensembles_draw_outside():
     members[0].eval()
     for got, member in zip(torch.vmap(run)(parameters, buffers), members, strict=True):
         torch.testing.assert_close(got, member.eval()(x))
-
-
-def test_no_nodes_are_a_step():
-    layer = PerformerAttention(8, 8, 2, position=None, method="features", redraw_interval=1)
-    before = layer(torch.zeros(1, 3, 8)), directions(layer.features)
-    assert layer(torch.zeros(0, 8), batch=torch.zeros(0, dtype=torch.int64)).shape == (0, 8)
-    assert not torch.equal(directions(layer.features), before[1])
 
 
 @pytest.mark.parametrize("m", [1, 6, 11])

@@ -93,7 +93,7 @@ class NeutralSources(StoresSettings):
         constants = self._scalars(torch.tensordot(atoms.elements, self.constants, 1))
         out = constants + self._transfers(sources, atoms)
         remainder = target * charge[:, None, None, None] - node_batch.sum(out)
-        _warn_of_remainder(remainder.detach(), out.detach(), charge, node_batch.batch)
+        _warn_of_remainder(remainder.detach(), out.detach(), charge, node_batch.batch, atoms.total_charge is not None)
         weight = (atoms.elements @ self.log_weights).exp()
         share = weight / node_batch.spread(node_batch.sum(weight))
         return out + share[:, None, None, None] * node_batch.spread(remainder)
@@ -122,18 +122,20 @@ class NeutralSources(StoresSettings):
 @checks.of_values
 def _warn_of_remainder(
     remainder: Float[Tensor, "graphs heads kernels size"], sources: Float[Tensor, "nodes heads kernels size"],
-    charge: Float[Tensor, " graphs"], batch: Int[Tensor, " nodes"],
+    charge: Float[Tensor, " graphs"], batch: Int[Tensor, " nodes"], given: bool,
 ) -> None:  # fmt: skip
-    """Warn of graphs without a charge whose sources do not sum to zero by themselves."""
+    """Warn of graphs without a charge whose sources do not sum to zero by themselves. The text is the same for all
+    graphs, so that it is printed once."""
     if not sources.numel():
         return
     each = sources.abs().flatten(1)
     largest = torch.zeros_like(remainder.flatten(1)).scatter_reduce(0, batch[:, None].expand_as(each), each, "amax")
     large = (remainder.abs().flatten(1) > _LARGE * largest + 1e-6).any(1) & (charge == 0)
     if large.any():
+        total = "is 0 in the data" if given else "is not in the data and counts as 0"
         warnings.warn(
-            f"the atoms of graph {int(large.nonzero()[0])} have Coulomb sources that do not sum to zero, and its data "
-            "has no total_charge: the remainder is spread over all atoms, so distant fragments change each other; give "
-            "the total charge of ions with the data",
+            f"Coulomb sources of a graph do not sum to its total charge, which {total}: the remainder is spread over "
+            "all its atoms, so distant fragments change each other. Give the total charge if the graph is an ion; if "
+            "it is neutral, the learned constants of its elements do not sum to zero",
             stacklevel=2,
         )
