@@ -1,4 +1,4 @@
-"""Long range for NequIP models: Ewald attention as a graph module, and a builder of models with it."""
+"""Long range for NequIP models: Ewald attention and charges as graph modules, and a builder of models with them."""
 
 from .._host import require
 
@@ -6,6 +6,8 @@ require("nequip", "nequip")
 
 from nequip.scripts._package_utils import register_libraries_as_external_for_packaging  # noqa: E402
 
+from .charges import LongRangeCharges  # noqa: E402
+from .fit_charges import FitCharges  # noqa: E402
 from .long_range import LongRange  # noqa: E402
 from .model import LongRangeNequIPGNNModel  # noqa: E402
 
@@ -14,4 +16,4 @@ register_libraries_as_external_for_packaging(
     mock_modules=["jaxtyping"],  # imported for type checkers alone
 )
 
-__all__ = ["LongRange", "LongRangeNequIPGNNModel"]
+__all__ = ["FitCharges", "LongRange", "LongRangeCharges", "LongRangeNequIPGNNModel"]

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from e3nn import o3
 from nequip.data import AtomicDataDict
-from nequip.nn import GraphModuleMixin, model_modifier, with_edge_vectors_
+from nequip.nn import GraphModuleMixin, with_edge_vectors_
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.modes import is_traced
 from tg_equiattn.nn.waves.neutral_sources import Atoms
 
 from ..e3nn.atoms_attention import AtomsEwaldAttention
+from .frames import LongRangeModule
 
 
 @checks.python_numbers
-class LongRange(GraphModuleMixin, torch.nn.Module):
+class LongRange(LongRangeModule):
     r"""Ewald attention between all atoms of a frame: a graph module for :class:`nequip.nn.SequentialGraphNetwork`.
 
     .. math:: x' = x + g\, B\, \mathrm{attention}(A x)
@@ -93,7 +93,7 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         irreps_in: Mapping[str, Any],
         **attn_kwargs: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(method, max_num_nodes)
         field = AtomicDataDict.NODE_FEATURES_KEY
         GraphModuleMixin._init_irreps(
             self,
@@ -114,25 +114,10 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         self.num_types = len(type_names)
         self.before, self.after = o3.Linear(irreps, few), o3.Linear(few, irreps)
         self.gain = torch.nn.Parameter(torch.tensor(float(gain)))
-        self.max_num_nodes = max_num_nodes
-        self.repeats: tuple[bool, ...] | None = (False,) * 3 if method == "direct" else None
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
-        if AtomicDataDict.LMP_MLIAP_DATA_KEY in data or AtomicDataDict.NUM_LOCAL_GHOST_NODES_KEY in data:
-            raise NotImplementedError(
-                "long range needs sums over all atoms, and LAMMPS' ML-IAP gives each process a part of them: use ASE, "
-                "or pair_nequip on one process"
-            )
-        x, pos = data[AtomicDataDict.NODE_FEATURES_KEY], data[AtomicDataDict.POSITIONS_KEY]
-        cell, pbc = data.get(AtomicDataDict.CELL_KEY), data.get(AtomicDataDict.PBC_KEY)
-        batch, sizes, traced = data.get(AtomicDataDict.BATCH_KEY), {}, is_traced(pos)
-        if cell is not None and (pbc is None or (traced and self.repeats is not None)):
-            cell, pbc = self._repeating(data, cell.view(-1, 3, 3), pbc)
-        if batch is not None:
-            sizes["batch_size"] = data[AtomicDataDict.NUM_NODES_KEY].shape[0]
-            if traced:
-                sizes["max_num_nodes"] = pos.shape[0] if self.max_num_nodes is None else self.max_num_nodes
-        found = self.attention(self.before(x), pos, batch, atoms=self._atoms(data, x), cell=cell, pbc=pbc, **sizes)
+        graphs, x = self.read_frames(data), data[AtomicDataDict.NODE_FEATURES_KEY]
+        found = self.attention(self.before(x), atoms=self._atoms(data, x), **graphs)
         data[AtomicDataDict.NODE_FEATURES_KEY] = x + self.gain * self.after(found)
         return data
 
@@ -144,48 +129,3 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             data[AtomicDataDict.EDGE_INDEX_KEY], vectors.square().sum(1),
             None if charge is None else charge.flatten(),
         )  # fmt: skip
-
-    def _repeating(self, data: AtomicDataDict.Type, cell: Tensor, pbc: Tensor | None) -> tuple[Any, Any]:
-        """The cell, and a mask (graphs, 3) of the lattice vectors along which frames repeat, which comes from edges if
-        there is no ``pbc``. Both are None if no frame repeats."""
-        if pbc is None:
-            crossing = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] != 0).to(cell.dtype)
-            batch, source = data.get(AtomicDataDict.BATCH_KEY), data[AtomicDataDict.EDGE_INDEX_KEY][0]
-            graph = torch.zeros_like(source) if batch is None else batch[source]
-            crossed = cell.new_zeros(cell.shape[0], 3).index_add(0, graph, crossing) > 0
-        else:
-            crossed = pbc.view(-1, 3)
-        if self.repeats is None:
-            told, words = crossed | (cell == 0).all(2), "an edge must cross each lattice vector that is not zero, or "
-            torch._assert_async(
-                told.all(), words + "nequip-compile get --modifiers far_crystals, far_slabs or far_molecules"
-            )
-            return cell, crossed
-        repeats = torch.tensor(self.repeats, device=cell.device).expand_as(crossed)
-        torch._assert_async((repeats | ~crossed).all(), "no edge must cross lattice vectors that do not repeat")
-        return (cell, repeats) if any(self.repeats) else (None, None)
-
-    @classmethod
-    def _all_are(cls, model: torch.nn.Module, *repeats: bool) -> torch.nn.Module:
-        for module in model.modules():
-            if isinstance(module, cls):
-                module.repeats = repeats
-        return model
-
-    @model_modifier(persistent=False)
-    @classmethod
-    def far_crystals(cls, model: torch.nn.Module) -> torch.nn.Module:
-        """Compile for frames that repeat along all lattice vectors, whether edges cross them or not."""
-        return cls._all_are(model, True, True, True)
-
-    @model_modifier(persistent=False)
-    @classmethod
-    def far_slabs(cls, model: torch.nn.Module) -> torch.nn.Module:
-        """Compile for frames that repeat along the first two lattice vectors."""
-        return cls._all_are(model, True, True, False)
-
-    @model_modifier(persistent=False)
-    @classmethod
-    def far_molecules(cls, model: torch.nn.Module) -> torch.nn.Module:
-        """Compile for frames that do not repeat, whatever their cells are."""
-        return cls._all_are(model, False, False, False)

@@ -10,10 +10,12 @@ from tg_equiattn.integrations.nequip import LongRangeNequIPGNNModel
 SPECIES = ["H", "C", "O", "Na", "Cl"]
 
 
-def make_nequip(dtype="float64", after=(0,), options=None, **model):
+def make_nequip(dtype="float64", after=(0,), options=None, charges=None, **model):
     set_global_state()
+    own = {"after": list(after), "long_range": {"gain": 0.5, **(options or {})}}
+    own = own if charges is None else {"charges": charges, "long_range": options}
     return LongRangeNequIPGNNModel(
-        after=list(after), long_range={"gain": 0.5, **(options or {})}, seed=0, model_dtype=dtype, type_names=SPECIES,
+        seed=0, model_dtype=dtype, type_names=SPECIES, **own,
         **{"r_max": 3.0, "num_layers": 2, "l_max": 1, "num_features": 4, "avg_num_neighbors": 4.0,
            "radial_mlp_width": 8, **model},
     ).eval()  # fmt: skip

@@ -36,6 +36,6 @@ PUBLIC = {
     "IrrepsEwaldAttention IrrepsSE3Hyena IrrepsSE3HyenaOperator IrrepsVectorSelfAttention "
     "LongTensorProduct TensorProductHyenaOperator",
     "integrations.mace": "ChargeLoss LongRangeCalculator add_long_range copy_long_range select_head without_long_range",
-    "integrations.nequip": "LongRange LongRangeNequIPGNNModel",
+    "integrations.nequip": "FitCharges LongRange LongRangeCharges LongRangeNequIPGNNModel",
 }
 PUBLIC = {place: names.split() for place, names in PUBLIC.items()}

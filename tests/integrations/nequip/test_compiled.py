@@ -35,11 +35,17 @@ def boxed(name):
     return atoms
 
 
+@pytest.mark.parametrize("charges", [None, {"Na": 0.7, "Cl": -0.7, "H": 0.4, "O": -0.8, "C": -0.8}])
 @pytest.mark.parametrize("method", ["ewald", "direct"])
-def test_compiled_model(method, tmp_path):
+def test_compiled_model(method, charges, tmp_path):
     crystals = method == "ewald"
-    bound = {"max_hkl": (12, 7, 7)} if crystals else {}
-    model = make_nequip(options={"method": method, **bound}, num_features=4)
+    options = {"method": method} | ({"max_hkl": (12, 7, 7)} if crystals else {})
+    options |= {} if charges is None else {"learn": True, "width": 1.2, "born_charges": True}
+    model = make_nequip(options=options, charges=charges, num_features=4)
+    if charges is not None:
+        layer = model.model.func.long_range.interaction
+        torch.nn.init.normal_(layer.weights)
+        layer.offsets.fill_(0.1)
     systems = [salt((2, 1, 1)), salt()] if crystals else [boxed("CH3CH2OH"), boxed("H2O")]
     loaded = compiled(model, frame(systems[0]), tmp_path)
     for atoms in systems:
@@ -53,3 +59,6 @@ def test_compiled_model(method, tmp_path):
     )
     with pytest.raises(RuntimeError, match=message):
         loaded(frame(refused))
+    if charges and not crystals:
+        with pytest.raises(RuntimeError, match="charges of a graph must sum to its total charge"):
+            loaded(frame(boxed("OH")))
