@@ -13,6 +13,7 @@ from tg_equiattn.integrations.pyg import PixelGraph, RelativePerformerConv
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import MLP, GINEConv, global_max_pool
+from torch_geometric.transforms import Cartesian, Compose
 from tqdm import trange
 
 
@@ -27,7 +28,7 @@ class Model(torch.nn.Module):
 
     def forward(self, data, shift=0):
         x = self.embed(torch.cat([data.x, (data.pos + shift) / 8], 1) if self.absolute else data.x)
-        x = self.messages(x, data.edge_index, data.edge_offset).relu()
+        x = self.messages(x, data.edge_index, data.edge_attr).relu()
         x = x + self.attention(x, data.edge_index, data.batch, pos=data.pos + shift)
         return self.head(global_max_pool(self.norm(x), data.batch))
 
@@ -36,7 +37,8 @@ torch.manual_seed(0)
 torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
 images, labels = map(torch.tensor, load_digits(return_X_y=True))
 images = images.float().view(-1, 1, 8, 8) / 16
-grids = [PixelGraph(4)(Data(image=image, y=y)) for image, y in zip(images, labels, strict=True)]
+transform = Compose([PixelGraph(4), Cartesian(norm=False)])  # offsets of edges in edge_attr, for messages
+grids = [transform(Data(image=image, y=y)) for image, y in zip(images, labels, strict=True)]
 graphs = [grids[i].subgraph(grids[i].x[:, 0] > 0.2) for i in torch.randperm(len(grids))]
 train, test = DataLoader(graphs[:1200], 40, shuffle=True), next(iter(DataLoader(graphs[1200:], 597)))
 axis = (figure := Figure(figsize=(8, 5))).subplots()

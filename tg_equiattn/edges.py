@@ -121,7 +121,7 @@ def check_graph_of_edges(
 
 @checks.of_values
 def _check_within(target: Tensor, source: Tensor, batch: Tensor, name: str) -> None:
-    if not torch.equal(batch[target], batch[source]):
+    if not torch.equal(batch.index_select(0, target), batch.index_select(0, source)):
         raise ValueError(f"{name} must not join nodes of different graphs of batch, got such a pair")
 
 
@@ -145,6 +145,24 @@ def of_edges(
     if given.device != edge_index.device:
         raise ValueError(f"{name} must be on {edge_index.device} as edge_index is, got {given.device}")
     return given
+
+
+def lie_between(
+    pos: Num[Tensor, "nodes dim"], offsets: Num[Tensor, "edges dim"], target: Int[Tensor, " edges"],
+    source: Int[Tensor, " edges"], whole: bool, lattice: Float[Tensor, "*edges dim dim"] | None = None,
+) -> Bool[Tensor, " edges"]:  # fmt: skip
+    """True for offsets that are differences of positions, up to rounding and to whole lattice vectors (rows of
+    ``lattice``), or up to less than half a unit if offsets have to be ``whole``."""
+    pos, offsets = pos.detach(), offsets.detach()
+    apart = pos[source].double() - pos[target].double() - offsets.double()
+    if lattice is not None:
+        lattice = lattice.double()
+        steps = apart[:, None] @ torch.linalg.pinv(lattice)
+        apart = apart - (steps.round() @ lattice)[:, 0]
+    apart = apart.abs().amax(-1)
+    rounding = 16 * max((torch.finfo(t.dtype).eps for t in (pos, offsets) if t.is_floating_point()), default=0.0)
+    size = (float(t.abs().max()) if t.numel() else 0.0 for t in (offsets, pos))
+    return (apart.round() if whole else apart) <= 1e-4 * next(size) + rounding * next(size)
 
 
 def offsets_between(

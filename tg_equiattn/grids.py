@@ -21,7 +21,7 @@ from .modes import cached
 from .neighbors import NeighborList
 
 if TYPE_CHECKING:
-    from jaxtyping import Int, Num
+    from jaxtyping import Float, Int, Num
 
 __all__ = ["PixelGrid", "Window"]
 
@@ -206,6 +206,11 @@ class PixelGrid:
         pos = _axes_to_position(_mesh(((0, side) for side in self.shape), device))
         return self._in_units(pos - pos.amin(0)).to(dtype or torch.get_default_dtype())
 
+    @property
+    def lengths(self) -> Float[Tensor, " dim"]:
+        """The lengths of the sides along x, y (and z), which are the periods of a periodic grid."""
+        return self._in_units(torch.tensor(self.shape[::-1])).double()
+
     def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Targets, sources, offsets (E, dim) and a mask (E,) of near pairs.
 
@@ -250,11 +255,8 @@ class PixelGrid:
 @cached(maxsize=8)
 def _neighbors(grid: PixelGrid, batch_size: int, device: torch.device) -> NeighborList:
     target, source, offsets, mask = grid.pairs(device)
-    first = len(grid) * torch.arange(batch_size, device=device)
-    edge_index = (torch.stack([source, target])[:, None] + first[:, None]).flatten(1)
-    return NeighborList(
-        edge_index, batch_size * len(grid), offsets.repeat(batch_size, 1), mask=mask.repeat(batch_size), checked=True
-    )
+    near = NeighborList(torch.stack([source, target]), len(grid), offsets, mask=mask, checked=True)
+    return near.repeated(batch_size)
 
 
 def transform_grid(x: Tensor, matrix: Tensor) -> Tensor:

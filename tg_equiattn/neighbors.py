@@ -92,7 +92,7 @@ def _repeats(pairs: SortedPairs) -> bool | None:
         return None
     index = pairs.target * pairs.nodes + pairs.source
     index = index if pairs.mask is None else index[pairs.mask]
-    return len(index.unique()) < len(index)
+    return not bool((index[1:] > index[:-1]).all()) and len(index.unique()) < len(index)
 
 
 def _csr(pairs: SortedPairs) -> CSR:
@@ -115,7 +115,8 @@ class NeighborList(SortedPairs):
         offsets: ``(E, dim)``, in the unit of positions. The default, ``None``, means pairs without offsets.
         mask: bool ``(E,)``, false for pairs to pass over. Use it where shapes must not depend on values. ``None`` means
             all pairs.
-        features: ``(E, F)`` of the pairs, for example of bonds. ``None`` means no features.
+        features: ``(E, F)`` of the pairs, for example of bonds; whole numbers and bool become floating point numbers.
+            ``None`` means no features.
         weights: ``(E,)`` of the pairs, not negative, which a window's weights are multiplied by. ``None`` means 1.
         loops: whether a pair of a node with itself is a pair like any other. The default is ``False``.
         between_positions: whether offsets are known to be differences of positions. The default is ``False``.
@@ -143,6 +144,8 @@ class NeighborList(SortedPairs):
             offsets = torch.zeros(edge_index.shape[1], 0, device=edge_index.device)
         check_fields(edge_index.shape[1], offsets, features, weights, finite=checked and between_positions)
         offsets = offsets if offsets.is_floating_point() else offsets.long()
+        if features is not None and not features.is_floating_point():
+            features = features.double()
         (source, target), concrete, self_features = edge_index.unbind(), is_concrete(edge_index), None
         if not loops:
             distinct = source != target
@@ -204,6 +207,21 @@ class NeighborList(SortedPairs):
             edge_index, nodes, offsets, features=features, weights=weights, loops=loops, between_positions=between,
             checked=checked or not between,
         )  # fmt: skip
+
+    def repeated(self, count: int) -> NeighborList:
+        """The pairs of ``count`` graphs that are all like this one, one after the other."""
+        first = self.nodes * torch.arange(count, device=self.target.device)
+        edge_index = (torch.stack([self.source, self.target])[:, None] + first[:, None]).flatten(1)
+
+        def copies(x: Tensor | None) -> Tensor | None:
+            return x if x is None else x.repeat(count, *[1] * (x.ndim - 1))
+
+        near = NeighborList(
+            edge_index, count * self.nodes, copies(self.offsets), mask=copies(self.mask), loops=True, checked=True,
+            features=copies(self.features), weights=copies(self.weights), between_positions=self.between_positions,
+        )  # fmt: skip
+        near.self_features = copies(self.self_features)
+        return near
 
 
 def _features_of_loops(target: Tensor, nodes: int, features: Tensor, distinct: Tensor, mask: Tensor | None) -> Tensor:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import checks
-from .modes import as_numbers, is_concrete, is_readable
+from .modes import as_numbers, is_batched, is_concrete, is_readable
 from .ranks import Ranks
-from .slots import Slots, beside, nodes_of_rows
+from .slots import Slots, beside, inverse
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
@@ -35,24 +35,27 @@ class NodeBatch:
         even: true if every graph has ``longest`` slots.
         mask: false for padding; ``None`` without padding.
         ranks: the processes that share the graphs; ``None`` for this process alone.
+        order: the nodes, graph after graph; ``None`` if they lie so.
     """
 
     def __init__(
         self, nodes: int, sizes: Int[Tensor, " graphs"], batch: Int[Tensor, " nodes"] | None = None,
         longest: int | None = None, known_sizes: list[int] | None = None, mask: Bool[Tensor, " nodes"] | None = None,
         ranks: Ranks | None = None, totals: Int[Tensor, " graphs"] | None = None,
+        order: Int[Tensor, " nodes"] | None = None,
     ) -> None:  # fmt: skip
         self.nodes, self.sizes, self.mask, self.ranks, self._batch = nodes, sizes, mask, ranks, batch
         self.known_sizes, self.longest = known_sizes, longest
         self.totals = sizes if totals is None else totals
-        self.even = batch is None or (known_sizes is not None and nodes == self.count * (longest or 0))
+        sorted_evenly = order is None and known_sizes is not None and nodes == self.count * (longest or 0)
+        self.even, self.order = batch is None or sorted_evenly, order
 
     @classmethod
     def flat(
         cls, x: Shaped[Tensor, "nodes ..."], batch: Int[Tensor, " nodes"] | None, batch_size: int | None = None,
-        max_num_nodes: int | None = None, ranks: Ranks | None = None, whole: bool = True,
+        max_num_nodes: int | None = None, ranks: Ranks | None = None, whole: bool = True, any_order: bool = False,
     ) -> NodeBatch:  # fmt: skip
-        """Make a batch from nodes x and the sorted graph index that users give.
+        """Make a batch from nodes x and the graph index that users give.
 
         Args:
             x: the nodes.
@@ -61,6 +64,7 @@ class NodeBatch:
             max_num_nodes: a bound of the nodes of a graph; ``None`` reads it from ``batch`` if graphs are needed whole.
             ranks: the processes that share the graphs.
             whole: whether graphs are needed whole, so that the longest one has to be known.
+            any_order: whether ``batch`` may be in any order. It is sorted if it is not known to be so.
 
         Raises:
             ValueError: for a ``batch`` that does not fit, and if sizes are needed but cannot be read.
@@ -70,23 +74,27 @@ class NodeBatch:
             raise ValueError("batch_size must be given with batch and process_group, the same on all ranks, got None")
         if whole and ranks is None and batch is not None and not sized and not is_readable(batch):
             raise ValueError(_UNREAD)
-        count, nodes = checks.batch_index(batch, batch_size, x), x.shape[0]
+        given, order, nodes = batch, None, x.shape[0]
+        if any_order and isinstance(batch, Tensor) and batch.dtype == torch.int64 and not _known_sorted(batch):
+            batch, order = batch.sort(stable=True)
+        count = checks.batch_index(batch, batch_size, x)
         if ranks is not None:
             ranks.check_graphs(count, x.device)
-            batch = torch.zeros(nodes, dtype=torch.int64, device=x.device) if batch is None else batch
+            if batch is None:
+                given = batch = torch.zeros(nodes, dtype=torch.int64, device=x.device)
         if batch is None or (count == 1 and ranks is None):
             return cls.dense(1 if nodes or batch_size else 0, nodes, None, x.device)
         sizes = torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
         if ranks is None and (sized or not whole) and not is_concrete(sizes):
             if max_num_nodes is not None:
                 checks.must_hold((sizes <= max_num_nodes).all(), "max_num_nodes must be at least any graph")
-            return cls(nodes, sizes, batch, max_num_nodes)
+            return cls(nodes, sizes, given, max_num_nodes, order=order)
         known = as_numbers(sizes)
         longest = max([0 if ranks is None else 1, *known])  # kernels run on ranks without nodes, too
         if max_num_nodes is not None and longest > max(1, max_num_nodes):
             raise ValueError(f"max_num_nodes must be at least {longest}, the largest graph, got {max_num_nodes}")
         totals = sizes if ranks is None else ranks.sum(sizes)
-        return cls(nodes, sizes, batch, longest, known, ranks=ranks, totals=totals)
+        return cls(nodes, sizes, given, longest, known, ranks=ranks, totals=totals, order=order)
 
     @classmethod
     def dense(
@@ -184,13 +192,23 @@ class NodeBatch:
             mask = None if self.mask is None else self.mask.view(-1, length)
             return PaddedBatch(self, self.nodes // length, length, mask, None)
         starts = self.starts
-        node, mask = nodes_of_rows(starts, self.sizes, length, self.nodes)
+        node, mask = self.nodes_of_rows(starts, self.sizes, length)
         slots = Slots(node, mask.flatten(), self.batch * length + self.within(starts), None)
         return PaddedBatch(self, self.count, length, mask, slots)
 
     def within(self, starts: Int[Tensor, " graphs"]) -> Int[Tensor, " nodes"]:
         """The position of each node in its graph, from the first node of each graph."""
-        return torch.arange(self.nodes, device=self.sizes.device) - starts[self.batch]
+        place = torch.arange(self.nodes, device=self.sizes.device) if self.order is None else inverse(self.order)
+        return place - starts[self.batch]
+
+    def nodes_of_rows(
+        self, starts: Int[Tensor, " rows"], sizes: Int[Tensor, " rows"], length: int
+    ) -> tuple[Int[Tensor, " slots"], Bool[Tensor, "rows length"]]:
+        """The node of each slot, flattened, and a mask of the slots with a node. A row holds ``sizes`` nodes of a graph
+        from ``starts`` on, counted graph after graph."""
+        slot = torch.arange(length, device=starts.device)
+        node = (starts[:, None] + slot).clamp(max=max(self.nodes - 1, 0)).flatten()
+        return node if self.order is None else self.order[node], slot < sizes[:, None]
 
     def mix(
         self, kernel: Callable[..., Tensor], *tensors: Shaped[Tensor, "nodes ..."],
@@ -208,26 +226,39 @@ class NodeBatch:
         """
         if not self.nodes and self.ranks is None:
             return kernel(*(x[None] for x in tensors), PaddedBatch(self, 1, 0, None, None)).flatten(0, 1)
-        if groups is None and (self.even or self.known_sizes is None):
-            padded = self.padded()
-            return padded.unpack(kernel(*map(padded.pack, tensors), padded))
-        parts, slots = self._grouped(self._by_size() if groups is None else groups)
-        split = [x.split([part.count * part.length for part in parts]) for x in map(slots.pack, tensors)]
-        out = [
-            kernel(*(x.unflatten(0, (padded.count, padded.length)) for x in some), padded).flatten(0, 1)
-            for *some, padded in zip(*split, parts, strict=True)
-        ]
-        return slots.unpack(out[0] if len(out) == 1 else torch.cat(out))
+        parts = self.parts(groups)
+        return parts.unpack(
+            [kernel(*some, rows) for *some, rows in zip(*map(parts.pack, tensors), parts.rows, strict=True)]
+        )
 
-    def _by_size(self) -> dict[int, list[int]]:
+    def parts(self, groups: Mapping[Any, Sequence[int]] | None = None, worth: int = 0) -> Parts:
+        """The padded groups of graphs of :meth:`mix`; by default those of :meth:`by_size`."""
+        if groups is None:
+            groups = {} if self.even else self.by_size(worth)
+            if len(groups) <= 1:
+                padded = self.padded()
+                return Parts([padded], padded.slots)
+        return self._grouped(groups)
+
+    def by_size(self, worth: int = 0) -> dict[int, list[int]]:
+        """Groups of graphs whose sizes differ by less than a factor of two, the largest first; none if sizes are not
+        known. A group joins the one before if this pads rows by fewer than ``worth`` pairs of slots in all."""
         groups: dict[int, list[int]] = {}
-        for graph, size in enumerate(self.known_sizes or []):
+        sizes = self.known_sizes or []
+        for graph, size in enumerate(sizes):
             if size or self.ranks is not None:
                 groups.setdefault(size.bit_length(), []).append(graph)
-        return groups
+        joined: dict[int, list[int]] = {}
+        last, longest = 0, 0
+        for key, graphs in sorted(groups.items(), reverse=True):
+            length = max(sizes[g] for g in graphs)
+            if joined and len(graphs) * (longest**2 - length**2) < worth:
+                joined[last] += graphs
+            else:
+                joined[key], last, longest = graphs, key, length
+        return joined
 
-    def _grouped(self, groups: Mapping[Any, Sequence[int]]) -> tuple[list[PaddedBatch], Slots]:
-        """A padded batch of each group, and the slots of all of them one after the other."""
+    def _grouped(self, groups: Mapping[Any, Sequence[int]]) -> Parts:
         sizes, device, starts = self.read_sizes(), self.sizes.device, self.starts
         least = 0 if self.ranks is None else 1  # sums run on ranks without nodes, too
         parts, node, filled, first, count = [], [], [], starts.new_full((self.count,), -1), 0
@@ -235,7 +266,7 @@ class NodeBatch:
             length = max([least, *(sizes[g] for g in graphs)])
             full = all(sizes[g] == length for g in graphs)
             index = torch.tensor(graphs, device=device)
-            nodes, mask = nodes_of_rows(starts[index], self.sizes[index], length, self.nodes)
+            nodes, mask = self.nodes_of_rows(starts[index], self.sizes[index], length)
             parts.append(PaddedBatch(self, len(graphs), length, None if full else mask, None, index, key))
             node.append(nodes)
             filled.append(mask.flatten())
@@ -248,7 +279,12 @@ class NodeBatch:
             packed = (first >= 0) & (within < self.sizes[batch])
             slot = torch.where(packed, slot, 0)
         full = all(part.mask is None for part in parts)
-        return parts, Slots(torch.cat(node), None if full else torch.cat(filled), slot, packed)
+        return Parts(parts, Slots(torch.cat(node), None if full else torch.cat(filled), slot, packed))
+
+
+def _known_sorted(batch: Int[Tensor, " nodes"]) -> bool:
+    """True if an index is sorted, or if this has to be assumed: under ``torch.vmap``."""
+    return is_batched(batch) or (is_concrete(batch) and bool((batch[1:] >= batch[:-1]).all()))
 
 
 class PaddedBatch:
@@ -259,6 +295,7 @@ class PaddedBatch:
         count: number of rows.
         length: slots of each row.
         mask: true for slots with a node; ``None`` if all have one.
+        slots: the slots of nodes in the rows; ``None`` if nodes are their own slots, and in :class:`Parts`.
         graph: the graph of each row; ``None`` if rows are the graphs of the batch.
         key: the key of the group that the graphs are of, in :meth:`NodeBatch.mix`.
     """
@@ -268,11 +305,7 @@ class PaddedBatch:
         slots: Slots | None, graph: Int[Tensor, " rows"] | None = None, key: Any = None,
     ) -> None:  # fmt: skip
         self.node_batch, self.count, self.length = node_batch, count, length
-        self.mask, self.graph, self.key, self._slots = mask, graph, key, slots
-
-    def slots_of(self, nodes: Int[Tensor, " some"]) -> Int[Tensor, " some"]:
-        """The slots of some nodes among all slots."""
-        return nodes if self._slots is None else self._slots.slot[nodes]
+        self.mask, self.graph, self.key, self.slots = mask, graph, key, slots
 
     @property
     def lengths(self) -> Int[Tensor, " rows"] | None:
@@ -285,11 +318,47 @@ class PaddedBatch:
 
     def pack(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> Tensor:
         """Values of nodes, along an axis, in their slots (rows, length), zero where there is no node."""
-        if self._slots is not None:
-            x = self._slots.pack(x.movedim(dim, 0)).movedim(0, dim)
-        return x.unflatten(dim, (self.count, self.length))
+        return Parts([self], self.slots).pack(x, dim)[0]
 
     def unpack(self, x: Shaped[Tensor, "*before rows length *after"], dim: int = 0) -> Tensor:
         """The inverse of :meth:`pack`."""
-        x = x.flatten(dim, dim + 1)
-        return x if self._slots is None else self._slots.unpack(x.movedim(dim, 0)).movedim(0, dim)
+        return Parts([self], self.slots).unpack([x], dim)
+
+
+class Parts(NamedTuple):
+    """Groups of graphs, each padded to its own longest graph.
+
+    Attributes:
+        rows: the graphs of each group.
+        slots: the slots of nodes in the groups, one group after the other; ``None`` if nodes are their own slots.
+    """
+
+    rows: list[PaddedBatch]
+    slots: Slots | None
+
+    def pack(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> list[Tensor]:
+        """Values of nodes, along an axis, in the slots (rows, length) of each group, zero where there is no node."""
+        if self.slots is not None:
+            x = self.slots.pack(x.movedim(dim, 0)).movedim(0, dim)
+        parts = [x] if len(self.rows) == 1 else x.split([rows.count * rows.length for rows in self.rows], dim)
+        return [x.unflatten(dim, (rows.count, rows.length)) for x, rows in zip(parts, self.rows, strict=True)]
+
+    def unpack(self, parts: Sequence[Shaped[Tensor, "*before rows length *after"]], dim: int = 0) -> Tensor:
+        """The inverse of :meth:`pack`."""
+        flat = [x.flatten(dim, dim + 1).movedim(dim, 0) for x in parts]
+        x = flat[0] if len(flat) == 1 else torch.cat(flat)
+        return (x if self.slots is None else self.slots.unpack(x)).movedim(0, dim)
+
+    def scores(self) -> tuple[Int[Tensor, " nodes"], Int[Tensor, " nodes"]]:
+        """The index of each node's first score, among the scores (rows, length, length) of all groups, one after the
+        other; and its place in its row."""
+        rows, nodes = self.rows[0], self.rows[0].node_batch
+        slot = torch.arange(nodes.nodes, device=nodes.sizes.device) if self.slots is None else self.slots.slot
+        if len(self.rows) == 1:
+            return slot * rows.length, slot % rows.length
+        count, length = torch.tensor([(rows.count, rows.length) for rows in self.rows], device=slot.device).T
+        slots = (count * length).cumsum(0)
+        group = torch.searchsorted(slots, slot, right=True)
+        slot = slot - (slots - count * length)[group]
+        scores = count * length.square()
+        return (scores.cumsum(0) - scores)[group] + slot * length[group], slot % length[group]

@@ -51,7 +51,7 @@ class _Gather(torch.autograd.Function):
         ctx.save_for_backward(index, mask, back, back_mask)
         if not x.shape[0]:
             return x.new_zeros(index.shape[0], *x.shape[1:])
-        out = x.index_select(0, index)
+        out = x.contiguous().index_select(0, index)  # takes longer from other layouts
         return out if mask is None else out.masked_fill_(beside(~mask, x), 0)
 
     @staticmethod
@@ -72,15 +72,6 @@ def _gather(x: Tensor, index: Tensor, mask: Tensor | None, back: Tensor, back_ma
 def beside(flags: Shaped[Tensor, " nodes"], x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "nodes ..."]:
     """Flags with axes of size 1 appended, to broadcast with x."""
     return flags.view(-1, *[1] * (x.ndim - 1))
-
-
-def nodes_of_rows(
-    starts: Int[Tensor, " rows"], sizes: Int[Tensor, " rows"], length: int, nodes: int
-) -> tuple[Int[Tensor, " slots"], Bool[Tensor, "rows length"]]:
-    """The node of each slot, flattened, and a mask of the slots with a node. A row holds ``sizes`` nodes from
-    ``starts`` on."""
-    slot = torch.arange(length, device=starts.device)
-    return (starts[:, None] + slot).clamp(max=max(nodes - 1, 0)).flatten(), slot < sizes[:, None]
 
 
 def inverse(order: Int[Tensor, " nodes"]) -> Int[Tensor, " nodes"]:

@@ -11,7 +11,7 @@ symmetry in numbers and pictures, and how to save a model.
 # --------------------------
 #
 # The transform ``PixelGraph`` makes a graph of ``data.image``. Pixels become nodes with positions, and near pixels are joined
-# by edges. ``edge_offset`` is the offset from the target to the source.
+# by edges. PyG's ``Cartesian`` writes the offsets of edges, differences of positions, into ``edge_attr``.
 
 import io
 
@@ -22,11 +22,13 @@ from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier, Relat
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GINEConv, GPSConv, global_mean_pool
+from torch_geometric.transforms import Cartesian, Compose
 
 torch.manual_seed(0)
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
-to_graph = PixelGraph(cutoff=4)
+pixel_graph = PixelGraph(cutoff=4)
+to_graph = Compose([pixel_graph, Cartesian(norm=False)])
 labels = torch.tensor(digits.target)
 graphs = [to_graph(Data(image=images[n], y=labels[n])) for n in range(32)]
 print(graphs[0])
@@ -49,7 +51,7 @@ print(
 # If all graphs are images of one size, pass the grid as ``neighbors`` in place of edges and positions. This is fastest, and the
 # result is the same.
 
-grid = to_graph.grid(8, 8)
+grid = pixel_graph.grid(8, 8)
 with torch.no_grad():
     by_edges = conv(data.x, data.edge_index, data.batch, pos=data.pos)
     by_grid = conv(data.x, neighbors=grid)
@@ -79,7 +81,7 @@ class Model(torch.nn.Module):
         self.head = torch.nn.Linear(16, 10)
 
     def forward(self, data):
-        x = self.messages(self.embed(data.x), data.edge_index, data.edge_offset).relu()
+        x = self.messages(self.embed(data.x), data.edge_index, data.edge_attr).relu()
         x = x + self.attention(x, data.edge_index, data.batch, pos=data.pos)
         x = self.gps(x, data.edge_index, data.batch, ptr=data.ptr, pos=data.pos)
         return self.head(global_mean_pool(x, data.batch))

@@ -12,6 +12,7 @@ far offsets         the same with values="offset": offsets of all nodes, without
 mlp, distance       near pairs besides, shared among layers, as RelativeGPSBlock has them
 mlp, edges          the same from the edges, which are checked and sorted in every call
 mlp + values, distance + values     with values="offset": offsets of near pairs and of all nodes
+distance + far      with values="far": near pairs, and offsets of all nodes
 pairs ...           the same with method="pairs"; small graphs only
 
 Ours and PyG's Performer have equal numbers of random features.
@@ -68,9 +69,11 @@ OURS = {
     "mlp, edges": {"offset": "mlp"},
     "distance": {"offset": "distance"},
     "mlp + values": {"offset": "mlp", "values": "offset"},
+    "distance + far": {"offset": "distance", "values": "far"},
     "distance + values": {"offset": "distance", "values": "offset"},
 }
-PAIRS = {f"pairs, {name}": {**OURS[name], "method": "pairs"} for name in ("None", "mlp", "distance + values")}
+OF_PAIRS = ("None", "far offsets", "mlp", "distance", "distance + far", "distance + values")
+PAIRS = {f"pairs, {name}": {**OURS[name], "method": "pairs"} for name in OF_PAIRS}
 PEERS = {"PyG Performer": {"head_channels": CHANNELS // HEADS}, "PyG Performer, defaults": {}}
 VARIANTS = ("TransformerConv", "dense", *PEERS, *OURS, *PAIRS)
 SMALL = ("dense", *PAIRS)

@@ -174,8 +174,8 @@ def batches(
 
 def predict(model: PixelGraphClassifier, data: Batch) -> tuple[Tensor, Tensor]:
     """Logits and labels of a batch of graphs."""
-    given = {"edge_offset": data.edge_offset, "batch_size": data.num_graphs}
-    return model(data.x, data.edge_index, data.batch, data.pos, **given), data.y
+    given = {name: data[name] for name in ("edge_offset", "cell") if name in data}  # of periodic images
+    return model(data.x, data.edge_index, data.batch, data.pos, batch_size=data.num_graphs, **given), data.y
 
 
 def build(in_channels: int, settings: PixelGraphs) -> PixelGraphClassifier:

@@ -12,7 +12,7 @@ from tg_equiattn.nn.performer.settings import CUTOFF
 from tg_equiattn.node_batch import NodeBatch
 
 from .conv import RelativePerformerConv
-from .graph import batch_of, check_sources
+from .graph import batch_of, check_nodes, check_sources
 
 
 @checks.python_numbers
@@ -90,6 +90,7 @@ class PixelGraphClassifier(RelativePerformer):
         pos: Tensor | None = None,
         *,
         edge_offset: Tensor | None = None,
+        cell: Tensor | None = None,
         ptr: Tensor | None = None,
         batch_size: int | None = None,
         neighbors: PixelGrid | None = None,
@@ -100,18 +101,22 @@ class PixelGraphClassifier(RelativePerformer):
             x (torch.Tensor): The pixel features.
             edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The near pairs. Without it they are found
                 from :obj:`pos`. (default: :obj:`None`)
-            batch (torch.Tensor, optional): The sorted graph index of pixels; :obj:`None` means one graph.
+            batch (torch.Tensor, optional): The graph index of pixels, in any order; :obj:`None` means one graph.
                 (default: :obj:`None`)
             pos (torch.Tensor, optional): The positions of pixels. (default: :obj:`None`)
-            edge_offset (torch.Tensor, optional): Offsets :math:`\\mathbf{p}_j - \\mathbf{p}_i` of the edges, in place
-                of differences of :obj:`pos`. (default: :obj:`None`)
+            edge_offset (torch.Tensor, optional): Offsets :math:`\\mathbf{p}_j - \\mathbf{p}_i` of the edges, in a
+                periodic graph or in place of :obj:`pos`. Where :obj:`pos` is given, too, they must be its differences,
+                up to whole lattice vectors if :obj:`cell` is given. (default: :obj:`None`)
+            cell (torch.Tensor, optional): The lattice vectors of periodic graphs as rows, :math:`(d, d)` or
+                :math:`(|\\mathcal{G}|, d, d)`. (default: :obj:`None`)
             ptr (torch.Tensor, optional): Index of the first pixel of each graph, in place of :obj:`batch`.
                 (default: :obj:`None`)
             batch_size (int, optional): The number of graphs; :meth:`torch.compile` needs it. (default: :obj:`None`)
             neighbors (PixelGrid, optional): A grid whose pixels every graph has, in place of edges, positions and
                 :obj:`batch`. (default: :obj:`None`)
         """
-        check_sources(edge_index, None, edge_offset, neighbors)
+        check_nodes(x, self.in_channels)
+        check_sources(edge_index, None, edge_offset, neighbors, cell)
         batch, graphs = batch_of(batch, ptr, x.shape[0])
         near: Any = neighbors
         if neighbors is not None:
@@ -124,11 +129,14 @@ class PixelGraphClassifier(RelativePerformer):
                 pos = self._grid_pos(neighbors, x.device).repeat(node_batch.count, 1)
         else:
             size = graphs if batch_size is None else batch_size
-            node_batch = NodeBatch.flat(x, batch, 1 if batch is None and size is None else size, whole=False)
+            size = 1 if batch is None and size is None else size
+            node_batch = NodeBatch.flat(x, batch, size, whole=False, any_order=True)
             size = node_batch.count
             if edge_index is not None:
                 conv: Any = self.blocks[0].attention
-                near = conv.neighbors(edge_index, batch, pos=pos, edge_offset=edge_offset, num_nodes=x.shape[0])
+                near = conv.neighbors(
+                    edge_index, batch, pos=pos, edge_offset=edge_offset, cell=cell, num_nodes=x.shape[0]
+                )
         if self.absolute is not None:
             pos = checks.positions(pos, (x.shape[0], self.pos_dim), x, "position='absolute' needs it")
         return self._classify(x, pos, node_batch.mean, pos=pos, batch=batch, batch_size=size, neighbors=near)

@@ -17,9 +17,9 @@ from tg_equiattn.nn.modules import NotScriptable, StoresSettings
 from tg_equiattn.nn.performer.nodes import check_pos
 from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
-from .graph import batch_of, check_sources, plain_edges, warn_of_hidden_batch
+from .graph import ONE_SET, batch_of, check_nodes, check_offsets, check_sources, plain_edges, warn_of_hidden_batch
 
-ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
+LEAVE_OUT = "Set explain = False on this layer to leave it out of the explanation"
 
 
 class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, MessagePassing):
@@ -67,10 +67,13 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
         offset (str, optional): Bias of near pairs: a :obj:`"table"` over whole offsets, for grids; an :obj:`"mlp"` of
             the offset, for points off a grid; a smooth function of the :obj:`"distance"`, which is invariant to
             rotations and vanishes at :obj:`cutoff`; or :obj:`None`, one number for each head, for edges between nodes
-            without positions. Only for :obj:`position="window"`. (default: :obj:`"table"`)
-        values (str, optional): :obj:`"content"`, or :obj:`"offset"` to attend to the offsets of all nodes, too: use it
-            where outputs depend on where other nodes are. Only for :obj:`position="window"` and :obj:`None`.
-            (default: :obj:`"content"`)
+            without positions. Only for :obj:`position="window"`; but with :obj:`position=None`, :obj:`"distance"` makes
+            the far offsets of :obj:`values` invariant to rotations. (default: :obj:`"table"`)
+        values (str, optional): :obj:`"content"`; :obj:`"offset"` to attend to the offsets of all nodes, too, and to add
+            a function of the offset to the values of near pairs; or :obj:`"far"` for the offsets of all nodes alone,
+            which is faster. Use :obj:`"offset"` where outputs depend on where other nodes are, and :obj:`"far"` if
+            messages run along the near pairs already. Only for :obj:`position="window"` and :obj:`None`, which has no
+            near pairs. (default: :obj:`"content"`)
         key_channels (int, optional): Size of the queries and keys of each head. Few channels make random features much
             more exact, and attention can then be sharp; use about the number of properties by which nodes choose each
             other. :obj:`None` means at most :obj:`3` with :obj:`method="features"` and :obj:`position="window"` or
@@ -184,6 +187,7 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
         pos: Tensor | None = None,
         *,
         edge_offset: Tensor | None = None,
+        cell: Tensor | None = None,
         ptr: Tensor | None = None,
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
@@ -193,19 +197,24 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
         r"""Runs the forward pass of the module.
 
         Args:
-            x (torch.Tensor): The node features.
+            x (torch.Tensor): The node features, :math:`(|\mathcal{V}|, F_{in})`; or those of several signals on one
+                graph, :math:`(B, |\mathcal{V}|, F_{in})`, without :obj:`batch`.
             edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The near pairs, in any order. Without
                 it they are found from :obj:`pos`: closer than :obj:`cutoff`, at most 1,000 a node on average.
                 (default: :obj:`None`)
-            batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
+            batch (torch.Tensor, optional): The graph index of nodes, in any order; :obj:`None` means one graph.
                 (default: :obj:`None`)
             edge_attr (torch.Tensor, optional): The edge features, with :obj:`edge_dim`. Features of self-loops belong
                 to the pair of a node with itself. (default: :obj:`None`)
             pos (torch.Tensor, optional): The positions of nodes. Offsets are their differences, in their precision.
                 (default: :obj:`None`)
-            edge_offset (torch.Tensor, optional): Offsets :math:`\mathbf{p}_j - \mathbf{p}_i` of the edges in place of
-                differences of :obj:`pos`, as in a periodic box. With :obj:`values="offset"` they must be differences
-                of :obj:`pos`. (default: :obj:`None`)
+            edge_offset (torch.Tensor, optional): Offsets :math:`\mathbf{p}_j - \mathbf{p}_i` of the edges, in a
+                periodic graph or in place of :obj:`pos`. Where :obj:`pos` is given, too, they must be its differences,
+                up to whole lattice vectors if :obj:`cell` is given. With :obj:`values="offset"` and :obj:`"far"` they
+                must be equal to its differences. (default: :obj:`None`)
+            cell (torch.Tensor, optional): The lattice vectors of periodic graphs as rows, :math:`(d, d)` or
+                :math:`(|\mathcal{G}|, d, d)`, by which :obj:`edge_offset` may differ from differences of :obj:`pos`.
+                (default: :obj:`None`)
             ptr (torch.Tensor, optional): Index of the first node of each graph, in place of :obj:`batch`.
                 (default: :obj:`None`)
             batch_size (int, optional): The number of graphs; :meth:`torch.compile` needs it. (default: :obj:`None`)
@@ -215,22 +224,23 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
                 or a grid whose pixels every graph has, in place of edges, positions and :obj:`batch`.
                 (default: :obj:`None`)
             return_vectors (bool, optional): If set to :obj:`True`, will additionally return the heads' mean offsets
-                of :obj:`values="offset"`, :math:`(|\mathcal{V}|, H, d)`. (default: :obj:`False`)
+                of :obj:`values="offset"` or :obj:`"far"`, :math:`(|\mathcal{V}|, H, d)`. (default: :obj:`False`)
         """
-        if not isinstance(x, Tensor) or x.ndim != 2:
-            what = tuple(x.shape) if isinstance(x, Tensor) else f"{type(x).__name__}: {ONE_SET}"
-            raise ValueError(f"x must be one tensor of shape (N, {self.in_channels}), got {what}")
+        check_nodes(x, self.in_channels, signals=True)
         grid = neighbors if isinstance(neighbors, PixelGrid) else None
         near = None if isinstance(neighbors, PixelGrid) else neighbors
-        check_sources(edge_index, edge_attr, edge_offset, grid)
-        batch, graphs = batch_of(batch, ptr, x.shape[0])
+        check_sources(edge_index, edge_attr, edge_offset, grid, cell)
+        batch, graphs = batch_of(batch, ptr, x.shape[-2])
         batch_size = graphs if batch_size is None else batch_size
         if near is None and grid is None and edge_index is not None:
-            near = self._neighbors(edge_index, edge_attr, pos, edge_offset, x.shape[0], batch is None)
+            near = self._neighbors(edge_index, batch, edge_attr, pos, edge_offset, cell, x.shape[-2])
             if near is not None and near.between_positions and not self.attention.needs_positions:
                 pos = None  # not needed: offsets are differences of pos, which has been checked
-        if self.explain and near is not None and near.weights is None:
-            raise ValueError("neighbors must come from this layer's neighbors() where it is explained, got others")
+        if self.explain:
+            self._check_explained(near)
+        if x.ndim == 3:
+            near = near if near is None else near.repeated(x.shape[0])
+            pos = pos if pos is None else pos.expand(x.shape[0], *pos.shape)
         return self.attention(
             x, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, pos=pos, grid=grid, neighbors=near,
             return_vectors=return_vectors,
@@ -244,6 +254,7 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
         pos: Tensor | None = None,
         *,
         edge_offset: Tensor | None = None,
+        cell: Tensor | None = None,
         num_nodes: int,
     ) -> NeighborList | None:
         """Checks and sorts the edges of a graph, once for all layers that share it.
@@ -251,17 +262,18 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
         Returns :obj:`None` if the kind of positions does not use edges. The arguments are those of :meth:`forward`, and
         :obj:`num_nodes` is the number of nodes.
         """
-        near = self._neighbors(edge_index, edge_attr, pos, edge_offset, num_nodes, batch is None)
+        check_sources(edge_index, edge_attr, edge_offset, None, cell)
+        near = self._neighbors(edge_index, batch, edge_attr, pos, edge_offset, cell, num_nodes)
         if near is not None and batch is not None:
             checks.tensor("batch", batch, torch.int64, [(num_nodes,)], near.target.device)
             near.check_graphs("edge_index", batch)
         return near
 
     def _neighbors(
-        self, edge_index: Adj, edge_attr: Tensor | None, pos: Tensor | None, edge_offset: Tensor | None, num_nodes: int,
-        single: bool,
+        self, edge_index: Adj, batch: Tensor | None, edge_attr: Tensor | None, pos: Tensor | None,
+        edge_offset: Tensor | None, cell: Tensor | None, num_nodes: int,
     ) -> NeighborList | None:  # fmt: skip
-        """Checks and sorts edges, except for their graphs. ``single`` is true if all nodes are taken for one graph."""
+        """Checks and sorts edges, except for their graphs."""
         if self.flow == "target_to_source" and is_sparse(edge_index):
             raise ValueError("edge_index must not be an adjacency matrix with flow='target_to_source'")
         edge_index, edge_attr = plain_edges(edge_index, edge_attr, num_nodes)
@@ -272,7 +284,7 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
                 f"edge_attr must be None without edge_dim, got {what}: it holds features of edges; give their offsets "
                 "as edge_offset"
             )
-        if single and not self._guessed_batch and is_readable(edge_index):
+        if batch is None and not self._guessed_batch and is_readable(edge_index):
             warn_of_hidden_batch(edge_index, num_nodes)
             self._guessed_batch = True
         if not self.attention.needs_neighbors:
@@ -280,22 +292,65 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
         dim = self.attention.positions.pos_dim or None
         if edge_offset is None and dim is not None:
             check_pos(pos, self.attention.positions)
-        return NeighborList.from_edges(
+        near = NeighborList.from_edges(
             edge_index, num_nodes, checked=True, dim=dim, pos=pos, offsets=edge_offset,
             whole=self.attention.whole_offsets, edge_dim=self.attention.positions.edge_dim, features=edge_attr,
             weights=self._explained(edge_index),
         )  # fmt: skip
+        if dim is not None and pos is not None and edge_offset is not None:
+            pos = checks.positions(pos, (num_nodes, dim), edge_index, "")
+            check_offsets(pos, edge_offset.view(-1, dim), edge_index, batch, cell, self.attention.whole_offsets)
+        return near
 
     def _explained(self, edge_index: Tensor) -> Tensor | None:
         """The edge mask of an explanation, which multiplies the weights of near pairs; :obj:`None` without one."""
-        if not self.explain:
+        if not self.explain or self._edge_mask is None:
             return None
-        if self._edge_mask is None:
-            raise ValueError("edge_mask must be given where explain is True, got None")
         mask = self._edge_mask.sigmoid() if self._apply_sigmoid else self._edge_mask
         if mask.shape != edge_index.shape[1:]:
-            raise ValueError(f"edge_mask must have shape ({edge_index.shape[1]},), got {tuple(mask.shape)}")
+            raise ValueError(
+                f"edge_index must have the edges that are explained, got {edge_index.shape[1]} edges where the "
+                f"explainer's edge mask has shape {tuple(mask.shape)}: were edges rewired? {LEAVE_OUT}"
+            )
+        _check_mask(mask)
         return mask
+
+    def _check_explained(self, near: NeighborList | None) -> None:
+        """Raises ValueError unless near pairs are weighed by the edge mask of an explanation."""
+        if self._edge_mask is None:
+            raise ValueError(
+                "explain must not be True without an edge mask: attention passes no messages that an explainer such as "
+                "GraphMaskExplainer could read or replace. Take one with an edge mask, such as GNNExplainer"
+            )
+        if near is None or near.weights is None:
+            raise ValueError(
+                "edge_index must be given where the layer is explained, or neighbors that come from this layer's "
+                f"neighbors(), got other near pairs, which the explainer's edge mask is not of. {LEAVE_OUT}"
+            )
 
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}({self.attention.extra_repr()})"
+
+
+def _refuse_hook(self: RelativePerformerConv, hook: Any) -> Any:
+    """Raises ValueError: the hook would never be called."""
+    raise ValueError(
+        f"hooks of messages must not be registered on {type(self).__name__}, which passes no messages: use "
+        "register_forward_hook. Explainers that read messages, such as AttentionExplainer, cannot explain it; "
+        f"GNNExplainer can. {LEAVE_OUT}"
+    )
+
+
+for _name in vars(MessagePassing):
+    if _name.startswith("register_") and _name.endswith("_hook"):
+        setattr(RelativePerformerConv, _name, _refuse_hook)
+
+
+@checks.of_values
+def _check_mask(mask: Tensor) -> None:
+    if not bool((mask >= 0).all()):
+        raise ValueError(
+            f"the explainer's edge mask must not be negative or NaN, got {float(mask.detach().min()):.3g}: it "
+            "multiplies the weights of near pairs. Attributions may be negative: clamp them (explanation.edge_mask = "
+            f"explanation.edge_mask.clamp(min=0)) before they are used as a mask, as by unfaithfulness(). {LEAVE_OUT}"
+        )

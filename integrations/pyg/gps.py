@@ -15,7 +15,7 @@ from tg_equiattn.nn.modules import StoresSettings, reset_children, with_zero_gra
 from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
 from .conv import RelativePerformerConv
-from .graph import batch_of, check_sources, plain_edges
+from .graph import batch_of, check_nodes, check_sources, plain_edges
 
 
 @checks.python_numbers
@@ -42,9 +42,10 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         norm (str or Callable, optional): The normalization layers. (default: :obj:`"batch_norm"`)
         norm_kwargs (Dict[str, Any], optional): Arguments of the normalization layers. (default: :obj:`None`)
         attn_kwargs (Dict[str, Any], optional): Arguments of :class:`RelativePerformerConv`. If not given,
-            :obj:`method` is :obj:`"pairs"`: exact attention, as in :class:`~torch_geometric.nn.conv.GPSConv`. Pass
-            :obj:`"features"` for graphs of thousands of nodes. For points off a grid pass :obj:`offset` and
-            :obj:`cutoff`, and in 3-D :obj:`pos_dim`, too. (default: :obj:`None`)
+            :obj:`method` is :obj:`"pairs"`: exact attention, as in :class:`~torch_geometric.nn.conv.GPSConv`, with one
+            warning if graphs are so large that random features take much less time. Pass :obj:`"features"` for graphs
+            of thousands of nodes. For points off a grid pass :obj:`offset` and :obj:`cutoff`, and in 3-D
+            :obj:`pos_dim`, too. (default: :obj:`None`)
 
     Raises:
         ValueError: If an argument is not allowed, or does not fit another one. With :obj:`method="pairs"`, also for a
@@ -86,6 +87,8 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             raise ValueError(f"conv must be a module or None, got {conv!r}")
         self.channels, self.heads, self.dropout, self.conv = channels, heads, dropout, conv
         self.attention = RelativePerformerConv(channels, channels, heads, **{"method": "pairs", **(attn_kwargs or {})})
+        if "method" not in (attn_kwargs or {}):
+            self.attention.attention.suggests = "features"
         activation = activation_resolver(act, **(act_kwargs or {}))
         self.mlp = torch.nn.Sequential(
             torch.nn.Linear(channels, 2 * channels),
@@ -118,6 +121,7 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         pos: Tensor | None = None,
         *,
         edge_offset: Tensor | None = None,
+        cell: Tensor | None = None,
         ptr: Tensor | None = None,
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
@@ -131,13 +135,16 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The edges: messages pass along them, and
                 they are the near pairs of the attention. Without edges and :obj:`conv`, near pairs are found from
                 :obj:`pos`. (default: :obj:`None`)
-            batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
+            batch (torch.Tensor, optional): The graph index of nodes, in any order; :obj:`None` means one graph.
                 (default: :obj:`None`)
             edge_attr (torch.Tensor, optional): The edge features, for :obj:`conv`, and with :obj:`edge_dim` for the
                 attention. (default: :obj:`None`)
             pos (torch.Tensor, optional): The positions of nodes. (default: :obj:`None`)
-            edge_offset (torch.Tensor, optional): Offsets :math:`\mathbf{p}_j - \mathbf{p}_i` of the edges in place of
-                differences of :obj:`pos`. (default: :obj:`None`)
+            edge_offset (torch.Tensor, optional): Offsets :math:`\mathbf{p}_j - \mathbf{p}_i` of the edges, in a
+                periodic graph or in place of :obj:`pos`. Where :obj:`pos` is given, too, they must be its differences,
+                up to whole lattice vectors if :obj:`cell` is given. (default: :obj:`None`)
+            cell (torch.Tensor, optional): The lattice vectors of periodic graphs as rows, :math:`(d, d)` or
+                :math:`(|\mathcal{G}|, d, d)`. (default: :obj:`None`)
             ptr (torch.Tensor, optional): Index of the first node of each graph, in place of :obj:`batch`.
                 (default: :obj:`None`)
             batch_size (int, optional): The number of graphs; :meth:`torch.compile` needs it. (default: :obj:`None`)
@@ -148,12 +155,15 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
                 periodic cell. (default: :obj:`None`)
             **kwargs (optional): Additional arguments of :obj:`conv`, such as :obj:`edge_weight`.
         """
+        check_nodes(x, self.channels)
         self._check_conv(edge_index, kwargs)
-        check_sources(edge_index, edge_attr, edge_offset, None)
+        check_sources(edge_index, edge_attr, edge_offset, None, cell)
         batch, graphs = batch_of(batch, ptr, x.shape[0])
         batch_size = graphs if batch_size is None else batch_size
         if neighbors is None and edge_index is not None:
-            neighbors = self.neighbors(edge_index, batch, edge_attr, pos, edge_offset=edge_offset, num_nodes=x.shape[0])
+            neighbors = self.neighbors(
+                edge_index, batch, edge_attr, pos, edge_offset=edge_offset, cell=cell, num_nodes=x.shape[0]
+            )
         out = self.attention(
             x, pos=pos, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, neighbors=neighbors
         )
@@ -183,6 +193,7 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         pos: Tensor | None = None,
         *,
         edge_offset: Tensor | None = None,
+        cell: Tensor | None = None,
         num_nodes: int,
     ) -> NeighborList | None:
         """Checks and sorts the edges for the attention, once for all blocks that share them.
@@ -193,7 +204,9 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             edge_attr = None
             if is_sparse(edge_index):  # leave out its values, which attention does not use
                 edge_index, _ = plain_edges(edge_index, None, num_nodes)
-        return self.attention.neighbors(edge_index, batch, edge_attr, pos, edge_offset=edge_offset, num_nodes=num_nodes)
+        return self.attention.neighbors(
+            edge_index, batch, edge_attr, pos, edge_offset=edge_offset, cell=cell, num_nodes=num_nodes
+        )
 
     def _check_conv(self, edge_index: Adj | None, named: dict[str, Any]) -> None:
         """Raises ValueError for arguments that :obj:`conv` does not take, and if edges that it needs are missing."""

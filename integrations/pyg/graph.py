@@ -12,10 +12,12 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_sparse, to_edge_index
 
 from tg_equiattn import checks
-from tg_equiattn.edges import check_edges
+from tg_equiattn.edges import check_edges, lie_between
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float, Int, Num
+
+ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
 
 
 def plain_edges(
@@ -45,11 +47,23 @@ def plain_edges(
     return edge_index, edge_attr
 
 
-def check_sources(edge_index: object, edge_attr: object, edge_offset: object, grid: object) -> None:
+def check_nodes(x: object, channels: int, signals: bool = False) -> None:
+    """Raise ValueError unless x holds features of one set of nodes, or if allowed of several ``signals`` on them."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x must be one tensor of shape (N, {channels}), got {type(x).__name__}: {ONE_SET}")
+    if x.ndim != 2 and not (signals and x.ndim == 3):
+        wanted = f"(N, {channels}){f', or (B, N, {channels}) for signals on one graph' if signals else ''}"
+        how = "" if signals else "; with signals (B, N, F) on one graph make a batch of B graphs"
+        raise ValueError(f"x must have shape {wanted}, got {tuple(x.shape)}{how}")
+
+
+def check_sources(edge_index: object, edge_attr: object, edge_offset: object, grid: object, cell: object) -> None:
     """Raise ValueError for arguments that would have no effect."""
     for name, given in (("edge_attr", edge_attr), ("edge_offset", edge_offset)):
         if given is not None and edge_index is None:
             raise ValueError(f"{name} must be None where edge_index is None: it has a row for each edge")
+    if cell is not None and edge_offset is None:
+        raise ValueError("cell must be None without edge_offset, which says where edges cross the border of the cell")
     if grid is not None and edge_index is not None:
         raise ValueError("edge_index must be None where neighbors is a grid, which stands for edges")
 
@@ -76,6 +90,42 @@ def batch_of(
 def _check_ptr(ptr: Int[Tensor, " starts"], nodes: int) -> None:
     if int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any()):
         raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
+
+
+def check_offsets(
+    pos: Num[Tensor, "nodes dim"], edge_offset: Num[Tensor, "edges dim"], edge_index: Int[Tensor, "2 edges"],
+    batch: Int[Tensor, " nodes"] | None, cell: Float[Tensor, "*graphs dim dim"] | None, whole: bool,
+) -> None:  # fmt: skip
+    """Raise ValueError unless offsets are differences of positions, up to whole lattice vectors if there is a ``cell``.
+    Values are read on a CPU only."""
+    if cell is not None:
+        dim = pos.shape[-1]
+        fits = isinstance(cell, Tensor) and cell.ndim in (2, 3) and cell.shape[-1] == dim and cell.is_floating_point()
+        if not fits or cell.device != pos.device or cell.numel() % dim**2 or (cell.ndim == 3 and cell.shape[1] != dim):
+            wanted = f"floating point ({dim}, {dim}) or (graphs, {dim}, {dim}) on {pos.device}"
+            raise ValueError(f"cell must be {wanted}, got {checks.described(cell)}")
+    _check_offsets(pos, edge_offset, edge_index, batch, cell, whole)
+
+
+@checks.of_values
+def _check_offsets(
+    pos: Tensor, edge_offset: Tensor, edge_index: Tensor, batch: Tensor | None, cell: Tensor | None, whole: bool
+) -> None:
+    (source, target), lattice = edge_index, None
+    if cell is not None:
+        lattice = cell.reshape(-1, pos.shape[1], pos.shape[1])
+        graph = torch.zeros_like(target) if batch is None or len(lattice) == 1 else batch[target]
+        if not bool((graph < len(lattice)).all()):
+            raise ValueError(f"cell must be one for all graphs or one a graph, got {len(lattice)} cells")
+        lattice = lattice[graph]
+    wrong = ~lie_between(pos, edge_offset, target, source, whole, lattice)
+    if bool(wrong.any()):
+        i, j, came = target[wrong][0], source[wrong][0], edge_offset[wrong][0].tolist()
+        up_to = "whole periods: pass the cell of a periodic graph" if cell is None else "whole lattice vectors of cell"
+        raise ValueError(
+            f"edge_offset must be differences of pos, up to {up_to}; got {came} where pos differ by "
+            f"{(pos[j] - pos[i]).tolist()}. Where a transform has changed pos or edges, leave edge_offset out"
+        )
 
 
 def warn_of_hidden_batch(edge_index: Int[Tensor, "2 edges"], nodes: int) -> None:

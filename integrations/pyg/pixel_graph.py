@@ -19,18 +19,18 @@ class PixelGraph(BaseTransform):
     (functional name: :obj:`pixel_graph`).
 
     Pixels in row order become nodes with features :obj:`x` of shape :math:`(H W, C)` and positions :obj:`pos` (x right
-    and y up; x, y and z for voxels). Pixels closer than :obj:`cutoff` are joined both ways, with the offset
-    :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i in :obj:`edge_offset`. The image itself is removed.
-    8-bit intensities become numbers in :math:`[0, 1]`; other integers become floating point numbers of the same value.
-    Graphs of equal shape share the memory of edges and positions until one of them is written to; the others then stay
-    as they are.
+    and y up; x, y and z for voxels). Pixels closer than :obj:`cutoff` are joined both ways. The image itself is
+    removed. 8-bit intensities become numbers in :math:`[0, 1]`; other integers become floating point numbers of the
+    same value. Graphs of equal shape share the memory of edges and positions until one of them is written to; the
+    others then stay as they are.
 
     Args:
         cutoff (float, optional): Pixels at a smaller Manhattan distance are joined, in the unit of :obj:`pos`.
             (default: :obj:`6`)
-        periodic (bool, optional): If set to :obj:`True`, opposite borders of the image touch, and offsets are the
-            shortest ones. Pass :obj:`edge_offset` to layers then, since these are not differences of positions.
-            (default: :obj:`False`)
+        periodic (bool, optional): If set to :obj:`True`, opposite borders of the image touch. The offset
+            :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i, the shortest one, is then in
+            :obj:`edge_offset`, and the periods are in :obj:`cell`, of shape :math:`(1, d, d)`. Pass both to layers,
+            which refuse offsets that a later transform has made wrong. (default: :obj:`False`)
         spacing (float or tuple, optional): Distance of neighboring pixels: one number, or one for each axis of the
             image, in order. Layers with tables of offsets need :obj:`1`. (default: :obj:`1`)
 
@@ -40,7 +40,7 @@ class PixelGraph(BaseTransform):
     Example:
         >>> import torch
         >>> PixelGraph(cutoff=2)(Data(image=torch.rand(3, 4, 5)))
-        Data(edge_index=[2, 62], edge_offset=[62, 2], x=[20, 3], pos=[20, 2])
+        Data(edge_index=[2, 62], x=[20, 3], pos=[20, 2])
     """
 
     def __init__(self, cutoff: float = 6, *, periodic: bool = False, spacing: float | tuple[float, ...] = 1):
@@ -61,8 +61,10 @@ class PixelGraph(BaseTransform):
             )
         data = copy.copy(data)
         grid = self.grid(*image.shape[1:])
-        edge_index, offsets, pos = _graph(grid, torch.get_default_dtype())
-        data.edge_index, data.edge_offset = _own(edge_index, image.device), _own(offsets, image.device)
+        edge_index, offsets, pos, cell = _graph(grid, torch.get_default_dtype())
+        data.edge_index = _own(edge_index, image.device)
+        if self.periodic:
+            data.edge_offset, data.cell = _own(offsets, image.device), _own(cell, image.device)
         if not (image.is_floating_point() or image.is_complex()):
             image = image.to(torch.get_default_dtype()) / (255 if image.dtype == torch.uint8 else 1)
         data.x = image.flatten(1).T.clone(memory_format=torch.contiguous_format)  # shares no memory with the image
@@ -83,4 +85,4 @@ def _own(shared: torch.Tensor, device: torch.device) -> torch.Tensor:
 @cached(maxsize=32)
 def _graph(grid: PixelGrid, dtype: torch.dtype):
     edge_index, offsets = grid.edges()
-    return edge_index, offsets.to(dtype), grid.pos(dtype=dtype)
+    return edge_index, offsets.to(dtype), grid.pos(dtype=dtype), torch.diag(grid.lengths.to(dtype))[None]

@@ -10,6 +10,7 @@ NEAR = {
     "mlp values": {"offset": "mlp", "values": "offset", "cutoff": 2.1},
     "distance values": {"offset": "distance", "values": "offset", "cutoff": 1.6},
     "pairs": {"values": "offset", "method": "pairs"},
+    "far": {"offset": "distance", "values": "far", "cutoff": 1.6, "method": "pairs"},
 }
 EVERY = {
     **NEAR,
@@ -17,4 +18,5 @@ EVERY = {
     "None": {"position": None},
     "None pairs": {"position": None, "method": "pairs"},
     "None values": {"position": None, "values": "offset"},
+    "None far": {"position": None, "offset": "distance", "values": "far"},
 }

@@ -186,8 +186,9 @@ class OffsetDistance(_OffsetBias):
 
     def _waves(self, square: Float[Tensor, " pairs"]) -> Float[Tensor, "pairs 16"]:
         if not (square.requires_grad or is_traced(square) or in_functorch_transform()):
-            number = torch.arange(1, RADIAL + 1, device=square.device)
-            return torch.sinc(square.clamp(max=1).sqrt()[:, None] * number)  # faster; not differentiable at 0
+            phase = math.pi * square.clamp(max=1).sqrt()  # faster; not differentiable at 0
+            phases = phase * torch.arange(1, RADIAL + 1, device=square.device)[:, None]
+            return phases.sin().div_(phases).masked_fill_(phase == 0, 1.0).T
         phase = math.pi**2 * square.clamp(max=1)  # square of the phase pi |x| / r
         first, half = sinc(torch.stack([phase, phase / 4]))
         twice_cosine = 2 - phase * half.square()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from clouds import double, equal
 from space import batch_of
+from torch.utils.flop_counter import FlopCounterMode
 
 from tg_equiattn.functional.performer.pairs import Near, pair_attention_impl
 from tg_equiattn.neighbors import NeighborList
@@ -51,3 +52,34 @@ def test_more_pairs_than_fit_are_refused():
     x = torch.empty(1, 1, 1).expand(1, 70_000, 1)
     with pytest.raises(ValueError, match=r"16 GiB in float32\), got 1 heads of 70000 nodes: pass method='features'"):
         pair_attention_impl(x, x, x, nodes)
+
+
+@pytest.mark.parametrize("chunk", [700, 1 << 24])
+@pytest.mark.parametrize("kind", ["content", "near"])
+def test_small_graphs_are_not_padded_to_the_largest(kind, chunk):
+    """Products of a batch are few more than those of its graphs alone, and outputs and gradients are the same."""
+    sizes = (200, 3, 17, *30 * [5], 0, 90, 29)
+    graph = batch_of(sizes)
+    edges = ((graph[:, None] == graph) & (torch.rand(len(graph), len(graph)) < 0.2)).nonzero().T
+    pairs = NeighborList(edges, len(graph))
+    bias, itself, far = double(HEADS, len(pairs.target)), double(HEADS, len(graph)), double(HEADS)
+    values = double(len(pairs.target), 2), double(2), double(HEADS, 2, D)
+    # values of another width are not for torch's kernels, whose products are not counted on a CPU
+    operands = [double(HEADS, len(graph), D + n // 2 * (kind == "content")).requires_grad_() for n in range(3)]
+
+    def attend(first, last, sizes, **more):
+        batch, mine = batch_of(sizes), (pairs.target >= first) & (pairs.target < last)
+        near = None
+        if kind == "near":
+            some = NeighborList(torch.stack([pairs.source, pairs.target])[:, mine] - first, last - first)
+            near = Near(some, bias[:, mine], itself[:, first:last], far, (values[0][mine], *values[1:]))
+        nodes = NodeBatch.flat(batch, batch, len(sizes))
+        with FlopCounterMode(display=False) as counter:
+            out = pair_attention_impl(*(x[:, first:last] for x in operands), nodes, near=near, **more)
+        return out, counter.get_total_flops()
+
+    found, products = attend(0, len(graph), sizes, chunk=chunk)
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    alone = [attend(end - size, end, (size,)) for size, end in zip(sizes, ends, strict=True) if size]
+    equal(found, torch.cat([out for out, _ in alone], 1), operands)
+    assert products < 1.5 * sum(flops for _, flops in alone)

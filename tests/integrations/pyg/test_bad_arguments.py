@@ -47,7 +47,12 @@ def test_the_correct_call(position):
         ("ptr must be None where batch is given", "window", {"ptr": torch.tensor([0, 4, 7])}),
         *(("ptr must", "window", {"batch": None, "ptr": ptr})
           for ptr in (torch.tensor([0, 4, 6]), torch.tensor([0, 5, 4, 7]), torch.tensor([0, 4, 7]).int())),
-        (r"x must be one tensor of shape \(N, 12\)", None, {"x": X[None]}),
+        (r"x must have shape \(N, 12\), or \(B, N, 12\) for signals on one graph, got \(7,\)", None, {"x": X[:, 0]}),
+        (r"batch must be None where the input is \(B, N", "window", {"x": X[None]}),
+        ("cell must be None without edge_offset", "window", {"edge_offset": None, "cell": torch.eye(2)}),
+        (r"cell must be floating point \(2, 2\) or \(graphs, 2, 2\)", "window", {"cell": torch.eye(3)}),
+        ("cell must be one for all graphs or one a graph, got 3 cells", "window",
+         {"cell": torch.eye(2).expand(3, 2, 2), "batch": BATCH + 2}),
         ("batch must be a tensor, got list", None, {"batch": [0] * 7}),
         ("batch must be None where grid is given", "window", {"neighbors": GRID}),
         (r"\(N, 12\)", None, {"x": X[:, :11]}),

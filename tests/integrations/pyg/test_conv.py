@@ -77,6 +77,20 @@ def test_alone_equals_in_a_batch(on_device, any_conv, point_graphs, equal):
             assert alone.shape == (len(graph.x), 35)
 
 
+@pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
+def test_nodes_of_graphs_in_any_order(on_device, joined, any_conv, point_graphs, equal, error):
+    """As disjoint sampling gives them, seeds first; with graphs of one size, and of none."""
+    for sizes in ((3, 0, 31, 1, 13, 2), (7, 7, 7)):
+        data, order = point_graphs([n for n in sizes if n]), torch.randperm(sum(sizes))
+        batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        given = arguments(data, joined)
+        expected = any_conv(data.x, batch=batch, batch_size=len(sizes), **given)
+        mixed = {**given, "pos": data.pos[order]} | ({"edge_index": order.argsort()[data.edge_index]} if joined else {})
+        out = any_conv(data.x[order], batch=batch[order], batch_size=len(sizes), **mixed)
+        equal(out, expected[order])
+        assert error(any_conv(data.x[order], batch=batch, batch_size=len(sizes), **given), expected[order]) > 1e-3
+
+
 def test_nan_stays_in_its_graph(on_device, any_conv, point_graphs, equal):
     conv, data = any_conv, point_graphs((3, 29, 1, 13))
     expected = conv(data.x, batch=data.batch, **arguments(data))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from states import take_weights
 from tg_equiattn.integrations.pyg import RelativeGPSBlock, RelativePerformerConv
-from torch_geometric.explain import Explainer, GNNExplainer
-from torch_geometric.nn import Linear, global_mean_pool
+from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer, GraphMaskExplainer
+from torch_geometric.nn import Linear, SAGEConv, global_mean_pool, to_hetero
 from torch_geometric.utils import to_torch_csc_tensor
 
 WINDOW = {"offset": "mlp", "cutoff": 2.5, "method": "features"}
@@ -97,11 +97,112 @@ def test_a_masked_edge_is_no_edge(make_conv, graph, equal, error):
     keep = torch.rand(count) < 0.5
     near = conv.neighbors(graph["edge_index"], graph["batch"], pos=graph["pos"], num_nodes=32)
     conv.explain, conv._edge_mask, conv._apply_sigmoid = True, keep.double(), False
-    with pytest.raises(ValueError, match=r"neighbors must come from this layer's neighbors\(\) where it is explained"):
-        conv(graph["x"], batch=graph["batch"], neighbors=near)
+    for other in ({"neighbors": near}, {"pos": graph["pos"]}):  # given without the mask, and found
+        with pytest.raises(ValueError, match=r"come from this layer's neighbors\(\), .* Set explain = False"):
+            conv(graph["x"], batch=graph["batch"], **other)
     masked = conv(**graph)
-    with pytest.raises(ValueError, match="edge_mask must have shape"):
+    with pytest.raises(ValueError, match=r"edges that are explained, got .* were edges rewired\? Set explain = False"):
         conv(**{**graph, "edge_index": graph["edge_index"][:, :-1]})
+    conv._edge_mask = keep.double() - 0.1
+    with pytest.raises(ValueError, match=r"edge mask must not be negative or NaN, got -0\.1: .*clamp\(min=0\)"):
+        conv(**graph)
     conv.explain = None
     equal(masked, conv(**{**graph, "edge_index": graph["edge_index"][:, keep]}))
     assert error(masked, conv(**graph)) > 1e-3
+
+
+EXPLAINERS = {
+    "GraphMaskExplainer": (
+        GraphMaskExplainer(1, epochs=1, log=False),
+        r"explain must not be True without an edge",
+    ),
+    "AttentionExplainer": (AttentionExplainer(), r"hooks of messages must not be registered on RelativePerformerConv"),
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINERS)
+@pytest.mark.parametrize("position", ["window", None])
+def test_explainers_of_messages_are_refused(name, position, make_conv, graph):
+    """Attention passes no messages that they could read or replace."""
+    algorithm, message = EXPLAINERS[name]
+    model = Model(make_conv(position, **(WINDOW if position else {}))).double().eval()
+    model.layer.explain = None
+    model(**graph)
+    masks = {"edge_mask_type": "object"} | ({"node_mask_type": "attributes"} if "Graph" in name else {})
+    explainer = Explainer(
+        model, algorithm, explanation_type="model", **masks,
+        model_config={"mode": "regression", "task_level": "graph", "return_type": "raw"},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        explainer(graph["x"], graph["edge_index"], pos=graph["pos"], batch=graph["batch"])
+    if name == "AttentionExplainer":
+        with pytest.raises(ValueError, match="use register_forward_hook"):
+            model.layer.register_propagate_forward_pre_hook(print)
+
+
+def test_a_layer_is_left_out_of_an_explanation(make_conv, graph):
+    """With explain=False, as errors say: it may have other edges than those explained."""
+
+    class Rewired(Model):
+        def __init__(self):
+            super().__init__(make_conv(**WINDOW))
+            self.found = make_conv(in_channels=35, **WINDOW)
+
+        def forward(self, x, edge_index, pos, batch):
+            x = self.found(self.layer(x, edge_index, pos=pos, batch=batch), pos=pos, batch=batch)
+            return self.head(global_mean_pool(x, batch))
+
+    model = Rewired().double().eval()
+    model(**graph)
+    explainer = Explainer(
+        model, GNNExplainer(epochs=1), explanation_type="model", edge_mask_type="object",
+        model_config={"mode": "regression", "task_level": "graph", "return_type": "raw"},
+    )  # fmt: skip
+    call = (graph["x"], graph["edge_index"]), {"pos": graph["pos"], "batch": graph["batch"]}
+    with pytest.raises(ValueError, match="Set explain = False on this layer to leave it out"):
+        explainer(*call[0], **call[1])
+    model.found.explain = False
+    assert explainer(*call[0], **call[1]).edge_mask.shape == graph["edge_index"].shape[1:]
+
+
+class Hetero(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, edge_index, pos):
+        return self.layer(x, edge_index, pos=pos)
+
+
+@pytest.mark.parametrize("kind", ["conv", "block"])
+def test_two_sets_of_nodes_are_refused(kind, graph):
+    """A copy of the layer for each type of edges, as to_hetero makes, would be between two sets."""
+    layer = RelativeGPSBlock(12, SAGEConv(12, 12), 3, attn_kwargs=WINDOW)
+    layer = layer.attention if kind == "conv" else layer
+    sets = ["a", "b"], [("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a")]
+    both = (dict.fromkeys(sets[0], graph["x"].float()), dict.fromkeys(sets[1], graph["edge_index"]),
+            dict.fromkeys(sets[0], graph["pos"].float()))  # fmt: skip
+    with pytest.raises(ValueError, match=r"x must be one tensor of shape \(N, 12\), got tuple: .* bipartite graphs"):
+        to_hetero(Hetero(layer).eval(), sets)(*both)
+
+
+def test_signals_on_one_graph(any_conv, point_graphs, equal):
+    """As PyG's own convs take them; each signal for itself."""
+    data, signals = point_graphs((11,)), torch.randn(5, 11, 12, dtype=torch.float64)
+    for edges in (data.edge_index, None):
+        out = any_conv(signals, edges, pos=data.pos)
+        for signal, expected in zip(signals, out, strict=True):
+            equal(any_conv(signal, edges, torch.zeros(11).long(), pos=data.pos), expected)
+
+
+def test_signals_with_features_of_edges(make_conv, point_graphs, equal):
+    """Self-loops included, and near pairs that are shared."""
+    data, signals = point_graphs((11,)), torch.randn(5, 11, 12, dtype=torch.float64)
+    conv = make_conv(**WINDOW, edge_dim=2, values="offset")
+    edges = torch.cat([data.edge_index, torch.tensor([[3], [3]])], 1)
+    given = {"edge_attr": torch.randn(edges.shape[1], 2, dtype=torch.float64), "pos": data.pos}
+    out, vectors = conv(signals, edges, **given, return_vectors=True)
+    equal(out[2], conv(signals[2], edges, torch.zeros(11).long(), **given))
+    assert vectors.shape == (5, 11, 5, 2)
+    near = conv.neighbors(edges, torch.zeros(11).long(), **given, num_nodes=11)
+    equal(conv(signals, pos=data.pos, neighbors=near), out)

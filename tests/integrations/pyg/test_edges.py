@@ -98,6 +98,23 @@ def test_offsets_of_every_dtype(near_conv, point_graphs, equal):
             equal(near_conv(*graph, pos=pos, edge_offset=data.edge_offset.to(dtype)), expected, 1e-6)
 
 
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("method", ["pairs", "features"])
+def test_features_of_every_dtype(loops, method, make_conv, point_graphs, equal, error):
+    """Kinds of bonds, one-hot or counted, with and without self-loops; two loops of a node count twice."""
+    conv = make_conv(edge_dim=3, method=method)
+    data = point_graphs(SIZES)
+    edges = torch.cat([data.edge_index, torch.tensor([[4, 4, 20], [4, 4, 20]])], 1) if loops else data.edge_index
+    kinds = torch.nn.functional.one_hot(torch.arange(edges.shape[1]) % 3, 3)
+    given = {"batch": data.batch, "pos": data.pos}
+    expected = conv(data.x, edges, edge_attr=kinds.double(), **given)
+    assert error(conv(data.x, edges, edge_attr=kinds.flip(1), **given), expected) > 1e-3
+    for dtype in (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.float32):
+        equal(conv(data.x, edges, edge_attr=kinds.to(dtype), **given), expected)
+    large = 100 * kinds  # two loops of a node add up to more than 8 bits hold
+    equal(conv(data.x, edges, edge_attr=large.to(torch.uint8), **given), conv(data.x, edges, edge_attr=large, **given))
+
+
 def test_repeated_pairs_of_a_coo_adjacency_stay_apart(make_conv, equal):
     conv, x = make_conv(edge_dim=2), torch.randn(5, 12, dtype=torch.float64)
     pos = torch.tensor([[0, 0], [1, 0], [1, 1], [2, 1], [0, 1]])

@@ -117,6 +117,11 @@ def test_bonds_reach_the_attention_with_edge_dim(make, graph, error):
             {"edge_attr": None, "batch": torch.zeros(7).long()},
         ),
         ("ptr must be None where batch is given", {}, {"ptr": torch.tensor([0, 13, 15, 32])}),
+        (
+            r"x must have shape \(N, 12\), got \(2, 3, 12\); .* make a batch of B graphs",
+            {},
+            {"x": torch.ones(2, 3, 12)},
+        ),
         ("edge_attr must be None where edge_index is None", {"conv": None}, {"edge_index": None}),
     ],
 )
@@ -131,9 +136,23 @@ def test_pairs_by_default(graph):
     block = RelativeGPSBlock(CHANNELS, None, HEADS, attn_kwargs={"offset": "mlp", "cutoff": 2.5}).double()
     assert block.attention.attention.method == "pairs"
     assert block(**{**graph, "edge_attr": None}).isfinite().all()
-    block, x = RelativeGPSBlock(1, None, attn_kwargs={"position": None}), torch.zeros(70_000, 1)
+    block, x = RelativeGPSBlock(1, None, attn_kwargs={"position": None, "method": "pairs"}), torch.zeros(70_000, 1)
     with pytest.raises(ValueError, match=r"RelativeGPSBlock: attn_kwargs=\{'method': 'features'\}"):
         block(x, torch.zeros(2, 0, dtype=torch.long))
+
+
+@pytest.mark.parametrize("sizes", [(513,), (3, 700, 90)])
+def test_features_are_suggested_once_for_large_graphs(sizes):
+    """Where pairs are only the default, and where most nodes are in a large graph."""
+    message = r"method='features' is much faster for graphs of more than 512 nodes, and these have \d+ on average"
+    x, batch = torch.randn(sum(sizes), 4), torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    block = RelativeGPSBlock(4, None, attn_kwargs={"position": None})
+    block(x[:513], batch=torch.arange(513) // 2)  # warnings are errors in these tests
+    with pytest.warns(UserWarning, match=message):
+        block(x, batch=batch)
+    block(x, batch=batch)
+    RelativeGPSBlock(4, None, attn_kwargs={"position": None, "method": "pairs"})(x, batch=batch)
+    RelativeGPSBlock(4, None, attn_kwargs={"position": None})(x, batch=torch.arange(len(x)) // 512)
 
 
 def test_positions_in_space_meet_the_defaults(graph):
@@ -152,6 +171,14 @@ def test_near_pairs_are_shared(make, graph, equal, error):
     equal(block(**graph, neighbors=near), out)
     fewer = block.neighbors(graph["edge_index"][:, ::2], graph["batch"], pos=graph["pos"], num_nodes=32)
     assert error(block(**graph, neighbors=fewer), out) > 1e-3
+
+
+@pytest.mark.parametrize("norm", ["batch_norm", "layer_norm", "graph_norm", "instance_norm", None])
+def test_nodes_of_graphs_in_any_order(norm, make, graph, equal):
+    block, order = make(norm=norm), torch.randperm(32)
+    mixed = {name: x[order] if len(x) == 32 else x for name, x in graph.items()}
+    mixed["edge_index"] = order.argsort()[graph["edge_index"]]
+    equal(block(**mixed), block(**graph)[order])
 
 
 def test_ptr_stands_for_batch(make, graph, equal):
@@ -186,6 +213,11 @@ def test_features_of_edges_without_positions(make, graph, error, method):
     [
         ("cutoff must be None with offset=None, got 2.0", {"cutoff": 2.0}),
         ("values must be 'content' with offset=None, got 'offset'", {"values": "offset"}),
+        ("values must be one of .'content', 'offset', 'far'., got 'near'", {"values": "near", "offset": "mlp"}),
+        ("offset must be 'table' with position=None, got 'distance'",
+         {"position": None, "offset": "distance", "cutoff": 2.0}),
+        ("offset must be 'table' with position=None, got 'mlp'",
+         {"position": None, "offset": "mlp", "values": "far", "cutoff": 2.0}),
         (r"edge_dim must be None with position=None, got 5; .* position='window', offset=None",
          {"position": None, "offset": "table", "edge_dim": 5}),
     ],

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from performers import EVERY
 from tg_equiattn.integrations.pyg import RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.nn import GATv2Conv, SAGEConv
 
@@ -83,6 +84,17 @@ def test_near_pairs_of_other_positions_are_refused(values):
     torch.testing.assert_close(block(x, BONDS, pos=POS + 7, neighbors=near), out, atol=1e-5, rtol=1e-4)
     with pytest.raises(ValueError, match=r"neighbors must be of the same positions as pos"):
         block(x, BONDS, pos=POS + 0.1 * torch.randn(12, 3), neighbors=near)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("name", EVERY)
+def test_every_parameter_has_numbers_and_a_gradient(name, heads, make_conv, point_graphs):
+    """DistributedDataParallel waits for each in every step."""
+    conv, data = make_conv(**{"heads": heads, "out_channels": 12, **EVERY[name]}).train(), point_graphs((13, 2, 17))
+    conv(data.x, data.edge_index, data.batch, pos=data.pos).square().sum().backward()
+    for parameter_name, parameter in conv.named_parameters():
+        assert parameter.numel(), parameter_name
+        assert parameter.grad is not None, parameter_name
 
 
 @pytest.mark.parametrize("method", ["pairs", "features"])

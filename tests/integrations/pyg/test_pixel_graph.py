@@ -18,7 +18,12 @@ def test_edges_are_those_of_the_grid(shape, distance, periodic):
     data = PixelGraph(distance, periodic=periodic)(Data(image=torch.rand(3, *shape)))
     edges, offsets = PixelGrid(shape, distance, periodic).edges()
     assert torch.equal(data.edge_index, edges)
-    assert torch.equal(data.edge_offset, offsets.to(data.edge_offset))
+    assert ("edge_offset" in data) == ("cell" in data) == periodic
+    if periodic:
+        assert torch.equal(data.edge_offset, offsets.to(data.edge_offset))
+        assert data.cell.tolist() == [[[7.0, 0.0], [0.0, 5.0]]]
+    else:
+        assert torch.equal(data.pos[edges[0]] - data.pos[edges[1]], offsets.to(data.pos))
 
 
 @pytest.mark.parametrize(
@@ -45,10 +50,10 @@ def test_volumes_and_unequal_spacing(shape, distance, spacing, make_conv, equal)
     source, target = data.edge_index
     apart = torch.cdist(data.pos.double(), data.pos.double(), p=1)
     assert data.edge_index.shape[1] == int(((apart > 0) & (apart < distance * (1 - 1e-6))).sum())
-    assert float(data.edge_offset.abs().sum(1).max()) < distance
-    torch.testing.assert_close(data.edge_offset, data.pos[source] - data.pos[target])
+    offsets = PixelGrid(shape, distance, spacing=spacing).edges()[1].double()
+    torch.testing.assert_close(offsets, data.pos[source].double() - data.pos[target], rtol=0, atol=1e-6)
     conv = make_conv(offset="mlp", pos_dim=len(shape), cutoff=float(distance))
-    by_edges = conv(data.x, data.edge_index, edge_offset=data.edge_offset.double())
+    by_edges = conv(data.x, data.edge_index, edge_offset=offsets)
     equal(conv(data.x, neighbors=transform.grid(*shape)), by_edges, 1e-6 if spacing != 1 else 1e-12)
     if spacing != 1:
         table = make_conv(pos_dim=len(shape))
@@ -65,7 +70,7 @@ def double(data):
 
 
 def arguments(data):
-    given = {name: data[name] for name in ("x", "edge_index", "pos", "edge_offset")}
+    given = {name: data[name] for name in ("x", "edge_index", "pos", "edge_offset", "cell") if name in data}
     return given if data.batch is None else {**given, "batch": data.batch}
 
 
@@ -83,6 +88,9 @@ def test_classifier_in_batches_and_on_a_grid(on_device, position, randomise, equ
     assert out.shape == (4, 11)
     equal(model(**{**given, "batch": None, "ptr": data.ptr}), out)
     equal(model(**given, batch_size=4), out)
+    order = torch.randperm(len(data.x))
+    mixed = {name: given[name][order] for name in ("x", "pos", "batch")}
+    equal(model(edge_index=order.argsort()[data.edge_index], **mixed), out)
     for number, graph in enumerate(data.to_data_list()):
         equal(model(**arguments(graph)), out[number : number + 1])
     data = double(Batch.from_data_list(images(3 * [(5, 7)])))

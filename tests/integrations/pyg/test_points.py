@@ -30,6 +30,7 @@ OFFSETS = {
     "mlp values": {"offset": "mlp", "values": "offset"},
     "distance values": {"offset": "distance", "values": "offset"},
     "distance pairs": {"offset": "distance", "values": "offset", "method": "pairs"},
+    "distance far": {"offset": "distance", "values": "far", "method": "pairs"},
 }
 
 
@@ -59,7 +60,7 @@ def test_distances_are_invariant_to_motions(name, reflect, make, cloud, error):
         moved = {**given, "pos": given["pos"] @ turn.T + 3}
         change = error(conv(**moved), conv(**given))
         assert change < 1e-12 if "distance" in name else change > 1e-3
-        if name in ("distance values", "distance pairs"):
+        if name in ("distance values", "distance pairs", "distance far"):
             vectors, turned = (conv(**g, return_vectors=True)[1] for g in (given, moved))
             assert error(turned, vectors @ turn.T) < 1e-12
 

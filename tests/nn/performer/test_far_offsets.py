@@ -14,6 +14,9 @@ KINDS = {
     "distance": {"offset": "distance"},
     "edge features": {"offset": "mlp", "edge_dim": 2},
     "no near pairs": {"position": None},
+    "far": {"offset": "mlp", "values": "far"},
+    "far distance": {"offset": "distance", "values": "far"},
+    "far distance, no near pairs": {"position": None, "offset": "distance", "values": "far"},
 }
 
 
@@ -52,7 +55,7 @@ def cloud():
     return torch.randn(len(pos), CHANNELS).double(), pos, batch, call
 
 
-@pytest.mark.parametrize("kind", ["mlp", "distance", "no near pairs"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "edge features"])
 def test_by_definition(kind, make, cloud):
     layer, (x, pos, batch, call) = make(kind), cloud
     edges, _ = neighbor_list(pos, 1.3, batch=batch)
@@ -77,14 +80,15 @@ def test_rotations(kind, make, cloud):
     for matrix in (motion(), motion(reflect=True)):
         out, vectors = call(layer, x, pos, return_vectors=True)
         turned, along = call(layer, x, pos @ matrix.T, return_vectors=True)
-        if kind == "distance":
+        if "distance" in kind:
             torch.testing.assert_close([turned, along], [out, vectors @ matrix.T], rtol=0, atol=1e-12)
         else:
             assert (turned - out).abs().max() > 1e-3
 
 
-def test_periodic_offsets_are_refused(make):
-    layer, pos = make("mlp"), torch.rand(12, DIM).double()
+@pytest.mark.parametrize("kind", ["mlp", "far"])
+def test_periodic_offsets_are_refused(kind, make):
+    layer, pos = make(kind), torch.rand(12, DIM).double()
     edges, offsets = neighbor_list(pos, 0.5)
     x = torch.randn(12, CHANNELS).double()
     expected = layer(x, pos=pos, neighbors=NeighborList(edges, 12, offsets))

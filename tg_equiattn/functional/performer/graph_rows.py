@@ -10,7 +10,7 @@ from torch import Tensor
 from ...merging import merge_attentions
 from ...node_batch import NodeBatch, PaddedBatch
 from ...ranks import Ranks
-from ...slots import Slots, nodes_of_rows
+from ...slots import Slots
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -70,7 +70,7 @@ def graph_rows(node_batch: NodeBatch) -> GraphRows:
     graph = (torch.searchsorted(first, row, right=True) - 1).clamp(max=last)
     before = (row - first[graph]) * length
     starts = node_batch.starts
-    node, mask = nodes_of_rows(starts[graph] + before, sizes[graph] - before, length, node_batch.nodes)
+    node, mask = node_batch.nodes_of_rows(starts[graph] + before, sizes[graph] - before, length)
     slot = first[node_batch.batch] * length + node_batch.within(starts)
     slots = Slots(node, mask.flatten(), slot, None)
     return GraphRows(PaddedBatch(node_batch, row.shape[0], length, mask, slots, graph), graph)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ...edges import CSR
-from ...modes import full_precision
+from ...modes import as_numbers, full_precision
 from ...neighbors import NeighborList, SortedPairs
-from ...node_batch import NodeBatch, PaddedBatch
-from ..chunks import checkpointed, is_whole
+from ...node_batch import NodeBatch, Parts
+from ..chunks import checkpointed, is_whole, joined
 from ..edge_products import edge_sum
 from ..softmax_attention import softmax_attention
 
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
 
 MAX_SCORES = 1 << 32  # largest number of scores of all heads of one graph; they would take 16 GiB in float32
 _CHUNK = 1 << 24  # scores in memory at once
+_PADDING = 1 << 15  # scores of padding that take less time than one more group of graphs
 _LOG_ZERO = -1e4  # finite number in place of the logarithm of zero
+
+
+_Tile = tuple[Tensor, Tensor, Tensor, "Tensor | None"]  # queries, keys, values, mask of keys
 
 
 class Near(NamedTuple):
@@ -85,61 +91,95 @@ def pair_attention_impl(
     Raises:
         ValueError: if one graph has more than 2^32 scores.
     """
-    rows = node_batch.padded()
-    heads, length = query.shape[0], rows.length
+    heads, length = query.shape[0], max(1, node_batch.bound)
     if heads * length**2 > MAX_SCORES:
         raise ValueError(
             f"method='pairs' must have at most {MAX_SCORES} scores a graph (16 GiB in float32), got {heads} heads of "
             f"{length} nodes: pass method='features' (in RelativeGPSBlock: attn_kwargs={{'method': 'features'}})"
         )
     with full_precision(query.device):
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        q, k, v = (rows.pack(x.to(dtype), 1) for x in (query, key, value))
+        dtype, parts = torch.promote_types(query.dtype, torch.float32), node_batch.parts(worth=_PADDING // heads)
+        q, k, v = (parts.pack(x.to(dtype), 1) for x in (query, key, value))
+        operands = list(zip(q, k, v, [rows.mask for rows in parts.rows], strict=True))
         if near is None and not dropout and query.shape[-1] == value.shape[-1]:
-            mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
-            out = softmax_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask)
-            return rows.unpack(out.unflatten(0, (heads, rows.count)), 1).to(value.dtype)
-        entries = None if near is None else _Entries.of(near, rows, dtype)
-        repeats = near is not None and near.pairs.repeats is not False  # unread pairs may repeat
-        with_shares = near is not None and near.values is not None
-        attend = functools.partial(_attend, dropout=dropout, repeats=repeats, with_shares=with_shares)
-        if is_whole(q) or heads * rows.count * length**2 <= chunk:
-            out, shares = attend(q, k, v, rows.mask, *(entries or (None, None)))
-        else:
-            out, shares = _in_chunks(attend, q, k, v, rows.mask, entries, chunk)
-        out = rows.unpack(out, 1)
-        if near is not None and near.values is not None and shares is not None:
-            of_pairs, own = shares.split([near.bias.shape[1], near.pairs.nodes], 1)
+            return parts.unpack([_by_kernel(*some) for some in operands], 1).to(value.dtype)
+        tiles = [tile for some in operands for tile in _tiles(*some, chunk)]
+        order, entries = _entries_of_tiles(near, parts, dtype, tiles)
+        attend: Callable = functools.partial(
+            _attend, dropout=dropout, repeats=near is not None and near.pairs.repeats is not False,  # if not read, too
+            with_shares=near is not None and near.values is not None,
+        )  # fmt: skip
+        if len(tiles) > 1 and sum(map(_scores, tiles)) > chunk // heads:
+            attend = functools.partial(checkpointed, attend, preserve_rng_state=True)
+        outs, shares = zip(*(attend(*tile, *own) for tile, own in zip(tiles, entries, strict=True)), strict=True)
+        out = parts.unpack(outs, 1)
+        if near is not None and near.values is not None:
+            weights = joined(shares, 1)
+            weights = weights if order is None else weights.index_select(1, order.argsort())
+            of_pairs, own = weights.split([near.bias.shape[1], near.pairs.nodes], 1)
             out = out + near.added_values(of_pairs, own[..., None])
         return out.to(value.dtype)
 
 
-class _Entries(NamedTuple):
-    """The near pairs, followed by the pairs of each node with itself.
+def _by_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    mask = None if mask is None else mask.repeat(len(q), 1)
+    return softmax_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask).unflatten(0, q.shape[:2])
 
-    ``flat_index`` is the index of a pair in the scores (rows, length, length) of a head, flattened. ``logs`` is b - f.
-    """
 
-    flat_index: Int[Tensor, " entries"]
-    logs: Float[Tensor, "heads entries"]
+def _tiles(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, chunk: int) -> Iterator[_Tile]:
+    """Operands of at most ``chunk`` scores: of whole rows, or of some queries of one row."""
+    heads, rows, length = q.shape[:3]
+    if is_whole(q) or heads * rows * length**2 <= chunk:
+        yield q, k, v, mask
+        return
+    queries = min(length, max(1, chunk // (heads * length)))
+    count = max(1, chunk // (heads * length**2)) if queries == length else 1
+    for n, (some_q, some_k, some_v) in enumerate(zip(*(x.split(count, 1) for x in (q, k, v)), strict=True)):
+        some_mask = None if mask is None else mask[n * count : (n + 1) * count]
+        yield from ((some, some_k, some_v, some_mask) for some in some_q.split(queries, 2))
 
-    @classmethod
-    def of(cls, near: Near, rows: PaddedBatch, dtype: torch.dtype) -> _Entries:
-        pairs, length = near.pairs, rows.length
-        own = torch.arange(pairs.nodes, device=pairs.target.device)
-        target, source = (rows.slots_of(torch.cat([x, own])) for x in (pairs.target, pairs.source))
-        bias, itself, far = (t.to(dtype) for t in (near.bias, near.self_bias, near.far_bias))
-        if pairs.weights is not None:
-            weights = pairs.weights.to(dtype)
-            bias = bias + torch.where(weights > 0, weights, 1.0).log()
-            bias = bias.masked_fill(weights <= 0, -torch.inf)
-        if pairs.mask is not None:
-            bias = bias.masked_fill(~pairs.mask, -torch.inf)
-        logs = torch.cat([bias, itself.expand(-1, pairs.nodes)], 1) - far[:, None]
-        if rows.count > 1:  # if values are not read, a pair may join two graphs
-            logs = logs.masked_fill(target // length != source // length, -torch.inf)
-        logs = logs.clamp(min=_LOG_ZERO)  # finite, so derivatives of exp are finite
-        return cls(target * length + source % length, logs)
+
+def _scores(tile: _Tile) -> int:
+    """Scores of one head."""
+    return tile[0][0, ..., 0].numel() * tile[1].shape[2]
+
+
+def _entries(
+    near: Near, parts: Parts, dtype: torch.dtype
+) -> tuple[Int[Tensor, " entries"], Float[Tensor, "heads entries"]]:
+    """The near pairs, followed by the pairs of each node with itself: their index among the scores of a head, of all
+    rows (length, length), one after the other; and b - f."""
+    pairs, (first, place) = near.pairs, parts.scores()
+    bias, itself, far = (t.to(dtype) for t in (near.bias, near.self_bias, near.far_bias))
+    if pairs.weights is not None:
+        weights = pairs.weights.to(dtype)
+        bias = bias + torch.where(weights > 0, weights, 1.0).log()
+        bias = bias.masked_fill(weights <= 0, -torch.inf)
+    if pairs.mask is not None:
+        bias = bias.masked_fill(~pairs.mask, -torch.inf)
+    node_batch, column = parts.rows[0].node_batch, place.index_select(0, pairs.source)
+    if node_batch.count > 1:  # if values are not read, a pair may join two graphs
+        graph, other = (node_batch.batch.index_select(0, nodes) for nodes in (pairs.target, pairs.source))
+        bias, column = bias.masked_fill(graph != other, -torch.inf), column.masked_fill(graph != other, 0)
+    logs = torch.cat([bias, itself.expand(-1, pairs.nodes)], 1) - far[:, None]
+    logs = logs.clamp(min=_LOG_ZERO)  # finite, so derivatives of exp are finite
+    return torch.cat([first.index_select(0, pairs.target) + column, first + place]), logs
+
+
+def _entries_of_tiles(
+    near: Near | None, parts: Parts, dtype: torch.dtype, tiles: list[_Tile]
+) -> tuple[Tensor | None, list[tuple[Tensor | None, Tensor | None]]]:
+    """The order of the entries by tile, if there are several tiles; and the entries of each tile."""
+    if near is None:
+        return None, [(None, None)] * len(tiles)
+    index, logs = _entries(near, parts, dtype)
+    if len(tiles) == 1:
+        return None, [(index, logs)]
+    firsts = [0, *itertools.accumulate(map(_scores, tiles))]
+    index, order = index.sort()
+    counts = as_numbers(torch.searchsorted(index, torch.tensor(firsts, device=index.device)).diff())
+    each = zip(firsts, index.split(counts), logs.index_select(1, order).split(counts, 1), strict=False)
+    return order, [(some - first, of_some) for first, some, of_some in each]
 
 
 def _attend(
@@ -151,7 +191,8 @@ def _attend(
     """Outputs of some rows and queries over valid keys; and the part of each entry's weight that is its near term."""
     scores, shares = torch.matmul(q * q.shape[-1] ** -0.5, k.mT), None
     if mask is not None:
-        scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min / 2)
+        masked = (mask.to(scores.dtype) - 1) * (torch.finfo(scores.dtype).max / 2)
+        scores = scores + masked[:, None]  # unlike masked_fill, no work in backward
     if index is None or logs is None:
         return torch.nn.functional.dropout(scores.softmax(-1), dropout) @ v, None
     flat, added = _with_near(scores.flatten(1), index, logs, repeats)
@@ -160,32 +201,6 @@ def _attend(
         added = added.index_select(1, index) if repeats else added
         shares = weights.flatten(1).index_select(1, index) * (logs - added).exp()
     return weights @ v, shares
-
-
-def _in_chunks(attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, entries: _Entries | None, budget: int):
-    """:func:`_attend` with at most ``budget`` scores at once: of whole rows, or of some queries of one row."""
-    heads, rows, length = q.shape[:3]
-    queries = min(length, max(1, budget // (heads * length)))
-    count = max(1, budget // (heads * length**2)) if queries == length else 1
-    outs, chosen, shares = [], [], []
-    for first in range(0, rows, count):
-        some, parts = slice(first, first + count), []
-        for begin in range(0, length, queries):
-            some_q = q[:, some, begin : begin + queries]
-            near: tuple[Tensor | None, ...] = (None, None)
-            if entries is not None:
-                start = (first * length + begin) * length
-                index = entries.flat_index - start
-                mine = ((index >= 0) & (index < some_q[0, ..., 0].numel() * length)).nonzero()[:, 0]
-                near = index.index_select(0, mine), entries.logs.index_select(1, mine)
-                chosen.append(mine)
-            some_mask = None if mask is None else mask[some]
-            out, share = checkpointed(attend, some_q, k[:, some], v[:, some], some_mask, *near, preserve_rng_state=True)
-            parts.append(out)
-            shares.append(share)
-        outs.append(torch.cat(parts, 2))
-    out = torch.cat(outs, 1)
-    return out, None if shares[0] is None else torch.cat(shares, 1).index_select(1, torch.cat(chosen).argsort())
 
 
 def _with_near(

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 POSITIONS = ("window", "clipped", "sinusoid")
 METHODS = ("features", "pairs")
-VALUES = ("content", "offset")
+VALUES = ("content", "offset", "far")
 KEY_CHANNELS = 3  # largest default number; with few channels random features have small errors
 FEATURES = 64  # smallest default number of random features; docs/graph_settings.md has their error
 PAIRS = 2  # method="pairs" is faster for graphs of up to this many nodes for each random feature; see the same page
+MANY_PAIRS = 8  # method="features" is much faster for graphs of more nodes than this for each random feature
 
 
 @checks.python_numbers
@@ -65,10 +66,10 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
     In ``"sinusoid"`` (strategy 1), :math:`\langle q_p(x), k_p(x') \rangle` is a function of :math:`x - x'` with learned
     frequencies.
 
-    With ``values="offset"``, near pairs add a learned function :math:`g(x_j - x_i)` to the value, and every head e
-    attends to the offsets of all nodes, :math:`o_{ie} = \sum_j w_{ije} (x_j - x_i) / \sum_j w_{ije}`. A linear map of
-    the :math:`o_{ie}` of all heads, in units of ``cutoff``, is added to the output. With ``offset="distance"`` the map
-    is of their inner products between heads, so that outputs stay invariant to rotations.
+    With ``values="far"``, every head e attends to the offsets of all nodes, too, :math:`o_{ie} = \sum_j w_{ije} (x_j -
+    x_i) / \sum_j w_{ije}`. A linear map of the :math:`o_{ie}` of all heads, in units of ``cutoff``, is added to the
+    output. With ``offset="distance"`` the map is of their inner products between heads, so that outputs stay invariant
+    to rotations. With ``values="offset"``, near pairs also add a learned function :math:`g(x_j - x_i)` to the value.
 
     Set the attribute ``process_group`` to a :class:`torch.distributed.ProcessGroup` to share the nodes of every graph
     among its processes (see :doc:`/shared_graphs`). This needs ``position=None`` or ``"sinusoid"``, and
@@ -88,9 +89,12 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         offset: Bias of near pairs: a ``"table"`` over whole offsets, for grids (default); an ``"mlp"`` of the offset,
             for points off a grid; a smooth function of the ``"distance"``, which is invariant to rotations and
             vanishes at ``cutoff``; or ``None``, one number for each head, for edges between nodes without positions.
-            Only for ``position="window"``.
-        values: ``"content"`` (default), or ``"offset"`` to attend to offsets, too: use it where outputs depend on where
-            other nodes are. Only for ``position="window"`` and ``None``.
+            Only for ``position="window"``; but with ``position=None``, ``"distance"`` makes the far offsets of
+            ``values`` invariant to rotations.
+        values: ``"content"`` (default); ``"offset"`` to attend to the offsets of all nodes, too, and to add a function
+            of the offset to the values of near pairs; or ``"far"`` for the offsets of all nodes alone, which is faster.
+            Use ``"offset"`` where outputs depend on where other nodes are, and ``"far"`` if messages run along the near
+            pairs already. Only for ``position="window"`` and ``None``, which has no near pairs.
         key_channels: Channels d of queries and keys of each head. Few channels make random features much more exact,
             and attention can then be sharp; use about the number of properties by which nodes choose each other.
             Default ``None``: at most 3 with ``method="features"`` and ``position="window"`` or ``None``; otherwise as
@@ -161,6 +165,7 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         check_position(position, offset, values, edge_dim, method)
         self.out_channels, self.heads, self.head_channels = out_channels, heads, out_channels // heads
         self.position, self.pos_dim, self.offset, self.method = position, pos_dim, offset, method or "features"
+        self.values = values
         few = self.method == "features" and position in ("window", None)
         self.key_channels = d = key_channels or min(KEY_CHANNELS if few else self.head_channels, self.head_channels)
         self.dropout = dropout
@@ -174,8 +179,8 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         else:
             self.positions = SinusoidPosition(heads, pos_dim) if position else Position(heads, pos_dim, cutoff)
         self.needs_neighbors, self.whole_offsets = self.positions.needs_neighbors, self.positions.whole_offsets
-        invariant = position == "window" and offset == "distance"
-        self.far_offsets = FarOffsets(heads, pos_dim, out_channels, invariant) if values == "offset" else None
+        invariant = offset == "distance"
+        self.far_offsets = None if values == "content" else FarOffsets(heads, pos_dim, out_channels, invariant)
         keys = self.positions.key_heads
         self.query = make_linear(in_channels, heads * d)
         self.key = make_linear(in_channels, keys * d) if keys else None
@@ -183,12 +188,12 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         self.value = make_linear(in_channels, out_channels)
         self.out = nn.Linear(out_channels, out_channels)
         self.features: RandomFeatures | None = None
-        self._suggests_pairs = method is None and position != "clipped"
+        self.suggests = "pairs" if method is None and position != "clipped" else None
         if self.method == "features":
             count = max(FEATURES, int(d * math.log(d))) if num_random_features is None else num_random_features
             dim = d + self.positions.extra_channels
             self.features = RandomFeatures(count, dim, redraw_interval, paired=True)
-            self.positions.variance = FeatureVariance(self.positions.key_heads, dim)
+            self.positions.variance = FeatureVariance(keys, dim) if keys else None
 
     def why_not_shared(self) -> str | None:
         if self.needs_neighbors:
@@ -207,10 +212,9 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         return -1 if isinstance(weight, nn.UninitializedParameter) else weight.shape[1]
 
     def settings(self) -> dict[str, Any]:
-        values = "content" if self.far_offsets is None else "offset"
         used = (self.needs_neighbors and self.offset is not None) or self.far_offsets is not None
         return {
-            "heads": self.heads, "pos_dim": self.pos_dim, "method": self.method, "values": values,
+            "heads": self.heads, "pos_dim": self.pos_dim, "method": self.method, "values": self.values,
             "position": self.position, "offset": self.offset, "cutoff": self.cutoff if used else None,
         }  # fmt: skip
 
@@ -237,7 +241,8 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
             x: Features, ``(B, N, in_channels)``, or ``(N, in_channels)`` with ``batch``.
             mask: Bool ``(B, N)``, true for valid nodes; for dense input only. Outputs of the others are zero. Default
                 ``None``: all nodes are valid.
-            batch: Graph index of each node, sorted int64 ``(N,)``; for ragged input only. Default ``None``: one graph.
+            batch: Graph index of each node, int64 ``(N,)`` in any order; for ragged input only. Default ``None``: one
+                graph.
             batch_size: Number of graphs. Default ``None``: read from ``batch``, which torch.compile cannot.
             max_num_nodes: Upper bound of the nodes of a graph, for ``method="pairs"``. Default ``None``: read from
                 ``batch``, which torch.compile cannot.
@@ -249,8 +254,9 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
                 ``cutoff``, found from ``pos``, at most 1,000 a node on average. Tables need offsets that are whole up
                 to rounding. ``values="offset"`` needs differences of ``pos``: in a periodic box distant nodes have no
                 unique offset.
-            return_vectors: Also return the mean offsets :math:`o` of ``values="offset"``, ``(..., heads, pos_dim)``, in
-                the unit of positions. With ``offset="distance"`` they rotate with the positions. Default ``False``.
+            return_vectors: Also return the mean offsets :math:`o` of ``values="offset"`` or ``"far"``, ``(..., heads,
+                pos_dim)``, in the unit of positions. With ``offset="distance"`` they rotate with the positions. Default
+                ``False``.
         """
         known = self.in_channels != -1
         if x.ndim not in (2, 3) or (known and x.shape[-1] != self.in_channels):
@@ -258,14 +264,14 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
                 f"input must be (B, N, {self.in_channels}), or (N, {self.in_channels}) with batch, got {tuple(x.shape)}"
             )
         if return_vectors and self.far_offsets is None:
-            raise ValueError("return_vectors must be False with values='content', got True: pass values='offset'")
+            raise ValueError("return_vectors must be False with values='content', got True: pass values='far'")
         checks.same_kind(x, self.query.weight)
         nodes = Nodes(
             x, self.positions, self.ranks, mask, batch, batch_size, max_num_nodes, pos, grid, neighbors,
             far_offsets=self.far_offsets is not None, whole=self.features is None,
         )  # fmt: skip
-        if self._suggests_pairs and not torch.compiler.is_compiling():
-            self._suggest_pairs(nodes.node_batch)
+        if self.suggests is not None and not torch.compiler.is_compiling():
+            self._suggest_method(nodes.node_batch)
         projection = None
         if self.features is not None:
             projection = self.features(x.device, torch.promote_types(x.dtype, torch.float32))
@@ -286,12 +292,13 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         centred = nodes.node_batch.centred(cast(Tensor, nodes.pos), detach=True).to(wide.dtype)
         parts = [wide, centred.expand(self.heads, -1, -1)]
         parts += [torch.ones_like(wide[..., :1])] if dropout else []  # its mean is the sum of the kept weights
-        means = self.positions(query, key, key_bias, torch.cat(parts, -1), projection, nodes, dropout)
+        joined = torch.cat([part.transpose(0, 1) for part in parts], -1).transpose(0, 1)  # as heads lie in memory
+        means = self.positions(query, key, key_bias, joined, projection, nodes, dropout)
         content, far, *kept = means.split([part.shape[-1] for part in parts], -1)
-        vectors = (far - (centred * kept[0] if kept else centred)).transpose(0, 1)
+        vectors = far - (centred * kept[0] if kept else centred)
         out = self.out(content.to(value.dtype).transpose(0, 1).flatten(1))
         out = nodes.restore(out + self.far_offsets(vectors / self.positions.unit).to(out.dtype))
-        return (out, nodes.restore(vectors.to(self.out.weight.dtype))) if return_vectors else out
+        return (out, nodes.restore(vectors.transpose(0, 1).to(self.out.weight.dtype))) if return_vectors else out
 
     def _project(
         self, linear: nn.Linear, x: Float[Tensor, "nodes channels"], channels: int | None = None
@@ -299,19 +306,27 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         """A projection of nodes to heads of ``channels``, by default ``key_channels``."""
         return linear(x).unflatten(-1, (-1, channels or self.key_channels)).transpose(0, 1)
 
-    def _suggest_pairs(self, node_batch: NodeBatch) -> None:
-        """Warn, at the first call only, if all pairs of these graphs are less work than random features."""
-        self._suggests_pairs = False
-        most = PAIRS * cast(RandomFeatures, self.features).num_random_features
-        average = node_batch.nodes / max(1, node_batch.count)
-        if 0 < average <= most:
+    def _suggest_method(self, node_batch: NodeBatch) -> None:
+        """Warn, once, if the other method is faster for these graphs: pairs at the first call only, features at the
+        first call for which they are much faster."""
+        sizes = node_batch.known_sizes or [node_batch.nodes // max(1, node_batch.count)]
+        average = sum(n * n for n in sizes) / max(1, sum(sizes))  # nodes in the graph of a node
+        count = FEATURES if self.features is None else self.features.num_random_features
+        if self.suggests == "pairs":
+            why, found = f"exact and faster for graphs of up to {PAIRS * count} nodes", 0 < average <= PAIRS * count
+            keep, self.suggests = "method='features' to keep random features", None
+        else:
+            why, found = f"much faster for graphs of more than {MANY_PAIRS * count} nodes", average > MANY_PAIRS * count
+            keep, self.suggests = "method='pairs' to keep all pairs", None if found else "features"
+        if found:
+            method = "pairs" if self.features is not None else "features"
             warnings.warn(
-                f"method='pairs' is exact and faster for graphs of up to {most} nodes, and these have {average:.0f} on "
-                "average: pass method='pairs', or method='features' to keep random features without this warning",
+                f"method={method!r} is {why}, and these have {average:.0f} on average: pass method={method!r}, or "
+                f"{keep} without this warning (in RelativeGPSBlock: attn_kwargs)",
                 stacklevel=4,
             )
 
     def extra_repr(self) -> str:
         kind = f"offset={self.offset!r}" if self.position == "window" else f"position={self.position!r}"
-        values = "" if self.far_offsets is None else ", values='offset'"
+        values = "" if self.values == "content" else f", values={self.values!r}"
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, {kind}{values}"

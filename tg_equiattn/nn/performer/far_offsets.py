@@ -33,11 +33,12 @@ class FarOffsets(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.map.weight)
 
-    def forward(self, means: Float[Tensor, "nodes heads dim"]) -> Float[Tensor, "nodes channels"]:
+    def forward(self, means: Float[Tensor, "heads nodes dim"]) -> Float[Tensor, "nodes channels"]:
         with full_precision(means.device):
             means = means.to(self.map.weight.dtype)
             if not self.invariant:
-                return self.map(means.flatten(1))
-            first, second = self.pairs(means.device)
-            products = (means @ means.mT)[:, first, second]
-            return self.map(products * (1 + products.square()) ** -0.25)
+                return self.map(means.transpose(0, 1).flatten(1))
+            means = means.mT.contiguous()  # sums over the last axis, of a few numbers, are slow
+            first, second = (means.index_select(0, heads) for heads in self.pairs(means.device))
+            products = (first * second).sum(1)
+            return self.map((products * (1 + products.square()).sqrt().rsqrt()).T)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...edges import whole_offsets
+from ...edges import lie_between, whole_offsets
 from ...grids import PixelGrid
 from ...neighbors import SortedPairs
 from ...node_batch import NodeBatch
@@ -76,7 +76,7 @@ class Nodes:
         if x.ndim == 3 or grid is not None:
             self.node_batch = _even(x, mask, batch, grid, ranks)
         else:
-            self.node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes, ranks, whole=whole)
+            self.node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes, ranks, whole, any_order=True)
         needs_positions = position.needs_positions or far_offsets
         if grid is not None:
             self._check_grid(grid, position, count, far_offsets)
@@ -166,12 +166,9 @@ def _check_offsets(
 ) -> None:
     """Raise ValueError if offsets are not differences of positions, for example across the border of a periodic box, or
     after positions have moved."""
-    given, pos = given.detach(), pos.detach()
-    apart = (pos[neighbors.source].double() - pos[neighbors.target].double() - given.double()).abs().amax(-1)
-    apart = apart if neighbors.mask is None else apart[neighbors.mask]
-    apart = apart.round() if whole else apart
-    rounding = 16 * max((torch.finfo(t.dtype).eps for t in (pos, given) if t.is_floating_point()), default=0.0)
-    if not len(apart) or float(apart.max()) <= 1e-4 * float(given.abs().max()) + rounding * float(pos.abs().max()):
+    fits = lie_between(pos, given, neighbors.target, neighbors.source, whole)
+    fits = fits if neighbors.mask is None else fits | ~neighbors.mask
+    if bool(fits.all()):
         return
     if neighbors.between_positions:
         raise ValueError(

@@ -12,7 +12,8 @@ def check_position(
 ) -> None:
     """Raise ValueError for settings that a kind of positions does not use."""
     if position != "window":
-        for name, value, default in (("offset", offset, "table"), ("edge_dim", edge_dim, None)):
+        far = position is None and values != "content" and offset == "distance"
+        for name, value, default in (("offset", "table" if far else offset, "table"), ("edge_dim", edge_dim, None)):
             if value != default:
                 raise ValueError(
                     f"{name} must be {default!r} with position={position!r}, got {value!r}; for edges between nodes "
