@@ -5,8 +5,7 @@
 # make test-oldest  the tests of the core with the oldest torch that pyproject.toml allows, in .venv-oldest (OLDEST=...)
 # make smoke     build the sdist and the wheel, and try the wheel in fresh environments, with each extra alone (EXTRAS="core pyg")
 # make docs      the documentation, in docs/_build/html; GALLERY=0 leaves out running the tutorials
-# make report    rebuild the tables and figures of the README and the docs from the result rows in examples/results
-# make studies   train what has no result row yet, the cheapest first; STUDY=matching trains one study
+# make report    rebuild the tables of the docs and the figure of the README from the result rows in examples/results
 # make bench     time the layers against what they replace
 # make first-gpu   on a GPU, in nine minutes: is everything right there, and how fast is it; a report in out/first_gpu
 # Each sets up what it needs first, in .venv; later runs find it done. SCATTER=1 builds torch-scatter, too.
@@ -20,7 +19,7 @@ SETUP := PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .c
 PYTEST := -m pytest --numprocesses auto --dist worksteal
 TESTS := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(RUN) $(PYTEST)
 
-.PHONY: demo test fast-tests test-all test-hosts test-oldest lint test-cuda first-gpu smoke docs bench studies report setup setup-all clean
+.PHONY: demo test fast-tests test-all test-hosts test-oldest lint test-cuda first-gpu smoke docs bench report setup setup-all clean
 
 # One thread: on cores that others use too, waiting for a second one took several times as long.
 demo: setup
@@ -77,10 +76,6 @@ bench: setup
 	@for name in frames group_attention linear_attention graph_attention global_attention long_context clifford_product waves; do \
 		echo "== examples/benchmarks/$$name.py"; $(RUN) -W ignore examples/benchmarks/$$name.py || exit 1; \
 	done
-
-# STUDY="matching depots" trains those; LIST=1 prints the commands only. real_molecules runs where MACE is installed.
-studies: setup
-	$(RUN) -W ignore examples/studies/train.py $(STUDY) $(if $(LIST),--list)
 
 report: setup
 	$(RUN) -W ignore examples/studies/report.py

@@ -18,11 +18,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-import matplotlib
-import numpy as np
 import torch
 from baselines.published_norm import divided_by_length
 from baselines.sequence_models import Hyena, Transformer
@@ -36,9 +33,6 @@ from harness.training import Outcome, Regressor, fit, match_parameters, paramete
 from torch import Tensor, nn
 
 from tg_equiattn.nn import SE3Hyena, VectorTransformer
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "SE(3)-Hyena": SE3Hyena,
@@ -244,30 +238,8 @@ def table(rows: list[Row]) -> str:
     return markdown(["vocabulary", "model", *(f"{length} tokens" for length in lengths)], lines)
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """The paper's Figure 4: error against length."""
-    kinds = by_length(rows)
-    figure, axes = plt.subplots(
-        len(kinds), 1, figsize=(6, 1 + 3 * len(kinds)), squeeze=False, sharex=True, sharey=True, layout="constrained"
-    )
-    for (kind, models), axis in zip(kinds.items(), axes[:, 0], strict=True):
-        for name, errors in models.items():
-            lengths = sorted(errors)
-            style = {"linestyle": ":", "color": "k"} if name == "zero" else {"marker": "o"}
-            axis.plot(lengths, [np.mean(errors[length]) for length in lengths], label=name, **style)
-        axis.set(title=f"{kind} vocabulary", ylabel="mean squared error", xscale="log", yscale="log")
-    lengths = sorted({row.setting("lengths") for row in rows})
-    axes[-1, 0].set_xlabel("tokens")
-    axes[-1, 0].set_xticks(lengths, map(str, lengths))
-    axes[-1, 0].minorticks_off()
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize="small")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """The table of errors, and its figure."""
-    draw(rows, folder / "errors.png")
+def report(rows: list[Row]) -> dict[str, str]:
+    """The table of errors."""
     return {"errors": table(rows)}
 
 

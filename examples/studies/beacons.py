@@ -20,11 +20,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from pathlib import Path
-from statistics import mean
 from typing import Any, ClassVar, Literal
 
-import matplotlib
 import torch
 from baselines.depot_layers import NodePredictor, relative_layer
 from baselines.graph_layers import AttentionLayer, messages
@@ -37,9 +34,6 @@ from harness.tables import at_best_rates, markdown, mean_and_spread
 from harness.training import Classifier, Outcome, fit, parameters
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 TRAINING, VALIDATION, TEST = 48, 49, 50  # seeds of the graphs, which do not depend on the seed of training
 TIMES = 1.0, 2.5, 6.25  # the nodes of training
@@ -170,26 +164,12 @@ def train(settings: BeaconsStudy) -> Outcome:
     return dataclasses.replace(outcome, more=outcome.more | measures(learner.model, settings))
 
 
-def draw(means: dict[str, list[float]], folder: Path) -> None:
-    """Accuracies against the number of nodes."""
-    figure, axis = plt.subplots(figsize=(6, 3.5), layout="constrained")
-    for name, accuracies in means.items():
-        axis.plot(TIMES, accuracies, "-" if name.startswith("far") else "--", marker="o", markersize=4, label=name)
-    axis.set(xlabel="nodes, as a multiple of training", xscale="log", ylabel="accuracy, %")
-    axis.set_xticks(TIMES, [f"{times:g}" for times in TIMES])
-    axis.minorticks_off()
-    axis.legend(fontsize="small")
-    figure.savefig(folder / "nodes.png", dpi=100)
-    plt.close(figure)
-
-
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """Accuracies of each model by the size of graphs, at the best learning rate, and a figure."""
+def report(rows: list[Row]) -> dict[str, str]:
+    """Accuracies of each model by the size of graphs, at the best learning rate."""
     names = Model.__args__
     rows = sorted(rows, key=lambda row: names.index(row.setting("models")))
     tests, lines = [f"{times:g} times the nodes" for times in TIMES], []
     groups = at_best_rates(rows, "models")
-    draw({name: [mean(row.more[test] for row in group) for test in tests] for (name,), group in groups.items()}, folder)
     for (name,), group in groups.items():
         cells = [mean_and_spread((row.more[test] for row in group), 1) for test in tests]
         lines.append([name, *cells, f"{group[0].parameters:,}", f"{group[0].setting('learning_rate'):g}"])

@@ -32,11 +32,8 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import ClassVar, Literal
 
-import matplotlib
-import numpy as np
 import torch
 from baselines.depot_layers import (
     NodePredictor,
@@ -46,7 +43,7 @@ from baselines.depot_layers import (
 )
 from baselines.graph_layers import AttentionLayer, LocalLayer, messages
 from data.depots import depots
-from harness import study, tables
+from harness import study
 from harness.loading import graph_batches
 from harness.results import Row
 from harness.settings import Settings, flag
@@ -55,9 +52,6 @@ from harness.training import Outcome, Regressor, fit, parameters
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torch_geometric.data import Batch, Data
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 TRAINING, VALIDATION, TEST = 45, 46, 47  # seeds of the graphs, which do not depend on the seed of training
 FAR = 100.0  # that test graphs are moved by on both axes
@@ -297,45 +291,10 @@ def table(rows: list[Row], task: Task) -> str:
     return markdown(["model", *tests, *changes, "parameters", "learning rate"], lines)
 
 
-DRAWN = ("far offsets", "far offsets, pairs", "content", "GATv2", "Performer, centred", "dense, centred")
-
-
-def rates(rows: list[Row]) -> str:
-    """Errors on validation graphs by learning rate."""
-    rows = [row for row in in_order(rows) if row.setting("epochs") == DepotsStudy.epochs]
-    return tables.rates(rows, "tasks", "models", digits=4)
-
-
-def draw(rows: list[Row], path: Path) -> None:
-    """Errors of some models against the number of nodes, means over seeds."""
-    found = chosen(rows)
-    groups = {key: group for key, group in found.items() if key[1] in DRAWN} or found
-    labels = list(dict.fromkeys([*DRAWN, *(label for _, label in groups)]))
-    tasks = list(dict.fromkeys(task for task, _ in groups))
-    figure, axes = plt.subplots(
-        1, len(tasks), figsize=(3 + 3.5 * len(tasks), 4), layout="constrained", sharey=True, squeeze=False
-    )
-    names = ["as trained", *LARGER]
-    for axis, task in zip(axes[0], tasks, strict=True):
-        for label, group in ((label, group) for (of, label), group in groups.items() if of == task):
-            nodes = [times * group[0].setting("nodes") for times in (1, *TIMES)]
-            means = [np.mean([row.more[test] for row in group]) for test in names]
-            line = "-" if label.startswith("far") else "--"
-            color = f"C{labels.index(label)}"
-            axis.plot(nodes, means, line, color=color, marker="o", markersize=4, label=label)
-        axis.set(title=task, xlabel="nodes", xscale="log", yscale="log", xticks=nodes, xticklabels=nodes)
-        axis.minorticks_off()
-    axes[0, 0].set_ylabel("share of the variance")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """A table a task, one of learning rates, and a figure."""
-    draw(rows, folder / "nodes.png")
+def report(rows: list[Row]) -> dict[str, str]:
+    """A table for each task."""
     tasks = dict.fromkeys(row.setting("tasks") for row in rows)
-    return {task: table(rows, task) for task in tasks} | {"rates": rates(rows)}
+    return {task: table(rows, task) for task in tasks}
 
 
 if __name__ == "__main__":

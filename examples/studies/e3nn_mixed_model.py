@@ -25,7 +25,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
-import matplotlib
 import numpy as np
 import torch
 from baselines.message_passing import HIDDEN, MessagePassing
@@ -41,9 +40,6 @@ from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit, load
 from tg_equiattn.integrations.e3nn import IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention, TensorProductHyenaOperator
 from torch import Tensor, nn
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 SEED, STEPS = 44, 1000  # of the data, which do not depend on the seed of training
 WIDE = "8x0e + 4x1o + 2x2e + 8x0e + 4x1o"
@@ -268,27 +264,8 @@ def table(rows: list[Row]) -> str:
     return markdown(["task", "global context", "MSE", "of the first line's", "parameters", "equivariance error"], lines)
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Test errors as bars, every seed a dot; tasks side by side."""
-    tasks = grouped(rows, "task")
-    figure, axes = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 3), squeeze=False, layout="constrained")
-    for ((task,), same), axis in zip(tasks.items(), axes[0], strict=True):
-        for (name,), group in grouped(same, "operators").items():
-            errors = [row.value for row in group]
-            axis.barh(name, np.mean(errors), color="C0")
-            axis.plot(errors, [name] * len(errors), "k.")
-        for number, (name, error) in enumerate(same[0].more["baselines"].items()):
-            axis.axvline(error, color="k", linestyle=":-"[number], label=name)
-        axis.invert_yaxis()
-        axis.set(title=task, xlabel="mean squared error on test systems", ylabel="global context")
-        axis.legend(fontsize="small")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """The table of errors, and its figure."""
-    draw(rows, folder / "errors.png")
+def report(rows: list[Row]) -> dict[str, str]:
+    """The table of errors."""
     return {"errors": table(rows)}
 
 

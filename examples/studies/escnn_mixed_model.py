@@ -22,7 +22,6 @@ from baselines.gcnn import GCNN, convolution, gspaces, matched, nn
 from data.rotated_digits import parts
 from equivariance_figures import equivariance
 from harness import study
-from harness.figures import points
 from harness.loading import tensor_batches
 from harness.results import Row
 from harness.settings import Settings
@@ -198,12 +197,8 @@ def table(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """The table, and its figure."""
-    columns: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        columns.setdefault(label(row), {}).setdefault("", []).append(row.value)
-    points(columns, folder / "accuracy.png", "test accuracy in percent")
+def report(rows: list[Row]) -> dict[str, str]:
+    """The table of accuracies."""
     return {"accuracy": table(rows)}
 
 

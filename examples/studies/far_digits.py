@@ -23,11 +23,9 @@ Canvases are upright in training, and turned by multiples of 90 degrees in the t
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar, Literal
 
-import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -43,9 +41,6 @@ from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GlobalAttention, 
 from torch import Tensor
 
 from tg_equiattn.nn import GlobalGroupAttention
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 ANGLES = (0, 90, 180, 270)
 Model = Literal[
@@ -237,34 +232,8 @@ def table(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Canvases of the test, and every run's accuracy on upright and turned ones."""
-    figure, axes = plt.subplot_mosaic("abx;cdx", figsize=(11, 4), layout="constrained", width_ratios=(1, 1, 4))
-    testing = far_digits(4, 4, rows[0].setting("size"), rows[0].setting("gap"))[1]
-    for number, (place, angle) in enumerate(zip("abcd", ANGLES, strict=True)):
-        canvases = turned(testing, number)
-        axes[place].imshow(canvases.images[number, 0], cmap="gray_r")
-        greater = canvases.masks[number, canvases.labels[number].argmax()]
-        axes[place].contour(greater, levels=[0.5], colors="C1")
-        axes[place].set(xticks=[], yticks=[], title=f"{angle} degrees")
-    groups, axis = by_model(rows, Model.__args__), axes["x"]
-    for column, (label, value) in enumerate((("upright", on_upright), ("turned", on_turned))):
-        for place, group in enumerate(groups.values()):
-            values, here = [value(row) for row in group], place + 0.3 * column - 0.15
-            axis.plot([here] * len(values), values, ".", color=f"C{2 * column}", alpha=0.5)
-            first = label if place == 0 else None
-            axis.plot(here, np.mean(values), "_", color=f"C{2 * column}", ms=14, mew=2, label=first)
-    axis.axhline(rows[0].more["from one digit"], color="gray", linestyle="--", label="best guess from one digit")
-    axis.set_xticks(range(len(groups)), [name.replace(", ", ",\n").replace(" a", "\na") for name in groups], fontsize=8)
-    axis.set(ylabel="test accuracy in percent")
-    axis.legend(fontsize="small", loc="lower right")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """The table of accuracies, and its figure."""
-    draw(rows, folder / "accuracy.png")
+def report(rows: list[Row]) -> dict[str, str]:
+    """The table of accuracies."""
     return {"accuracy": table(rows)}
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -30,7 +29,6 @@ from baselines.message_passing import HIDDEN, ChannelwiseMessagePassing
 from data.soft_charges import Clouds, soft_charges
 from e3nn import o3
 from harness import study
-from harness.figures import points
 from harness.loading import tensor_batches
 from harness.results import Row
 from harness.settings import Settings
@@ -94,11 +92,6 @@ class LongRange(Settings):
 PRESETS = {
     "quick": LongRange(train=8, charges=8, epochs=1, batch=4),
     "study": LongRange(seeds=(0, 1, 2), results=study.committed("long_range")),
-}
-SHORT = {
-    "EwaldAttention": "Ewald attention",
-    "SE3HyenaOperator": "SE(3) Hyena",
-    "VectorSelfAttention": "vector attention",
 }
 AVG_NUM_NODES = 8.0  # of Ewald attention
 TIMES = 2, 4, 8  # as many charges in larger boxes
@@ -261,16 +254,9 @@ def table(rows: list[Row]) -> str:
     return markdown(["task", "global context", *what, "parameters", "seconds"], lines)
 
 
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """The table, and a figure."""
-    columns: dict[str, dict[str, list[float]]] = {}
+def report(rows: list[Row]) -> dict[str, str]:
+    """The table of errors."""
     rows = sorted(rows, key=lambda row: (row.setting("task"), Operator.__args__.index(row.setting("operators"))))
-    for row in rows:
-        name = row.setting("operators")
-        column = columns.setdefault(SHORT.get(name, name), {})
-        for boxes in ("same", "larger"):
-            column.setdefault(f"{row.setting('task')}, {boxes} boxes", []).append(row.more[boxes][1])
-    points(columns, folder / "errors.png", "field or force: share of the variance", "global context", "task", "log")
     return {"errors": table(rows)}
 
 

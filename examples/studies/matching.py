@@ -25,10 +25,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -46,9 +44,6 @@ from torch import Tensor, nn
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention, GroupLinear, RegularLayerNorm
 from tg_equiattn.nn.group.norm import RegularBatchNorm
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 GROUP = cyclic(4)
 VALIDATION, TEST = 71, 72  # seeds of canvases, which do not depend on the seed of training
@@ -220,7 +215,7 @@ def train(settings: Matching) -> Outcome:
 
 def validation(row: Row) -> float:
     """Accuracy on validation canvases, the best of a run."""
-    return max(accuracy for _, accuracy in row.more["curve"])
+    return row.more["validation"]
 
 
 def in_order(rows: list[Row]) -> list[Row]:
@@ -283,54 +278,9 @@ def times(rows: list[Row]) -> str:
     return markdown(["model", "steps", "seconds", "accuracy"], lines)
 
 
-def rates(rows: list[Row]) -> str:
-    """Accuracy on validation canvases by learning rate and norm."""
-    ordered = sorted(rows, key=lambda row: (row.setting("norm") == "batch", row.setting("learning_rate")))
-    there = grouped(ordered, "norm", "learning_rate")
-    lines = []
-    for (name,), group in grouped(in_order(rows), "models").items():
-        measured = {(row.setting("norm"), row.setting("learning_rate")): validation(row) for row in tried(group)}
-        lines.append([name, *(f"{measured[key]:.1f}" if key in measured else "-" for key in there)])
-    return markdown(["model", *(f"{norm} norm, {rate}" for norm, rate in there)], lines)
-
-
-DRAWN = ("relative", "frames", "G-CNN + mean", "deep G-CNN + mean", "dilated G-CNN")
-
-
-def draw_figure(rows: list[Row], path: Path) -> None:
-    """A canvas; of some models, accuracy of the first seed along the seconds of training, and accuracy by cells."""
-    figure, (canvas, along, across) = plt.subplots(
-        1, 3, figsize=(12, 3.8), layout="constrained", width_ratios=(1, 1.6, 1.6)
-    )
-    images, places, labels = draw(1, 4, rows[0].setting("side"), TEST)
-    canvas.imshow(images[0, 0], cmap="gray")
-    for cell in places[0, pairs(4)[labels[0]]].tolist():
-        row, column = divmod(cell, rows[0].setting("side"))
-        corner = SIDE * column - 0.5, SIDE * row - 0.5
-        canvas.add_patch(plt.Rectangle(corner, SIDE, SIDE, fill=False, color="C1", lw=3, clip_on=False))
-    canvas.set(xticks=[], yticks=[], title="four cells, and the pair")
-    for number, name in enumerate(DRAWN):
-        colour, group = f"C{number}", by_model(rows)[name]
-        row = next(row for row in usual(group) if row.setting("cells") == 4)
-        epochs, values = zip(*row.more["curve"], strict=True)
-        along.plot([row.seconds * epoch / row.setting("epochs") for epoch in epochs], values, color=colour)
-        groups = grouped(sorted(usual(group), key=lambda row: row.setting("cells")), "cells")
-        means = [np.mean([row.value for row in some]) for some in groups.values()]
-        across.plot([cells for (cells,) in groups], means, "o-", color=colour, ms=4, label=name)
-    counts = cells_of(usual(rows))
-    chance = [100 / max(2, len(pairs(cells))) for cells in counts]
-    across.plot(counts, chance, "--", color="gray", label="chance")
-    across.set(xlabel="cells with a pattern", ylabel="test accuracy in percent", xticks=counts)
-    along.set(xlabel="seconds of training, first seed", ylabel="validation accuracy in percent", xscale="log")
-    figure.legend(*across.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """Tables of accuracies, times and learning rates, and a figure."""
-    draw_figure(rows, folder / "accuracy.png")
-    return {"accuracy": accuracies(rows), "times": times(rows), "rates": rates(rows)}
+def report(rows: list[Row]) -> dict[str, str]:
+    """Tables of accuracies and times."""
+    return {"accuracy": accuracies(rows), "times": times(rows)}
 
 
 if __name__ == "__main__":

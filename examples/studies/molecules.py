@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -33,11 +32,10 @@ import torch
 from baselines.graph_potentials import KINDS, Edges, GraphPotential
 from data.lennard_jones import LENGTHS, SIZES, Molecules, lennard_jones
 from harness import study
-from harness.figures import points
 from harness.loading import graph_batches
 from harness.results import Row
 from harness.settings import Settings, flag
-from harness.tables import at_best_rates, markdown, mean_and_spread, rates
+from harness.tables import at_best_rates, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit, parameters
 from scipy.spatial.transform import Rotation
 from torch import Tensor, nn
@@ -249,14 +247,10 @@ def table(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """Tables of errors and learning rates, and a figure."""
+def report(rows: list[Row]) -> dict[str, str]:
+    """The table of errors."""
     rows = sorted(rows, key=lambda row: (row.setting("messages"), list(MODELS).index(row.setting("models"))))
-    columns: dict[str, dict[str, list[float]]] = {}
-    for (messages, name), group in at_best_rates(rows, "messages", "models").items():
-        columns.setdefault(name, {})[f"messages along {messages}"] = [row.more["force"] for row in group]
-    points(columns, folder / "errors.png", "force: share of the variance", "", "along", "log")
-    return {"errors": table(rows), "rates": rates(rows, "messages", "models", digits=4)}
+    return {"errors": table(rows)}
 
 
 if __name__ == "__main__":

@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import matplotlib
 import numpy as np
 import torch
 from baselines.egnn import EGNN
@@ -42,9 +40,6 @@ from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
 from tg_equiattn.nn.vector.clifford import MultivectorMLP
 from tg_equiattn.nn.vector.grades import Grades, features, with_position
 from tg_equiattn.nn.vector.placement import TokenBatch
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 PUBLISHED = ("SE(3)-Hyena", "SE(3)-Hyena + local")  # divided by the number of particles
 LOCAL = {"attn_kwargs": {"local_context": True, "edge_channels": 1}}
@@ -283,37 +278,8 @@ def table(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
-CURVES = ("SE(3)-Hyena + local", "local only", "SE(3)-Hyena", "EGNN", "Ewald attention")
-
-
-def draw(rows: list[Row], path: Path) -> None:
-    """Every run's test error as a point, and mean validation errors of some models by epoch in the same colours."""
-    figure, (points, lines) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
-    groups, linear = by_model(rows), rows[0].more["linear"][0]
-    colours = plt.get_cmap("tab20").colors
-    for (name, group), colour in zip(groups.items(), itertools.cycle(colours[::2] + colours[1::2]), strict=False):
-        points.plot([row.value for row in group], [name] * len(group), "o", color=colour, alpha=0.6)
-        curves = np.array([row.more["curve"] for row in group if len(row.more["curve"]) == len(group[0].more["curve"])])
-        if name in CURVES:
-            lines.plot(curves[0, :, 0], curves[:, :, 1].mean(0), color=colour, label=name)
-    points.invert_yaxis()
-    points.set(xlabel="mean squared error on test systems", xscale="log")
-    points.grid(axis="y", alpha=0.3)
-    points.axvline(linear, color="k", linestyle=":")
-    lines.axhline(linear, color="k", linestyle=":", label="linear motion")
-    lines.set(xlabel="epoch", ylabel="mean squared error on validation systems", yscale="log")
-    lines.legend(fontsize="small")
-    ticks = [0.005, 0.01, 0.02, 0.05, 0.1]
-    for axis in (points.xaxis, lines.yaxis):
-        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_ticks([], minor=True)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """The table of errors, and its figure."""
-    draw(rows, folder / "errors.png")
+def report(rows: list[Row]) -> dict[str, str]:
+    """The table of errors."""
     return {"errors": table(rows)}
 
 

@@ -138,19 +138,13 @@ def table(rows: list[Row], *names: str) -> str:
     return markdown([*names, *TESTS.values(), *header, "Born charge", "seconds"], lines)
 
 
-def report(rows: list[Row], folder: Path | None = None) -> dict[str, str]:
-    """Tables by name."""
-    cubic = [row for row in rows if row.setting("crystals") != "AlN"]
+def report(rows: list[Row]) -> dict[str, str]:
+    """Tables of phonons, and of how the training was chosen."""
     care = ("epochs", "batch", "learning_rate")
-    parts: dict[str, tuple[list[Row], tuple[str, ...]]] = {
-        "phonons": (only(cubic), ("crystals", "models")),
-        "local": (only(cubic, models="MACE", cutoff=..., layers=...), ("crystals", "cutoff", "layers")),
-        "charge": (only(cubic, models="charges", charge=...), ("crystals", "charge")),
-        "dielectric": (only(cubic, models="learned", dielectric=...), ("crystals", "dielectric")),
-        "training": (only(cubic, **dict.fromkeys(care, ...)), ("crystals", "models", *care)),
-        "AlN": ([row for row in rows if row.setting("crystals") == "AlN"], ("models",)),
+    return {
+        "phonons": table(only(rows), "crystals", "models"),
+        "training": table(only(rows, **dict.fromkeys(care, ...)), "crystals", "models", *care),
     }
-    return {name: table(part, *names) for name, (part, names) in parts.items() if part}
 
 
 if __name__ == "__main__":

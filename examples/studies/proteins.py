@@ -55,13 +55,8 @@ from data.protein_sets import Drawn, answered, pushes, sets
 from data.proteins import Protein, synthetic
 from harness import study
 from harness.protein_report import (
-    b_factor_table,
     binding_table,
-    changes_table,
-    draw_protein,
-    equal_times,
     hyena_beside_ewald,
-    response_figure,
     response_table,
     size_table,
 )  # fmt: skip
@@ -219,9 +214,6 @@ def train(settings: ProteinsStudy) -> Outcome:
         for name in {"complexes", "gaps"} & set(tests) if settings.models[0] in ORDERED else ():
             more["errors"][f"{name}, without index"] = response_errors(model, tests[name], ordered=False)
         graph = next(on_cpu(tests.get("complexes", tests["chains"])))
-        chains = list(on_cpu(tests["chains"]))  # sorted by size
-        name = settings.models[0].replace(" ", "")
-        draw_protein(model, chains[len(chains) // 2], settings.output / settings.STUDY / f"protein-{name}.png")
         more["changes"] = changes(model, graph)
     elif settings.tasks == ("binding",):
         more["binding"] = binding_errors(model, parts["chains"], settings.neighbors)
@@ -263,16 +255,13 @@ def cost(settings: ProteinsStudy) -> Outcome:
     return Outcome("seconds of a step", value, parameters(build(settings)), seconds, {"cost": found})
 
 
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """Tables of each task that has rows, and a figure of the response."""
+def report(rows: list[Row]) -> dict[str, str]:
+    """Tables of each task that has rows."""
     tables: dict[str, dict[str, Callable[[list[Row]], str]]] = {
-        "response": {"response": response_table, "times": equal_times, "changes": changes_table,
-                     "hyena_beside_ewald": hyena_beside_ewald},
-        "binding": {"binding": binding_table}, "b-factors": {"b_factors": b_factor_table}, "size": {"size": size_table},
+        "response": {"response": response_table, "hyena_beside_ewald": hyena_beside_ewald},
+        "binding": {"binding": binding_table}, "size": {"size": size_table},
     }  # fmt: skip
     there = {row.setting("tasks") for row in rows}
-    if "response" in there:
-        response_figure(rows, folder / "response.png")
     return {name: make(rows) for task, some in tables.items() if task in there for name, make in some.items()}
 
 

@@ -25,11 +25,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import matplotlib
-import numpy as np
 import torch
 from baselines.graph_layers import without_far_part
 from data.digits import sklearn_digits
@@ -37,15 +34,12 @@ from harness import study
 from harness.loading import Batches, tensor_batches
 from harness.results import Row
 from harness.settings import Settings, flag
-from harness.tables import at_best_rates, markdown, mean_and_spread, rates
+from harness.tables import at_best_rates, markdown, mean_and_spread
 from harness.training import Classifier, Outcome, fit, match_parameters, parameters
 from tg_equiattn.integrations.pyg import RelativePerformerConv
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINEConv, GPSConv, global_mean_pool
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 SEED = 45  # of the test graphs, which do not depend on the seed of training
 BRIGHT = 0.25  # pixels from this on are nodes
@@ -251,33 +245,9 @@ def table(rows: list[Row]) -> str:
     return markdown([*header, "rate"], lines)
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Accuracy at places as in training and beyond, with standard deviations over seeds."""
-    several = len({row.setting("edges") for row in rows}) > 1
-    groups = {
-        f"{name}\n{along}" if several else name: group
-        for (along, name), group in at_best_rates(rows, "edges", "models").items()
-    }
-    measured: dict[str, Any] = {
-        "places as in training": [[row.value for row in group] for group in groups.values()],
-        "beyond the canvas": [[row.more["elsewhere"] for row in group] for group in groups.values()],
-    }
-    figure, axes = plt.subplots(figsize=(1.5 * max(4, len(groups)), 3.5), layout="constrained")
-    for number, (label, values) in enumerate(measured.items()):
-        spread = [np.std(one, ddof=1) if len(one) > 1 else 0 for one in values]
-        at = np.arange(len(groups)) + 0.4 * (number - 0.5)
-        axes.bar(at, [np.mean(one) for one in values], 0.38, yerr=spread, label=label)
-    axes.set_xticks(range(len(groups)), list(groups))
-    axes.set(ylabel="accuracy in percent", ylim=(0, 100))
-    figure.legend(loc="outside lower center", ncols=2)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """The table of accuracies, and its figure."""
-    draw(rows, folder / "accuracy.png")
-    return {"accuracy": table(rows), "rates": rates(rows, "edges", "models", digits=1)}
+def report(rows: list[Row]) -> dict[str, str]:
+    """The table of accuracies."""
+    return {"accuracy": table(rows)}
 
 
 if __name__ == "__main__":

@@ -34,11 +34,10 @@ from data.lennard_jones import lennard_jones
 from data.published_molecules import SETS, TRAIN, VALIDATION, Molecule, Parts, load, parted
 from data.tight_binding import pairs_of_systems
 from harness import study
-from harness.figures import points
 from harness.loading import Batches
 from harness.results import Row
 from harness.settings import Settings, SettingsError
-from harness.tables import at_best_rates, grouped, markdown, mean_and_spread, validated
+from harness.tables import at_best_rates, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit
 from torch import Tensor, nn
 
@@ -339,26 +338,6 @@ def in_order(rows: list[Row]) -> list[Row]:
 
 
 NAMES = "sets", "models", "after", "epochs", "irreps"  # by which runs are told apart in tables
-MEASURED = "energy", "energy of an atom", "force"
-
-
-def table(rows: list[Row]) -> str:
-    """Root mean square errors by set, test and model, at the rates that validation data choose, and their ratios."""
-    lines = []
-    best = at_best_rates(rows, *NAMES)
-    for (name, which, *how), group in best.items():
-        beside = best.get((name, "without", *how), [])
-        for test in (t for t in group[0].more["errors"] if t != VALIDATION):
-            cells, shares = [], []
-            for kind in (k for k in MEASURED if k in group[0].more["errors"][test]):
-                found, other = ([row.more["errors"][test][kind] for row in some] for some in (group, beside))
-                cells.append(mean_and_spread(found, 1 if kind == "force" else 2))
-                if which == "with" and other and kind != "energy of an atom":
-                    shares.append(f"{np.mean(found) / np.mean(other):.2f}")
-            cells += ["-"] * (len(MEASURED) - len(cells))
-            lines.append([label(name, *how), test, which, *cells, " / ".join(shares) or "-"])
-    header = ["set", "test", "attention", "energy, meV", "energy of an atom, meV", "force, meV/A", "with over without"]
-    return markdown(header, lines)
 
 
 def summary(rows: list[Row]) -> str:
@@ -405,56 +384,12 @@ def label(name: str, after: int, epochs: int, irreps: str) -> str:
     return f"{name}, {epochs} epochs{width}{', linear readouts' if after else ''}"
 
 
-def slopes(rows: list[Row]) -> str:
-    """Of dimers beyond the distances to train on, predicted forces between molecules beside known ones; in the open,
-    that of ions beside that of two charges."""
-    lines = []
-    for (name, which, *how), group in at_best_rates(rows, *NAMES).items():
-        if (name, which) != ("dimers", "with"):  # without, there are none
-            continue
-        for kind, found in group[0].more["parting"].items():
-            every = [row.more["parting"][kind] for row in group]
-            inside = [np.mean([x["in the cell"][n][2] for x in every]) for n in range(len(found["in the cell"]))]
-            known = [f"{force:.4f}" for _, force, _ in found["in the cell"]]
-            outside = [np.mean([x["in the open"][n][1] for x in every]) for n in range(len(found["in the open"]))]
-            coulomb = [f"{COULOMB / distance**2:.4f}" if kind == "CC" else "0" for distance, _ in found["in the open"]]
-            cells = (" ".join(f"{x:.4f}" for x in part) for part in (inside, outside))
-            lines.append([label(name, *how), kind, " ".join(known), *cells, " ".join(coulomb)])
-    header = [
-        "set",
-        "dimer",
-        "at 12 to 15 A, known",
-        "predicted",
-        "in the open at 20, 25, 30, 40 A",
-        "of charges",
-    ]
-    return markdown(header, lines)
-
-
-def costs(rows: list[Row]) -> str:
-    """Rates, their validation errors, parameters and time."""
-    lines = []
-    for (name, which, *how), group in grouped(rows, *NAMES).items():
-        for (rate,), some in grouped(group, "learning_rate").items():
-            measured = f"{np.mean([validated(row) for row in some]):.4g}"
-            sizes = f"{some[0].parameters:,}", f"{np.mean([row.seconds for row in some]):.0f}", str(len(some))
-            lines.append([label(name, *how), which, f"{rate:g}", measured, *sizes])
-    return markdown(["set", "attention", "rate", "validation loss", "parameters", "seconds", "seeds"], lines)
-
-
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """Tables of errors, whole and in short, of costs and of forces between parting molecules, and a figure."""
+def report(rows: list[Row]) -> dict[str, str]:
+    """Errors without and with attention, and forces between parting ions."""
     defaults = RealMoleculesStudy().identity()
     rows = in_order([dataclasses.replace(row, settings=defaults | row.settings) for row in rows])
-    columns: dict[str, dict[str, list[float]]] = {}
-    for (name, which, *how), group in at_best_rates(rows, *NAMES).items():
-        if group[0].metric == "force error":
-            columns.setdefault(label(name, *how), {})[which] = [row.value for row in group]
-    if columns:
-        points(columns, folder / "errors.png", "error of forces, meV/A", "", "attention", "log")
-    tables = {"errors": table(rows), "summary": summary(rows), "costs": costs(rows)}
     parted_ions = any("parting" in row.more and row.setting("models") == "with" for row in rows)
-    return tables | ({"slopes": slopes(rows), "ions": ions(rows)} if parted_ions else {})
+    return {"summary": summary(rows)} | ({"ions": ions(rows)} if parted_ions else {})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Rebuild tables and figures from the result rows that come with the project, in examples/results.
+"""Rebuild tables from the result rows that come with the project, in examples/results.
 
 Every study's rows are in examples/results/NAME/results.csv, one a training run, written by `examples/NAME.py --study`.
-This writes the tables and figures beside them, commands.md with the command that repeats each of them, and the tables
+This writes the tables beside them, and the tables
 that stand between `<!-- NAME/TABLE -->` and `<!-- end -->` in README.md and in the pages of docs/; benchmarks' are
 in examples/results/benchmarks, as they were printed. Nothing is trained.
 
@@ -23,7 +23,7 @@ from typing import Annotated
 import tyro
 from harness import front_page, results, study
 from harness.settings import EXAMPLES, Settings
-from harness.tables import check_cells, command_of, grouped, markdown, mean_and_spread
+from harness.tables import check_cells
 
 ROOT = EXAMPLES.parent
 STUDIES = (
@@ -48,23 +48,6 @@ def kind_of(module: ModuleType) -> type[Settings]:
     return type(next(iter(module.PRESETS.values())))
 
 
-def commands(rows: list[results.Row], kind: type[Settings]) -> str:
-    """A line for every setting: the mean over its seeds, and the command that repeats it."""
-    names, defaults = [name for name in kind.SWEEP if name != "seeds"], kind().identity()
-    rest = {
-        row.command: tuple(sorted((k, str(v)) for k, v in (defaults | row.settings).items() if k not in kind.SWEEP))
-        for row in rows
-    }
-    lines = []
-    for key, group in grouped(rows, *names).items():
-        for other in dict.fromkeys(rest[row.command] for row in group):
-            same = [row for row in group if rest[row.command] == other]
-            measured = f"{same[0].metric} {mean_and_spread((row.value for row in same), 4)}"
-            seconds = f"{sum(row.seconds for row in same):,.0f}"
-            lines.append([*map(str, key), measured, seconds, same[0].machine, f"`{command_of(same, kind)}`"])
-    return markdown([*names, "measured", "seconds", "on", "command"], lines)
-
-
 def pages() -> list[Path]:
     """README.md and what docs/ holds in Markdown, but for what is built there."""
     docs = ROOT / "docs"
@@ -77,14 +60,13 @@ def filled(text: str, name: str, table: str) -> str:
     return place.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text)
 
 
-def build(name: str, folder: Path) -> dict[str, str]:
-    """One study's tables by name; figures are drawn in the folder."""
+def build(name: str) -> dict[str, str]:
+    """One study's tables by name."""
     module = importlib.import_module(name)
     kind = kind_of(module)
     rows = results.latest(results.read(study.committed(name)), kind)
     check_cells(rows, kind)
-    folder.mkdir(parents=True, exist_ok=True)
-    return module.report(rows, folder) | {"commands": commands(rows, kind)}
+    return module.report(rows)
 
 
 def main() -> None:
@@ -103,7 +85,7 @@ def main() -> None:
         if not place.is_file():
             print(f"{name}: no rows yet; `python examples/studies/{name}.py --study` makes them")
             continue
-        tables = build(name, ROOT / "out" / "report" if options.check else place.parent)
+        tables = build(name)
         for title, table in tables.items():
             texts |= {path: filled(text, f"{name}/{title}", table) for path, text in texts.items()}
             texts[place.with_name(f"{title}.md")] = table + "\n"

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -26,9 +26,8 @@ import numpy as np
 import torch
 from baselines.gcnn import GCNN, convolution, gspaces, matched
 from data.rotated_digits import Part, is_mnist, parts
-from equivariance_figures import draw_trained, equivariance
+from equivariance_figures import equivariance
 from harness import study
-from harness.figures import points
 from harness.loading import tensor_batches
 from harness.results import Row
 from harness.settings import Settings
@@ -260,12 +259,6 @@ def train(settings: RotatedDigits) -> Outcome:
     return outcome
 
 
-def finish(settings: RotatedDigits) -> None:
-    """Draw feature maps and errors of the first trained network of each model and relation."""
-    *_, (images, _) = parts(settings)
-    draw_trained(settings, lambda run: Classifier(build(run), predict, run), images[3:4])
-
-
 def relation_of(row: Row) -> str:
     return "-" if row.setting("models") in WITHOUT_RELATION else row.setting("relation")
 
@@ -307,17 +300,6 @@ def of_main_setting(
     main = max(dict.fromkeys(settings), key=settings.count)
     mine = [row for row in rows if (row.setting("size"), row.setting("epochs")) == main[:2]]
     return [row for row in mine if is_convolution(row) or tuple(map(row.setting, names)) == main]
-
-
-def of_several_windows(rows: Iterable[Row]) -> list[Row]:
-    """Rows of epochs and relations that come with more than one window, by window, global attention last, and the
-    convolutions that had as many epochs."""
-    rows = list(rows)
-    groups = grouped((row for row in rows if row.setting("models") == "R4_SA"), "relation", "epochs", "learning_rate")
-    several = [row for group in groups.values() if len(grouped(group, "kernel_size")) > 1 for row in group]
-    epochs = {row.setting("epochs") for row in several}
-    beside = [row for row in rows if row.setting("models") == "C4 G-CNN" and row.setting("epochs") in epochs]
-    return sorted(several, key=lambda row: row.setting("kernel_size") or float("inf")) + beside
 
 
 def values(rows: list[Row]) -> str:
@@ -362,20 +344,6 @@ def in_frames(rows: list[Row]) -> str:
     return markdown(head, [line for _, line in sorted(lines)])
 
 
-def windows(rows: list[Row]) -> str:
-    """GE-ViT's Table 1: windows of R4_SA down, relations across, and the C4 G-CNN."""
-    kinds = sorted(dict.fromkeys(kind(row) for row in rows if not is_convolution(row)), key=KINDS.index)
-    paper = published("GE-ViT Table 1")
-    lines = []
-    for (name, size, _), group in grouped(rows, "models", "kernel_size", "learning_rate").items():
-        if name in EQUALS:
-            lines.append([f"{model_of(group[0])}, 3 x 3", values(group), *["-"] * (len(kinds) - 1), "-"])
-        else:
-            cells = [values([row for row in group if kind(row) == k]) for k in kinds]
-            lines.append([window(group[0]), *cells, paper.get((str(size or "global"), "GE-ViT"), "-")])
-    return markdown(["window", *kinds, "GE-ViT paper, rotMNIST"], lines)
-
-
 def ablations(rows: list[Row]) -> str:
     """Accuracy without each part of the locality, and by its strength."""
     names = [name for name in Model.__args__ if any(row.setting("models") == name for row in rows)]
@@ -416,23 +384,13 @@ def of_published(rows: list[Row]) -> str:
     return markdown(["model", "relation", *settings, "accuracy", "seeds", "paper, rotMNIST"], lines)
 
 
-def by(rows: list[Row], label: Callable, other: Callable, measured: Callable[[Row], float]) -> dict:
-    """What was measured, by label and there by another."""
-    columns: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        columns.setdefault(label(row), {}).setdefault(other(row), []).append(measured(row))
-    return columns
-
-
-def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """The tables there are rows for, and a figure of each."""
+def report(rows: list[Row]) -> dict[str, str]:
+    """The tables there are rows for."""
     rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
     of_files = [row for row in rows if row.setting("data") is not None]
     if of_files and len(of_files) < len(rows):
         rest = [row for row in rows if row.setting("data") is None]
-        return report(rest, folder) | {"published": of_published(of_files)}
-    percent = lambda row: row.value  # noqa: E731
-    label = lambda row: "-" if is_convolution(row) else kind(row)  # noqa: E731
+        return report(rest) | {"published": of_published(of_files)}
     every, rows = rows, [row for row in rows if whole(row)]
     main = of_main_setting(rows)
     tables = {"accuracy": accuracy(main)} | ({"published": of_published(of_files)} if of_files else {})
@@ -440,24 +398,13 @@ def report(rows: list[Row], folder: Path) -> dict[str, str]:
         epochs = {row.setting("epochs") for row in framed}
         beside = [row for row in rows if is_convolution(row) and row.setting("epochs") in epochs]
         tables["frames"] = in_frames(framed + beside)
-    rows = [row for row in rows if row not in framed]
-    figures = {"accuracy": (by(main, model_of, label, percent), "test accuracy in percent", "model")}
-    if local := of_several_windows(rows):
-        tables["windows"] = windows(local)
-        place = lambda row: model_of(row) if is_convolution(row) else window(row)  # noqa: E731
-        figures["windows"] = by(local, place, label, percent), "test accuracy in percent", "window of R4_SA"
     alike = of_main_setting(every, ("size", "epochs", "kernel_size", "learning_rate"))
     if less := [row for row in alike if row.setting("relation") == "relative" and not is_convolution(row)]:
         tables["ablations"] = ablations(less)
     if measured := [row for row in main if "mean error" in row.more]:
         tables["equivariance"] = errors(measured)
-        worst = by(measured, model_of, relation_of, lambda row: row.more["max error"])
-        figures["equivariance"] = worst, "max error / max feature", "model"
-    for title, (columns, what, along) in figures.items():
-        scale = "log" if title == "equivariance" else "linear"
-        points(columns, folder / f"{title}.png", what, along, "relation", scale)
     return tables
 
 
 if __name__ == "__main__":
-    study.main(RotatedDigits(), PRESETS, __doc__, train, report, finish)
+    study.main(RotatedDigits(), PRESETS, __doc__, train, report)

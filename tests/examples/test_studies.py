@@ -79,9 +79,6 @@ def check_rotated_digits(rows, module, folder):
     assert all(error < 5e-6 for (_, relation), error in errors.items() if relation == "ge_vit")
     # after four steps of training the broken relation shows little, and yet
     assert all(error > 5 * errors[name, "ge_vit"] for (name, relation), error in errors.items() if relation == "gsa")
-    assert {path.stem for path in folder.glob("*.png")} == {
-        "accuracy", "translation", "rotation", "reflection", "errors", "equivariance",
-    }  # fmt: skip
 
 
 def check_escnn_mixed_model(rows, module, folder):
@@ -157,7 +154,6 @@ def check_proteins(rows, module, folder):
             assert row.value == pytest.approx(found["chains"]["beyond"][0], rel=0.1)  # their means are of other weights
         elif task == "size":
             assert list(row.more["cost"]) == ["30", "60"]
-    assert (folder / "protein-Ewald.png").stat().st_size > 5000
 
 
 FLAGS = {
@@ -173,7 +169,7 @@ FLAGS = {
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_quick_run(tmp_path, name, device):
-    """A row for every run, tables that hold them, and figures."""
+    """A row for every run, and tables that hold them."""
     module, folder = import_module(name), tmp_path / name
     flags = ["--quick", *map(str, FLAGS.get(name, [])), "--output", str(tmp_path), "--device", device]
     if name in ("nbody", "e3nn_mixed_model"):
@@ -188,13 +184,11 @@ def test_a_quick_run(tmp_path, name, device):
         assert math.isfinite(row.value)
         assert row.parameters > 0
         assert row.machine
-    for title, table in module.report(rows, tmp_path).items():
+    for title, table in module.report(rows).items():
         written = (folder / f"{title}.md").read_text()
         # but for seconds, which rows round
         assert re.sub(r" \d+ \|", "", written) == re.sub(r" \d+ \|", "", table + "\n")
         assert f"\n{title}:\n" in result.stdout
-    assert all(path.stat().st_size > 5000 for path in folder.glob("*.png"))
-    assert list(folder.glob("*.png"))
     globals().get(f"check_{name}", lambda *_: None)(rows, module, folder)
 
 

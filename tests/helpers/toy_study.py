@@ -62,7 +62,7 @@ def train(settings) -> Outcome:
     return fit(learner, *data(settings))
 
 
-def report(rows, folder):
+def report(rows):
     lines = [
         [str(width), mean_and_spread(row.value for row in group)] for (width,), group in grouped(rows, "widths").items()
     ]

@@ -1,4 +1,4 @@
-"""Running a study: every single run that has no row yet is trained and gets one; then tables and figures."""
+"""Running a study: every single run that has no row yet is trained and gets one; then tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .loading import is_first_process
 from .settings import EXAMPLES, Preset, Settings, SettingsError, command, parse
 from .training import CheckpointError, Outcome
 
-Report = Callable[[list[results.Row], Path], dict[str, str]]
+Report = Callable[[list[results.Row]], dict[str, str]]
 
 
 @contextlib.contextmanager
@@ -51,12 +51,10 @@ def main(
     doc: str,
     train: Callable[[Preset], Outcome],
     report: Report,
-    finish: Callable[[Preset], None] | None = None,
 ) -> None:
     """The main function of an example, whose docstring (``--help``) is ``doc``.
 
-    ``train`` does one single run; ``report`` gives tables by name as markdown and draws figures into the folder;
-    ``finish`` does what else is to be done after all runs.
+    ``train`` does one single run; ``report`` gives tables by name as markdown.
     """
     with refusing():
         settings = parse(default, presets, doc)
@@ -78,13 +76,11 @@ def main(
         return
     folder = settings.output / settings.STUDY
     folder.mkdir(parents=True, exist_ok=True)
-    for name, table in report(rows, folder).items():
+    for name, table in report(rows).items():
         (folder / f"{name}.md").write_text(table + "\n")
         print(f"\n{name}:\n\n{table}")
-    if finish is not None:
-        finish(settings)
     seconds = time.perf_counter() - start
-    print(f"\nTables and figures are in {folder.resolve()}, rows in {settings.results_file} ({seconds:.0f} s)")
+    print(f"\nTables are in {folder.resolve()}, rows in {settings.results_file} ({seconds:.0f} s)")
 
 
 def committed(study: str) -> Path:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from .results import Row
-from .settings import EXAMPLES, Settings, command
+from .settings import EXAMPLES, Settings
 
 PUBLISHED = EXAMPLES / "results" / "published.csv"
 
@@ -45,8 +44,7 @@ def by_model(rows: Iterable[Row], models: Sequence[str]) -> dict[str, list[Row]]
 
 def validated(row: Row) -> float:
     """The best measure on validation data."""
-    best = max if row.metric == "accuracy" else min
-    return best(value for _, value in row.more["curve"])
+    return row.more["validation"]
 
 
 def choosing(rows: list[Row]) -> dict[float, list[Row]]:
@@ -69,20 +67,6 @@ def at_best_rates(rows: Iterable[Row], *names: str) -> dict[tuple, list[Row]]:
     return groups
 
 
-def rates(rows: list[Row], *names: str, digits: int) -> str:
-    """Means of the best measures on validation data by learning rate, over the seeds that all rates have in common."""
-    columns = sorted({row.setting("learning_rate") for row in rows})
-    lines = []
-    for key, group in grouped(rows, *names).items():
-        chosen = choosing(group)
-        cells = (
-            mean_and_spread((validated(row) for row in chosen[rate]), digits) if rate in chosen else "-"
-            for rate in columns
-        )
-        lines.append([*map(str, key), *cells])
-    return markdown([*names, *(f"rate {rate:g}" for rate in columns)], lines)
-
-
 def check_cells(rows: Iterable[Row], kind: type[Settings]) -> None:
     """Refuse rows that would share a cell, differing in more than their seed and what the report tells apart.
 
@@ -102,13 +86,3 @@ def published(table: str) -> dict[tuple[str, str], str]:
     """A paper's numbers, by row and column of its table."""
     with PUBLISHED.open() as file:
         return {(line["row"], line["column"]): line["value"] for line in csv.DictReader(file) if line["table"] == table}
-
-
-def command_of(rows: list[Row], kind: type[Settings]) -> str:
-    """One command for runs that differ in what is swept."""
-    fields = {field.name for field in dataclasses.fields(kind)}
-    first = {name: value for name, value in rows[0].settings.items() if name in fields}
-    for name in kind.SWEEP:
-        first[name] = list(dict.fromkeys(row.setting(name) for row in rows))
-    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in first.items()}
-    return command(kind(**settings))

@@ -211,7 +211,9 @@ def fit(learner: Learner, training: Batches, validation: Batches | None, testing
     best = "best" if validation is not None else None
     measured = trainer.test(learner, testing, ckpt_path=best, verbose=False)[0][f"test_{metric}"]
     learner.model.eval()
-    more = {"curve": [[epoch + 1, value] for epoch, value in logged(settings, metric).items()]}
+    more = {}
+    if found := logged(settings, metric).values():
+        more["validation"] = float(f"{max(found) if mode == 'max' else min(found):.7g}")
     return Outcome(metric, float(measured), parameters(learner.model), timer.time_elapsed("train"), more)
 
 
