@@ -85,6 +85,7 @@ def test_first_derivatives(case):
     assert wanted.abs().max() > 0
     close(torch.func.jacrev(case.curve)(START), wanted)
     close(torch.func.jacfwd(case.curve)(START), wanted)
+    close(torch.autograd.functional.jacobian(case.curve, START, vectorize=True), wanted)  # by batched gradients
     tangent = torch.tensor([1.0, -2.0], dtype=torch.float64)
     with forward_ad.dual_level():
         out = case.curve(forward_ad.make_dual(START, tangent))
@@ -101,6 +102,7 @@ def test_second_derivatives(case):
     ahead, behind = (case.jacobian(START + e).sum(0) for e in (step, -step))
     close(got @ step / 1e-5, (ahead - behind) / 2e-5, 1e-5)
     close(torch.func.hessian(lambda c: case.curve(c).sum())(START), got)
+    close(torch.autograd.functional.hessian(lambda c: case.curve(c).sum(), START, vectorize=True), got)
 
 
 def test_vmap_and_gradients_of_samples(case):

@@ -101,9 +101,25 @@ _functorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def in_functorch_transform() -> bool:
-    """True in a transform of ``torch.func`` (``grad``, ``vmap``, ``jvp`` and compositions of them) or in forward-mode
-    differentiation, in eager execution and while torch.compile traces."""
-    return _functorch() or forward_ad._current_level >= 0
+    """True in a transform of ``torch.func`` (``grad``, ``vmap``, ``jvp`` and compositions of them), in forward-mode
+    differentiation, and in :func:`as_in_transforms`, in eager execution and while torch.compile traces."""
+    return _functorch() or forward_ad._current_level >= 0 or _as_in_transforms > 0
+
+
+_as_in_transforms = 0  # number of contexts that are open
+
+
+@contextlib.contextmanager
+def as_in_transforms(*gradients: Tensor | None) -> Iterator[None]:
+    """A context in which functions use operations that all transforms support, if any gradient is batched by
+    ``torch.autograd.grad(..., is_grads_batched=True)``. That is no transform of ``torch.func``."""
+    global _as_in_transforms
+    batched = any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in gradients)
+    _as_in_transforms += batched
+    try:
+        yield
+    finally:
+        _as_in_transforms -= batched
 
 
 def goes_through(x: Tensor) -> bool:

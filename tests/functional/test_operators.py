@@ -7,7 +7,7 @@ from torch.library import opcheck
 
 from tg_equiattn import functional as F
 from tg_equiattn.functional.edge_products import csr_edge_dot, csr_edge_sum
-from tg_equiattn.functional.group.windowed import attention_by_tiles, flat_operands
+from tg_equiattn.functional.group.windowed import flat_operands
 from tg_equiattn.functional.hyena.fft_convolution import first_lag, lag_convolution
 from tg_equiattn.grids import PixelGrid, Window
 
@@ -26,9 +26,9 @@ def group_attention_operands(relation):
 
 
 OPERATORS = {
-    "frame attention": (attention_by_tiles, lambda: group_attention_operands("frame")),
-    "relative attention": (attention_by_tiles, lambda: group_attention_operands("relative")),
-    "ge_vit attention": (attention_by_tiles, lambda: group_attention_operands("ge_vit")),
+    "frame attention": (torch.ops.tg_equiattn.group_attention.default, lambda: group_attention_operands("frame")),
+    "relative attention": (torch.ops.tg_equiattn.group_attention.default, lambda: group_attention_operands("relative")),
+    "ge_vit attention": (torch.ops.tg_equiattn.group_attention.default, lambda: group_attention_operands("ge_vit")),
     "edge dot": (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR)),
     "edge sum": (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR)),
 }

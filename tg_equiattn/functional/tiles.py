@@ -17,7 +17,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from ..modes import full_precision, in_functorch_transform, is_traced, runs_eagerly
+from ..modes import as_in_transforms, full_precision, in_functorch_transform, is_traced, runs_eagerly
 from ..ranks import Ranks
 
 if TYPE_CHECKING:
@@ -226,7 +226,9 @@ def _pullback(
         return torch.func.vjp(results, *moving)[1](grads)
     with torch.enable_grad():
         moving = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in moving]
-        ends = [(y, grad) for y, grad in zip(results(*moving), grads, strict=True) if y.requires_grad]
+        with as_in_transforms(*grads):
+            found = results(*moving)
+        ends = [(y, grad) for y, grad in zip(found, grads, strict=True) if y.requires_grad]
         if not ends:
             return tuple(torch.zeros_like(x) for x in moving)
         outputs, slopes = zip(*ends, strict=True)

@@ -7,8 +7,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tg_equiattn.functional import frame_attention, group_attention
 from tg_equiattn.functional.group.definition import windowed_attention_definition
-from tg_equiattn.functional.group.dense import dense_attention, dense_attention_definition
-from tg_equiattn.functional.group.windowed import attention_by_tiles, flat_operands, windowed_attention
+from tg_equiattn.functional.group.dense import dense_attention
+from tg_equiattn.functional.group.windowed import flat_operands, windowed_attention
 from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention
@@ -80,7 +80,7 @@ def test_derivatives_of_the_operator(relation):
     tensors, index = table_operands(relation, Window(2, 3), (3, 4))
     settings = index, mask, torch.tensor(5), 3, (), False, 0.3, 1, 200
     operands = flat_operands(*tensors, *settings)
-    out, lse = (x.unflatten(-1, (3, 6))[..., :4] for x in attention_by_tiles(*operands))
+    out, lse = (x.unflatten(-1, (3, 6))[..., :4] for x in torch.ops.tg_equiattn.group_attention(*operands))
     expected = derivatives(*windowed_attention(*tensors, *settings), tensors, mask)
     assert_equal(derivatives(out, lse, tensors, mask), expected)
 
@@ -138,11 +138,10 @@ def test_dense_chunks_change_nothing(index):
     tensors = [x for x in (query, key, value, *tables) if x.numel()]
     mask, found = torch.rand(2, 6) < 0.8, []
     operands = query, key.flatten(4), value.flatten(4), *tables, index, mask, torch.tensor(5)
-    for attend in (dense_attention, dense_attention_definition):
-        for chunk in (1 << 22, 150, 1):
-            for dropout in (0.0, 0.3):
-                out = attend(*operands, dropout, chunk)
-                found.append((dropout, [out, *torch.autograd.grad(out.square().sum(), tensors)]))
+    for chunk in (1 << 22, 150, 1):
+        for dropout in (0.0, 0.3):
+            out = dense_attention(*operands, dropout, chunk)
+            found.append((dropout, [out, *torch.autograd.grad(out.square().sum(), tensors)]))
     for dropout, x in found[2:]:
         assert_equal(x, found[dropout > 0][1])
 

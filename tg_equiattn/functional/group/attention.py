@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ...grids import Window
-from ..backend import DEFINITION, choose_form, use_plain
+from ..backend import DEFINITION, choose_form
+from ..hashed_dropout import draw_seed
 from .definition import windowed_attention_definition
-from .dense import dense_attention, dense_attention_definition
-from .hashed_dropout import draw_seed
+from .dense import dense_attention
 from .masks import zero_where_masked, zero_without_keys
 from .operands import check_attention
 from .windowed import windowed_attention
@@ -135,9 +135,8 @@ def group_attention_impl(
     seed = draw_seed(dropout, query.device)
     if window.is_global:
         flat = None if key_mask is None else key_mask.flatten(1)
-        attend_all = dense_attention_definition if use_plain(plain) else dense_attention
         operands = query, key.flatten(4), value.flatten(4), *_dense_tables(query, index, *encodings)
-        out = attend_all(*operands, index, flat, seed, dropout)
+        out = dense_attention(*operands, index, flat, seed, dropout, plain=plain)
         return zero_where_masked(out, None if flat is None else flat.any(1)).to(kind), query.new_zeros(0)
     tables = _tables(query.shape[1], dtype, *encodings)
     # The definition keeps the products of queries and encodings in memory, and all scores for a backward pass.

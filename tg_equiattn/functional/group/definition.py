@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision
-from . import hashed_dropout
+from .. import hashed_dropout
 from .masks import MASKED_SCORE
 from .shifts import Shifts, shifts
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision, in_functorch_transform
-from ..backend import refuse_forward_mode, tile_numbers
-from ..tiles import WHOLE, Call, Shape, Tile, gradients, is_whole, tiled
-from . import hashed_dropout
+from .. import hashed_dropout
+from ..backend import tile_numbers
+from ..tile_operators import Plan, tile_operator
+from ..tiles import WHOLE, Call, Shape, Tile
 from .definition import attend, key_elements, pixel_hashes, query_elements, valid_keys
 from .flat_images import Dot, FlatImages, Sum
 from .masks import MASKED_SCORE
@@ -42,7 +43,7 @@ def windowed_attention(
         step, tile_numbers(query.device, _TILE, 6) if chunk < 0 else chunk,
     )  # fmt: skip
     at = _images(*operands[9:14])
-    out, lse = attention_by_tiles(*operands) if is_whole(query) else _run(*operands)
+    out, lse = attention_by_tiles(*operands)
     return at.images(out), at.images(lse)
 
 
@@ -157,9 +158,7 @@ class _Softmax(torch.autograd.Function):
         return slope - weight * mean if torch.is_grad_enabled() else slope.addcmul_(weight, mean, value=-1), None
 
 
-def _tiles(
-    one, keys, values, table, elements, index, penalty, row, column, *settings
-) -> tuple[Call, tuple[Tensor | None, ...]]:
+def _plan(one, keys, values, table, elements, index, penalty, row, column, *settings) -> Plan:
     """The arguments of :func:`.tiled`. A tile holds whole images if their scores fit, otherwise some heads of an image,
     otherwise some rows of a head, otherwise some outputs of a row."""
     *geometry, dropout, chunk = settings
@@ -193,75 +192,16 @@ def _tiles(
     return call, (one, keys, values, table, elements, index, penalty, row, column)
 
 
-_OPERANDS = (
-    "Tensor one, Tensor keys, Tensor values, Tensor table, Tensor elements, Tensor? index, Tensor? penalty, "
-    "Tensor? row, Tensor? column, SymInt[] spatial, SymInt kernel_size, SymInt[] selection, bool circular, "
-    "SymInt step, float dropout, SymInt chunk"
-)
-
-
-@torch.library.custom_op("tg_equiattn::group_attention", mutates_args=(), schema=f"({_OPERANDS}) -> (Tensor, Tensor)")
-def attention_by_tiles(*operands) -> tuple[Tensor, Tensor]:
-    """:func:`windowed_attention` of :func:`flat_operands`, as an operator for compiled and exported programs."""
-    refuse_forward_mode()
-    with torch.no_grad():
-        return _run(*operands)
-
-
-def _run(*operands) -> tuple[Tensor, Tensor]:
-    if not operands[0].numel():
-        return _outputs(*operands)
-    call, tensors = _tiles(*operands)
-    out, lse = tiled(call.function, call.tiles, tensors, call.shapes, call.once, call.known)
-    return out, lse
-
-
-@attention_by_tiles.register_fake
-def _outputs(one, keys, values, table, elements, index, *rest) -> tuple[Tensor, Tensor]:
+def _outputs(one, keys, values, table, elements, index, *rest) -> tuple[Tensor, ...]:
     lead, outputs, pixels = one.shape[:2], table.shape[1], one.shape[4:]
     out = one.new_empty(*lead, values.shape[2], outputs, *pixels)
     return out, one.new_empty(*lead, outputs, query_elements(index), *pixels)
 
 
-@torch.library.custom_op(
-    "tg_equiattn::group_attention_backward", mutates_args=(),
-    schema=f"(Tensor grad, Tensor grad_lse, Tensor out, Tensor lse, {_OPERANDS}) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+attention_by_tiles = tile_operator(
+    "tg_equiattn::group_attention",
+    "Tensor one, Tensor keys, Tensor values, Tensor table, Tensor elements, Tensor? index, Tensor? penalty, "
+    "Tensor? row, Tensor? column, SymInt[] spatial, SymInt kernel_size, SymInt[] selection, bool circular, "
+    "SymInt step, float dropout, SymInt chunk",
+    _plan, _outputs, moving=5, results=2,
 )  # fmt: skip
-def attention_by_tiles_backward(grad, grad_lse, out, lse, *operands):
-    """Gradients of queries, keys, values and both tables."""
-    refuse_forward_mode()
-    if not out.numel():
-        return tuple(torch.zeros_like(x) for x in operands[:5])
-    keys, hidden = torch._C.DispatchKey, torch._C._SetExcludeDispatchKeyGuard  # as torch.utils.checkpoint does
-    # autograd records nothing in the body of an operator, unless it is told to
-    with torch.no_grad(), hidden(keys.AutogradFunctionality, False), hidden(keys.ADInplaceOrView, False):
-        return gradients(*_tiles(*operands), _MOVING, (grad, grad_lse), (out, lse))
-
-
-_MOVING = (True,) * 5 + (False,) * 4
-
-
-@attention_by_tiles_backward.register_fake
-def _(grad, grad_lse, out, lse, *operands):
-    return tuple(x.new_empty(x.shape) for x in operands[:5])
-
-
-def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*output, *inputs[:9])
-    ctx.settings = inputs[9:]
-
-
-def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    out, lse, *tensors = ctx.saved_tensors
-    operands = *tensors, *ctx.settings
-    if not out.numel():
-        found = tuple(torch.zeros_like(x) for x in tensors[:5])
-    elif torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        found = attention_by_tiles_backward(*grads, out, lse, *operands)
-    else:  # derivatives of any order
-        found = gradients(*_tiles(*operands), _MOVING, grads, (out.detach(), lse.detach()))
-    return *found, *[None] * (len(operands) - 5)
-
-
-attention_by_tiles.register_autograd(_backward, setup_context=_save)

@@ -108,7 +108,7 @@ def invert(
         counts: numbers of tokens that the factor depends on; by default the own lengths.
     """
     raw = torch.fft.irfft(spectrum, total, dim=1)
-    out = raw[:, :length]
+    out = raw.narrow(1, 0, length)
     if lengths is None and mode == "circular" and total > length:
         out = out + (raw[:, total - length :] if correlate else raw[:, length : 2 * length])
     elif lengths is not None and mode == "circular":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -14,9 +14,10 @@ from ...edges import CSR
 from ...modes import as_numbers, full_precision
 from ...neighbors import NeighborList, SortedPairs
 from ...node_batch import NodeBatch, Parts
-from ..chunks import checkpointed, is_whole, joined
+from .. import hashed_dropout
 from ..edge_products import edge_sum
 from ..softmax_attention import softmax_attention
+from ..tiles import is_whole, joined, recomputed
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -27,7 +28,8 @@ _PADDING = 1 << 15  # scores of padding that take less time than one more group 
 _LOG_ZERO = -1e4  # finite number in place of the logarithm of zero
 
 
-_Tile = tuple[Tensor, Tensor, Tensor, "Tensor | None"]  # queries, keys, values, mask of keys
+# queries, keys, values, mask of keys, hashes of queries and of keys for dropout
+_Tile = tuple[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None", "Tensor | None"]
 
 
 class Near(NamedTuple):
@@ -100,18 +102,20 @@ def pair_attention_impl(
     with full_precision(query.device):
         dtype, parts = torch.promote_types(query.dtype, torch.float32), node_batch.parts(worth=_PADDING // heads)
         q, k, v = (parts.pack(x.to(dtype), 1) for x in (query, key, value))
-        operands = list(zip(q, k, v, [rows.mask for rows in parts.rows], strict=True))
+        masks = [rows.mask for rows in parts.rows]
         if near is None and not dropout and query.shape[-1] == value.shape[-1]:
-            return parts.unpack([_by_kernel(*some) for some in operands], 1).to(value.dtype)
-        tiles = [tile for some in operands for tile in _tiles(*some, chunk)]
+            return parts.unpack([_by_kernel(*some) for some in zip(q, k, v, masks, strict=True)], 1).to(value.dtype)
+        row, column = _hashes(heads, node_batch.nodes, parts, hashed_dropout.draw_seed(dropout, query.device), dropout)
+        operands: Any = zip(q, k, v, masks, row, column, strict=True)
+        tiles = [tile for some in operands for tile in _tiles(some, chunk)]
         order, entries = _entries_of_tiles(near, parts, dtype, tiles)
-        attend: Callable = functools.partial(
-            _attend, dropout=dropout, repeats=near is not None and near.pairs.repeats is not False,  # if not read, too
-            with_shares=near is not None and near.values is not None,
-        )  # fmt: skip
-        if len(tiles) > 1 and sum(map(_scores, tiles)) > chunk // heads:
-            attend = functools.partial(checkpointed, attend, preserve_rng_state=True)
-        outs, shares = zip(*(attend(*tile, *own) for tile, own in zip(tiles, entries, strict=True)), strict=True)
+        repeats = near is not None and near.pairs.repeats is not False  # if not read, too
+        settings = dropout, repeats, near is not None and near.values is not None
+        again = len(tiles) > 1 and sum(map(_scores, tiles)) > chunk // heads
+        attend: Callable = functools.partial(recomputed, _attend) if again else _attend
+        outs, shares = zip(
+            *(attend(settings, *tile, *own) for tile, own in zip(tiles, entries, strict=True)), strict=True
+        )
         out = parts.unpack(outs, 1)
         if near is not None and near.values is not None:
             weights = joined(shares, 1)
@@ -126,17 +130,31 @@ def _by_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return softmax_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask).unflatten(0, q.shape[:2])
 
 
-def _tiles(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, chunk: int) -> Iterator[_Tile]:
+def _hashes(
+    heads: int, nodes: int, parts: Parts, seed: Int[Tensor, ""], dropout: float
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """The hashes of queries (heads, rows, length) and of keys (length) of each group; None without dropout."""
+    lengths = [rows.length for rows in parts.rows]
+    if not dropout:
+        return [None] * len(lengths), [None] * len(lengths)
+    row, column = hashed_dropout.hashes(heads * nodes, max(lengths), seed)
+    return list(parts.pack(row.view(heads, nodes), 1)), [column[:length] for length in lengths]
+
+
+def _tiles(operands: _Tile, chunk: int) -> Iterator[_Tile]:
     """Operands of at most ``chunk`` scores: of whole rows, or of some queries of one row."""
+    q, k, v, mask, row, column = operands
     heads, rows, length = q.shape[:3]
     if is_whole(q) or heads * rows * length**2 <= chunk:
-        yield q, k, v, mask
+        yield operands
         return
     queries = min(length, max(1, chunk // (heads * length)))
     count = max(1, chunk // (heads * length**2)) if queries == length else 1
-    for n, (some_q, some_k, some_v) in enumerate(zip(*(x.split(count, 1) for x in (q, k, v)), strict=True)):
-        some_mask = None if mask is None else mask[n * count : (n + 1) * count]
-        yield from ((some, some_k, some_v, some_mask) for some in some_q.split(queries, 2))
+    for n in range(0, rows, count):
+        some, some_mask = (slice(None), slice(n, n + count)), None if mask is None else mask[n : n + count]
+        for m in range(0, length, queries):
+            of_queries = *some, slice(m, m + queries)
+            yield q[of_queries], k[some], v[some], some_mask, None if row is None else row[of_queries], column
 
 
 def _scores(tile: _Tile) -> int:
@@ -183,21 +201,25 @@ def _entries_of_tiles(
 
 
 def _attend(
-    q: Float[Tensor, "heads rows queries d"], k: Float[Tensor, "heads rows keys d"],
+    settings: tuple[float, bool, bool], q: Float[Tensor, "heads rows queries d"], k: Float[Tensor, "heads rows keys d"],
     v: Float[Tensor, "heads rows keys e"], mask: Bool[Tensor, "rows keys"] | None,
-    index: Int[Tensor, " entries"] | None, logs: Float[Tensor, "heads entries"] | None, *, dropout: float,
-    repeats: bool, with_shares: bool,
+    row: Int[Tensor, "heads rows queries"] | None, column: Int[Tensor, " keys"] | None,
+    index: Int[Tensor, " entries"] | None, logs: Float[Tensor, "heads entries"] | None,
 ) -> tuple[Float[Tensor, "heads rows queries e"], Float[Tensor, "heads entries"] | None]:  # fmt: skip
     """Outputs of some rows and queries over valid keys; and the part of each entry's weight that is its near term."""
+    dropout, repeats, with_shares = settings
     scores, shares = torch.matmul(q * q.shape[-1] ** -0.5, k.mT), None
     if mask is not None:
         masked = (mask.to(scores.dtype) - 1) * (torch.finfo(scores.dtype).max / 2)
         scores = scores + masked[:, None]  # unlike masked_fill, no work in backward
-    if index is None or logs is None:
-        return torch.nn.functional.dropout(scores.softmax(-1), dropout) @ v, None
-    flat, added = _with_near(scores.flatten(1), index, logs, repeats)
-    weights = torch.nn.functional.dropout(flat.view_as(scores).softmax(-1), dropout)
-    if with_shares:
+    added: Any = None
+    if index is not None and logs is not None:
+        flat, added = _with_near(scores.flatten(1), index, logs, repeats)
+        scores = flat.view_as(scores)
+    weights = scores.softmax(-1)
+    if row is not None and column is not None:
+        weights = weights * hashed_dropout.keep(row[..., None], column, dropout, weights.dtype)
+    if with_shares and index is not None and logs is not None:
         added = added.index_select(1, index) if repeats else added
         shares = weights.flatten(1).index_select(1, index) * (logs - added).exp()
     return weights @ v, shares
