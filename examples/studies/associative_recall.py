@@ -4,9 +4,10 @@ A vocabulary holds pairs of vectors, a key and a value of random directions and 
 sequence is pairs drawn from it and, last, one of the keys again; its value is to be predicted. With a random vocabulary
 every sequence has its own and only retrieval solves the task; with a fixed one all share one, and every sequence is
 turned by a rotation of its own. Training draws new sequences for every step. Trains SE(3)-Hyena, SE(3)-Transformer,
-Hyena and Transformer for every length, prints the test errors beside the error of predicting zero and draws the paper's
-Figure 4, which gives no numbers. In all of them a short convolution shows every token its neighbors, so that what is
-compared is what mixes far ones; the published SE(3)-Hyena has none, and is there too.
+Hyena and Transformer for every length, and prints the test errors beside the error of predicting zero (the paper's
+Figure 4, which gives no numbers). In all of them a short convolution shows every token its neighbors, so that what is
+compared is what mixes far ones; the published SE(3)-Hyena has none, and is there too. As a control, one model gets the
+tokens of each sequence in a random order.
 
     python examples/studies/associative_recall.py                      # small models
     python examples/studies/associative_recall.py --study --vocabulary random --lengths 32 --models "SE(3)-Hyena"
@@ -34,10 +35,25 @@ from torch import Tensor, nn
 
 from tg_equiattn.nn import SE3Hyena, VectorTransformer
 
+
+class Shuffled(nn.Module):
+    """A model whose tokens, but for the key that is asked for, come in a random order."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, codes: Tensor, tokens: Tensor) -> Any:
+        order = torch.rand(tokens.shape[:2], device=tokens.device)
+        order[:, -1] = 1
+        return self.model(codes, tokens.gather(1, order.argsort(1)[..., None, None].expand_as(tokens)))
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "SE(3)-Hyena": SE3Hyena,
     "SE(3)-Hyena, implicit filter": SE3Hyena,
     "SE(3)-Hyena, as published": lambda *channels, **options: divided_by_length(SE3Hyena(*channels, **options)),
+    "SE(3)-Hyena, shuffled": lambda *channels, **options: Shuffled(SE3Hyena(*channels, **options)),
     "SE(3)-Transformer": VectorTransformer,
     "Hyena": functools.partial(Hyena, short_conv=3),
     "Transformer": functools.partial(Transformer, short_conv=3),
@@ -46,11 +62,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "SE(3)-Hyena": {"short_conv": 3},
     "SE(3)-Hyena, implicit filter": {"short_conv": 3, "filter": "implicit"},
     "SE(3)-Hyena, as published": {},
+    "SE(3)-Hyena, shuffled": {"short_conv": 3},
     "SE(3)-Transformer": {"short_conv": 3},
 }
 Model = Literal[
-    "SE(3)-Hyena", "SE(3)-Hyena, implicit filter", "SE(3)-Hyena, as published", "SE(3)-Transformer", "Hyena",
-    "Transformer",
+    "SE(3)-Hyena", "SE(3)-Hyena, implicit filter", "SE(3)-Hyena, as published", "SE(3)-Hyena, shuffled",
+    "SE(3)-Transformer", "Hyena", "Transformer",
 ]  # fmt: skip
 CODES = 16  # channels of the positional encoding
 SHORT, STEP = 32, 1024  # where a curriculum begins, and vectors of a step on short sequences

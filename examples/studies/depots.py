@@ -1,10 +1,11 @@
-"""Where is my depot? Nodes at random places of a square look for the one flagged node of their colour, far away.
+"""Where is my depot? Nodes at random places of a square look for a flagged node that is far away.
 
 Every node has one of a few colours and edges to its nearest neighbors, and one node of each colour is flagged
 (data/depots.py). All nodes predict their displacement to the flagged node of their colour; or (``--tasks distance``)
-how far it is, in graphs that the test turns, where edges have lengths in place of offsets. Layers have the same
-messages, torch_geometric's GATv2Conv, which sees the offsets (lengths) of edges, and beside them, at about equal
-numbers of parameters,
+how far it is, in graphs that the test turns, where edges have lengths in place of offsets; or (``--tasks nearest``) the
+quadrant in which the nearest of three flagged nodes lies, a choice among distant nodes by where they are. Layers have
+the same messages, torch_geometric's GATv2Conv, which sees the offsets (lengths) of edges, and beside them, at about
+equal numbers of parameters,
 
 far offsets              RelativeGPSBlock with values="offset", offset="mlp" (or "distance"), method="features": 256
                          random features
@@ -20,10 +21,12 @@ dense, shifts            GPSConv, attn_type="multihead", positions among the inp
 dense, centred           the same, with positions from the mean of the graph
 
 Positions among the inputs are turned at random in training where the task is the distance. Tests are graphs as in
-training, moved, turned, and of two and four times the nodes at the same density.
+training, moved, turned, and of two and four times the nodes at the same density. For the nearest of three, every graph
+of training is seen once, layers normalise each node by itself, and graphs have 2.5 and 6.25 times the nodes.
 
     python examples/studies/depots.py --models "far offsets" Performer           # minutes
     python examples/studies/depots.py --tasks distance --models "far offsets"
+    python examples/studies/depots.py --nearest
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from baselines.depot_layers import (
@@ -42,13 +45,13 @@ from baselines.depot_layers import (
     relative_layer,
 )
 from baselines.graph_layers import AttentionLayer, LocalLayer, messages
-from data.depots import depots
+from data.depots import BEACONS, depots, nearest_of_three
 from harness import study
 from harness.loading import graph_batches
 from harness.results import Row
 from harness.settings import Settings, flag
 from harness.tables import at_best_rates, markdown, mean_and_spread
-from harness.training import Outcome, Regressor, fit, parameters
+from harness.training import Classifier, Outcome, Regressor, fit, parameters
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torch_geometric.data import Batch, Data
@@ -56,15 +59,25 @@ from torch_geometric.data import Batch, Data
 TRAINING, VALIDATION, TEST = 45, 46, 47  # seeds of the graphs, which do not depend on the seed of training
 FAR = 100.0  # that test graphs are moved by on both axes
 TIMES = 2, 4  # the nodes of training
-LARGER = tuple(f"{times} times the nodes" for times in TIMES)
+LARGER = {f"{times} times the nodes": times for times in TIMES}
+OF_NEAREST = {f"{times:g} times the nodes": times for times in (1, 2.5, 6.25)}
 FEATURES = 256  # random features
-REACH = 3.0  # near pairs' offsets are divided by it; in the unit of positions, about two edges
-Task = Literal["displacement", "distance"]
+REACH = {"displacement": 3.0, "distance": 3.0, "nearest": 2.0}  # near pairs' offsets are divided by it
+NODE_NORM: dict[str, Any] = {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}
+Task = Literal["displacement", "distance", "nearest"]
 Model = Literal[
     "far offsets", "far offsets, pairs", "far offsets, near only", "content", "GATv2", "PointTransformer", "Performer",
     "Performer, shifts", "Performer, centred", "dense, shifts", "dense, centred",
 ]  # fmt: skip
-OF_DISPLACEMENTS_ONLY = "far offsets, near only", "Performer", "Performer, shifts", "dense, centred"
+IN_TASK = {
+    "displacement": Model.__args__,
+    "distance": (
+        "far offsets", "far offsets, pairs", "content", "GATv2", "PointTransformer", "Performer, centred",
+        "dense, shifts",
+    ),
+    "nearest": ("far offsets", "far offsets, pairs", "Performer, centred", "dense, centred"),
+}  # fmt: skip
+OUTPUTS = {"displacement": 2, "distance": 1, "nearest": 4}
 POSITIONS: dict[str, Positions] = {"Performer": "as they are", "shifts": "shifted", "centred": "centred"}
 
 
@@ -103,7 +116,7 @@ class DepotsStudy(Settings):
         super().check()
         for name in ("colours", "k", "train", "held_out", "channels", "layers", "heads"):
             self.positive(name)
-        if self.nodes < max(self.colours, self.k + 1):
+        if self.nodes < max(self.colours, self.k + 1, BEACONS + 1):
             raise ValueError(
                 f"--nodes must be at least --colours {self.colours} and more than --k {self.k}, got {self.nodes}"
             )
@@ -111,11 +124,8 @@ class DepotsStudy(Settings):
             raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
 
     def runs(self) -> Iterator[DepotsStudy]:
-        """Some models are there for displacements only."""
-        for run in super().runs():
-            (task,), (model,) = run.tasks, run.models
-            if task == "displacement" or model not in OF_DISPLACEMENTS_ONLY:
-                yield run
+        """Some models are not there for all tasks."""
+        return (run for run in super().runs() if run.models[0] in IN_TASK[run.tasks[0]])
 
 
 PRESETS = {
@@ -124,6 +134,10 @@ PRESETS = {
     ),
     "study": DepotsStudy(
         tasks=("displacement", "distance"), seeds=(0, 1, 2), results=study.committed("depots")
+    ),
+    "nearest": DepotsStudy(
+        tasks=("nearest",), seeds=(0, 1, 2), results=study.committed("depots"), nodes=64, k=6, train=3200, channels=32,
+        epochs=1, learning_rate=0.012,
     ),
 }  # fmt: skip
 
@@ -136,15 +150,19 @@ def layers_of(settings: DepotsStudy) -> tuple[Callable[[int], nn.Module], int]:
         return lambda width: LocalLayer(width, messages(width, heads, edge_dim)), 2 * settings.layers
     if name == "PointTransformer":
         return lambda width: PointTransformerLayer(width, edge_dim), 2 * settings.layers
-    kind = name.split(",")[0]
+    kind, norm = name.split(",")[0], NODE_NORM if task == "nearest" else {}
     if kind in ("Performer", "dense"):
         attention = "performer" if kind == "Performer" else "multihead"
-        return lambda width: AttentionLayer(width, heads, messages(width, heads, edge_dim), attention), settings.layers
+        return lambda width: AttentionLayer(
+            width, heads, messages(width, heads, edge_dim), attention, **norm
+        ), settings.layers
     options = {
-        "num_random_features": FEATURES, "cutoff": REACH, "offset": "distance" if task == "distance" else "mlp",
+        "num_random_features": FEATURES, "cutoff": REACH[task], "offset": "distance" if task == "distance" else "mlp",
         "values": "content" if name == "content" else "offset", "method": "pairs" if "pairs" in name else "features",
     }  # fmt: skip
-    return lambda width: relative_layer(width, heads, edge_dim, "near only" not in name, **options), settings.layers
+    return lambda width: relative_layer(
+        width, heads, edge_dim, "near only" not in name, norm=norm, **options
+    ), settings.layers
 
 
 def build(settings: DepotsStudy) -> NodePredictor:
@@ -154,7 +172,7 @@ def build(settings: DepotsStudy) -> NodePredictor:
 
     def of(width: int) -> NodePredictor:
         return NodePredictor(
-            layer, width, count, settings.colours + 1, 1 if task == "distance" else 2, task == "distance",
+            layer, width, count, 2 if task == "nearest" else settings.colours + 1, OUTPUTS[task], task == "distance",
             POSITIONS.get(name.split(", ")[-1], "none"), math.sqrt(settings.nodes),
         )  # fmt: skip
 
@@ -167,17 +185,29 @@ def build(settings: DepotsStudy) -> NodePredictor:
     return of(width)
 
 
-def graphs(settings: DepotsStudy, count: int, times: int, seed: int) -> list[Data]:
-    """Graphs of so many times the nodes; targets ``y`` (N, 2 or 1) in the unit of positions."""
+def graphs(settings: DepotsStudy, count: int, times: float, seed: int) -> list[Data]:
+    """Graphs of so many times the nodes; targets ``y`` (N, 2 or 1) in the unit of positions, or quadrants (N,)."""
     (task,) = settings.tasks
+    if task == "nearest":
+        return beacons(settings, count, round(times * settings.nodes), seed + 3)
     found = []
-    drawn = depots(count, times * settings.nodes, settings.colours, settings.k, seed)
+    drawn = depots(count, round(times * settings.nodes), settings.colours, settings.k, seed)
     for pos, colours, flagged, neighbors, displacements in zip(*drawn, strict=True):
         target = torch.arange(len(pos)).repeat_interleave(settings.k)
         x = torch.cat([one_hot(colours, settings.colours), flagged[:, None]], 1).float()
         y = displacements.norm(dim=1, keepdim=True) if task == "distance" else displacements
         edge_index = torch.stack([neighbors.flatten(), target])
         found.append(Data(x=x, pos=pos, y=y.float(), edge_index=edge_index))
+    return found
+
+
+def beacons(settings: DepotsStudy, count: int, nodes: int, seed: int) -> list[Data]:
+    """Graphs of the task of the nearest of three."""
+    found = []
+    for pos, flagged, neighbors, quadrants in zip(*nearest_of_three(count, nodes, settings.k, seed), strict=True):
+        x = torch.stack([torch.ones_like(flagged), flagged], 1).float()
+        target = torch.arange(nodes).repeat_interleave(settings.k)
+        found.append(Data(x=x, pos=pos, y=quadrants, edge_index=torch.stack([neighbors.flatten(), target])))
     return found
 
 
@@ -207,6 +237,12 @@ def predict(model: Scaled, data: Batch) -> tuple[Tensor, Tensor]:
     return model(data) / model.spread, data.y / model.spread
 
 
+def predict_quadrant(model: nn.Module, data: Batch) -> tuple[Tensor, Tensor]:
+    """Logits and quadrants of the nodes that are asked."""
+    asked = data.y >= 0
+    return model(data)[asked], data.y[asked]
+
+
 def moved(data: Batch) -> Batch:
     """By ``FAR`` on both axes."""
     data = copy.copy(data)
@@ -234,7 +270,7 @@ def measures(model: Scaled, settings: DepotsStudy) -> dict[str, float]:
     tests = {"as trained": (1, same), "moved": (1, moved)}
     if task == "distance":
         tests["turned"] = 1, turned
-    tests |= {name: (times, same) for name, times in zip(LARGER, TIMES, strict=True)}
+    tests |= {name: (times, same) for name, times in LARGER.items()}
     found: dict[str, float] = {}
     outputs: dict[str, Tensor] = {}
     for name, (times, change) in tests.items():
@@ -250,6 +286,20 @@ def measures(model: Scaled, settings: DepotsStudy) -> dict[str, float]:
     return found
 
 
+@torch.no_grad()
+def accuracies(model: nn.Module, settings: DepotsStudy) -> dict[str, float]:
+    """Accuracies in percent, of each size of the graphs."""
+    device, found = settings.data_device, {}
+    model.to(device).eval()
+    for name, times in OF_NEAREST.items():
+        testing = graph_batches(graphs(settings, max(1, round(settings.held_out / times)), times, TEST), 8, device)
+        out, target = (
+            torch.cat(part) for part in zip(*(predict_quadrant(model, d) for d in testing.whole()), strict=True)
+        )
+        found[name] = 100 * float((out.argmax(1) == target).float().mean())
+    return found
+
+
 def train(settings: DepotsStudy) -> Outcome:
     """One model, trained and tested."""
     device = settings.data_device
@@ -257,6 +307,10 @@ def train(settings: DepotsStudy) -> Outcome:
     validation, testing = (
         graph_batches(graphs(settings, settings.held_out, 1, seed), 8, device) for seed in (VALIDATION, TEST)
     )
+    if settings.tasks == ("nearest",):
+        classifier = Classifier(build(settings), predict_quadrant, settings)
+        outcome = fit(classifier, graph_batches(training, settings.batch, device, settings.seed), validation, testing)
+        return dataclasses.replace(outcome, more=outcome.more | accuracies(classifier.model, settings))
     model = Scaled(build(settings), torch.cat([graph.y for graph in training]))
     learner = Regressor(model, predict, settings)
     outcome = fit(learner, graph_batches(training, settings.batch, device, settings.seed), validation, testing)
@@ -268,7 +322,8 @@ def chosen(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
     """Rows by task and label, a model with its epochs where these are not the usual ones, of the best learning rate."""
     groups = {}
     for (task, name, epochs), group in at_best_rates(in_order(rows), "tasks", "models", "epochs").items():
-        groups[task, name if epochs == DepotsStudy.epochs else f"{name}; {epochs} epochs"] = group
+        usual = epochs == (1 if task == "nearest" else DepotsStudy.epochs)
+        groups[task, name if usual else f"{name}; {epochs} epochs"] = group
     return groups
 
 
@@ -282,10 +337,12 @@ def table(rows: list[Row], task: Task) -> str:
     """Shares of the variance that remain in each test, and what moving and turning does to outputs."""
     groups = {label: group for (of, label), group in chosen(rows).items() if of == task}
     tests = ["as trained", "moved", *(["turned"] if task == "distance" else []), *LARGER]
+    if task == "nearest":
+        tests = list(OF_NEAREST)
     changes = [f"change, {name}" for name in tests if name in ("moved", "turned")]
     lines = []
     for label, group in groups.items():
-        cells = [mean_and_spread((row.more[test] for row in group), 4) for test in tests]
+        cells = [mean_and_spread((row.more[test] for row in group), 1 if task == "nearest" else 4) for test in tests]
         cells += [f"{max(row.more[change] for row in group):.0e}" for change in changes]
         lines.append([label, *cells, f"{group[0].parameters:,}", f"{group[0].setting('learning_rate'):g}"])
     return markdown(["model", *tests, *changes, "parameters", "learning rate"], lines)

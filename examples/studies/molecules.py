@@ -32,7 +32,7 @@ import torch
 from baselines.graph_potentials import KINDS, Edges, GraphPotential
 from data.lennard_jones import LENGTHS, SIZES, Molecules, lennard_jones
 from harness import study
-from harness.loading import graph_batches
+from harness.loading import Batches, graph_batches
 from harness.results import Row
 from harness.settings import Settings, flag
 from harness.tables import at_best_rates, markdown, mean_and_spread

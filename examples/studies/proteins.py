@@ -1,4 +1,4 @@
-"""Real chains: how a protein moves when one residue is pushed, how it moves to bind, and where it is mobile.
+"""Real chains: how a protein moves when one residue is pushed.
 
 ``--data`` is an .npz file of C-alpha traces (data/proteins.py says what is in it); ``--synthetic 40`` makes random
 chains in its place. Proteins are split by clusters of sequences, so that none of training is a homologue of one of a
@@ -9,8 +9,6 @@ response     one residue of an elastic network is pushed (springs between all pa
              errors are measured, so 1 is what zero displacements leave. Trained on whole chains of 40 to 220 residues;
              tested on other such chains, on chains of 220 to 400, on complexes of several chains, and on chains with
              gaps, with and without residue numbers and chains given to the layers
-binding      the displacement of each C-alpha atom from the unbound to the bound form
-b-factors    crystallographic B-factors, standardised for each chain
 size         no training: seconds and memory of one training step with synthetic chains of --tokens residues
 
 All models but EGNN have the same messages along the edges to the nearest residues, and behind each layer of messages
@@ -40,7 +38,7 @@ import dataclasses
 import multiprocessing
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -49,24 +47,20 @@ import numpy as np
 import torch
 from baselines.chain_layers import EGNN, ChainModel
 from baselines.protein_models import ORDERED, Model, global_layers
-from data.protein_errors import binding_errors, changes, correlations, on_cpu, response_errors
-from data.protein_graphs import UNIT, Graph, graph_of
-from data.protein_sets import Drawn, answered, pushes, sets
+from data.protein_errors import response_errors
+from data.protein_graphs import FAR, NEAR, UNIT, Graph, graph_of
+from data.protein_sets import Drawn, pushes, sets
 from data.proteins import Protein, synthetic
 from harness import study
-from harness.protein_report import (
-    binding_table,
-    hyena_beside_ewald,
-    response_table,
-    size_table,
-)  # fmt: skip
 from harness.results import Row
 from harness.settings import Settings, SettingsError
+from harness.tables import at_best_rates, grouped, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, Timed, fit, parameters
 from torch import Tensor, nn
 
 REACH = 16.0  # angstroms up to which messages tell lengths of edges apart
-Task = Literal["response", "binding", "b-factors", "size"]
+TESTS = "chains", "larger", "complexes", "complexes, without index", "gaps", "gaps, without index"
+Task = Literal["response", "size"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,24 +131,21 @@ PRESETS = {
         synthetic=24, residues=(12, 20), larger=30, pushes=2, neighbors=4, scalars=8, vectors=4, hidden=8, num_layers=1,
         kernels=(1, 1), epochs=1, tokens=(30, 60),
     ),
-    "study": ProteinsStudy(
-        tasks=("response", "b-factors", "binding"), seeds=(0, 1, 2), results=study.committed("proteins")
-    ),
+    "study": ProteinsStudy(seeds=(0, 1, 2), results=study.committed("proteins")),
 }  # fmt: skip
 
 
 def build(settings: ProteinsStudy) -> nn.Module:
     """The model, as wide as it takes to have as many parameters as that with Ewald attention."""
-    (task,), (name,) = settings.tasks, settings.models
+    (name,) = settings.models
     kernels = settings.width / UNIT, settings.max_width / UNIT
-    kind = {"pushed": task in ("response", "size"), "invariant": task == "b-factors"}
 
     def of(width: int) -> nn.Module:
         if name.startswith("EGNN"):
-            return EGNN(width, settings.num_layers + 1, name == "EGNN, all pairs", **kind)
+            return EGNN(width, settings.num_layers + 1, name == "EGNN, all pairs")
         return ChainModel(
             settings.scalars, settings.vectors, width, layers, settings.num_layers, REACH / UNIT,
-            settings.neighbors, **kind,
+            settings.neighbors,
         )  # fmt: skip
 
     channels = settings.scalars, settings.vectors, settings.hidden
@@ -172,15 +163,9 @@ def build(settings: ProteinsStudy) -> nn.Module:
 
 def batches(settings: ProteinsStudy, found: tuple[Protein, ...], seed: int | None = None) -> Drawn | None:
     """Batches of proteins with what is to be predicted of them; none where there are no proteins."""
-    if settings.tasks == ("response",):
-        drawn = pushes(found, settings.neighbors)
-        draw, graphs, draws = drawn.draw, drawn.graphs, 1 if seed is not None else settings.pushes
-    else:
-        every = (answered(protein, settings.tasks[0], settings.neighbors) for protein in found)
-        graphs = [graph for graph in every if graph is not None]
-        draw, draws = lambda number, _: graphs[number], 1
-    sizes = [len(graph.residue) for graph in graphs]
-    return Drawn(draw, sizes, settings.batch, settings.data_device, seed, draws) if graphs else None
+    drawn, draws = pushes(found, settings.neighbors), 1 if seed is not None else settings.pushes
+    sizes = [len(graph.residue) for graph in drawn.graphs]
+    return Drawn(drawn.draw, sizes, settings.batch, settings.data_device, seed, draws) if sizes else None
 
 
 def predict(model: nn.Module, graph: Graph) -> tuple[Tensor, Tensor]:
@@ -199,27 +184,18 @@ def train(settings: ProteinsStudy) -> Outcome:
         return cost(settings)
     parts = sets(settings.data, settings.synthetic, settings.residues, settings.larger)
     first = ("training", "validation", "chains")
-    used = parts if settings.tasks == ("response",) else first
     seeds = {"training": settings.seed}
-    every = {name: batches(settings, parts[name], seeds.get(name)) for name in used}
+    every = {name: batches(settings, parts[name], seeds.get(name)) for name in parts}
     for name in first:
         if every[name] is None:
             raise SettingsError(f"--data must have proteins of {settings.residues} residues for {name}, got none")
     learner = Learner(build(settings), predict, settings)
     outcome = fit(learner, every["training"], every["validation"], every["chains"], checks=10)
-    model, more = learner.model, outcome.more | {"sizes": {name: len(found) for name, found in parts.items()}}
-    if settings.tasks == ("response",):
-        tests = {name: x for name, x in every.items() if x is not None and name not in ("training", "validation")}
-        more["errors"] = {name: response_errors(model, found) for name, found in tests.items()}
-        for name in {"complexes", "gaps"} & set(tests) if settings.models[0] in ORDERED else ():
-            more["errors"][f"{name}, without index"] = response_errors(model, tests[name], ordered=False)
-        graph = next(on_cpu(tests.get("complexes", tests["chains"])))
-        more["changes"] = changes(model, graph)
-    elif settings.tasks == ("binding",):
-        more["binding"] = binding_errors(model, parts["chains"], settings.neighbors)
-    else:
-        more["correlations"] = [round(x, 4) for x in correlations(model, every["chains"])]
-        outcome = dataclasses.replace(outcome, metric="correlation", value=float(np.mean(more["correlations"])))
+    tests = {name: x for name, x in every.items() if x is not None and name not in ("training", "validation")}
+    errors = {name: response_errors(learner.model, found) for name, found in tests.items()}
+    for name in {"complexes", "gaps"} & set(tests) if settings.models[0] in ORDERED else ():
+        errors[f"{name}, without index"] = response_errors(learner.model, tests[name], ordered=False)
+    more = outcome.more | {"errors": errors}
     return dataclasses.replace(outcome, seconds=round(learner.seconds, 1), more=more)
 
 
@@ -255,14 +231,64 @@ def cost(settings: ProteinsStudy) -> Outcome:
     return Outcome("seconds of a step", value, parameters(build(settings)), seconds, {"cost": found})
 
 
+def by_epochs(rows: list[Row]) -> dict[tuple[str, int], list[Row]]:
+    """Rows of the response by model and epochs, of each those with the learning rate that validation data choose."""
+    groups = at_best_rates([row for row in rows if row.setting("tasks") == "response"], "models", "epochs")
+    order = sorted(groups, key=lambda key: (Model.__args__.index(key[0]), key[1]))
+    return {key: groups[key] for key in order}
+
+
+def response_table(rows: list[Row]) -> str:
+    """Errors of each test by model, beyond 8 and beyond 25 angstroms."""
+    groups = by_epochs(rows)
+    there = {name for group in groups.values() for name in group[0].more["errors"]}
+    names = [name for name in TESTS if name in there]
+    lines = []
+    for (model, epochs), group in groups.items():
+        cells = [str(epochs)]
+        for name in names:
+            found = np.array([row.more["errors"][name] for row in group if name in row.more["errors"]])
+            cells += [
+                mean_and_spread(column, 3) if found.size else "-" for column in (found.T if found.size else [0, 0])
+            ]
+        first = group[0]
+        seconds = np.mean([row.seconds for row in group])
+        lines.append([model, *cells, f"{first.parameters:,}", f"{seconds:.0f}", str(first.setting("learning_rate"))])
+    header = [f"{name}, beyond {far:g} Å" for name in names for far in (NEAR, FAR)]
+    return markdown(["model", "epochs", *header, "parameters", "seconds", "learning rate"], lines)
+
+
+def hyena_beside_ewald(rows: list[Row]) -> str:
+    """Errors of Ewald attention without and with Hyena after the same number of epochs, and their ratio."""
+    groups, names = by_epochs(rows), ("Ewald", "Ewald + Hyena")
+    both = [epochs for name, epochs in groups if (names[0], epochs) in groups and (names[1], epochs) in groups]
+    if not both:
+        return "Not trained yet."
+    pair, lines = [groups[name, max(both)] for name in names], []
+    for test in (name for name in TESTS if name in pair[0][0].more["errors"]):
+        for place, far in enumerate((NEAR, FAR)):
+            without, beside = ([row.more["errors"][test][place] for row in group] for group in pair)
+            ratio = f"{np.mean(beside) / np.mean(without):.2f}"
+            lines.append([f"{test}, beyond {far:g} Å", mean_and_spread(without, 3), mean_and_spread(beside, 3), ratio])
+    return markdown(["test", "Ewald", "Ewald + Hyena", "ratio"], lines)
+
+
+def size_table(rows: list[Row]) -> str:
+    """Seconds and memory of a training step by number of residues."""
+    groups = grouped([row for row in rows if row.setting("tasks") == "size"], "models")
+    sizes = sorted({n for (row, *_) in groups.values() for n in row.more["cost"]}, key=int)
+    lines = []
+    for (name,), (row, *_) in groups.items():
+        cells = [row.more["cost"].get(n) for n in sizes]
+        lines.append([name, *("-" if cell is None else f"{cell[0]:.1f} s, {cell[1]:,.0f} MiB" for cell in cells)])
+    return markdown(["model", *(f"{int(n):,} residues" for n in sizes)], lines)
+
+
 def report(rows: list[Row]) -> dict[str, str]:
     """Tables of each task that has rows."""
-    tables: dict[str, dict[str, Callable[[list[Row]], str]]] = {
-        "response": {"response": response_table, "hyena_beside_ewald": hyena_beside_ewald},
-        "binding": {"binding": binding_table}, "size": {"size": size_table},
-    }  # fmt: skip
+    tables = {"response": response_table, "hyena_beside_ewald": hyena_beside_ewald, "size": size_table}
     there = {row.setting("tasks") for row in rows}
-    return {name: make(rows) for task, some in tables.items() if task in there for name, make in some.items()}
+    return {name: make(rows) for name, make in tables.items() if ("size" if name == "size" else "response") in there}
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from harness.tables import check_cells
 
 ROOT = EXAMPLES.parent
 STUDIES = (
-    "rotated_digits", "pixel_graphs", "nbody", "associative_recall", "escnn_mixed_model", "pyg_mixed_model",
-    "e3nn_mixed_model", "long_range", "molecules", "far_digits", "matching", "depots", "beacons", "real_molecules",
+    "rotated_digits", "pixel_graphs", "nbody", "associative_recall", "pyg_mixed_model",
+    "long_range", "molecules", "far_digits", "matching", "depots", "real_molecules",
     "proteins", "polar_crystals",
 )  # fmt: skip
 

@@ -4,8 +4,8 @@ Real digits (scikit-learn's 1797 images of 8 x 8) are enlarged and rotated by un
 split by image. Models are built from escnn field types: Z2_SA (translations), R4_SA, R8_SA and R12_SA (4, 8 and 12
 rotations) and R4M_SA (4 rotations and reflections), each with one or several relations of the group encoding, with
 heads that start at places of their own (locality) or without, and escnn's own group convolutions with as many
-parameters as R4_SA, R8_SA and R4M_SA. Prints tables like GE-ViT's Tables 1 and 2, measures what its Figure 7 shows, and
-draws figures like its Figures 4 to 7.
+parameters as R4_SA, R8_SA and R4M_SA; in one of them the last convolution is attention. Prints tables like GE-ViT's
+Tables 1 and 2, and the numbers of its Figure 7.
 
     python examples/studies/rotated_digits.py                                    # a few minutes on two cores
     python examples/studies/rotated_digits.py --models Z2_SA R8_SA --seeds 0 1 2
@@ -24,22 +24,22 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from baselines.gcnn import GCNN, convolution, gspaces, matched
+from baselines.gcnn import GCNN, convolution, gspaces, matched, nn
 from data.rotated_digits import Part, is_mnist, parts
-from equivariance_figures import equivariance
 from harness import study
 from harness.loading import tensor_batches
 from harness.results import Row
 from harness.settings import Settings
 from harness.tables import grouped, markdown, mean_and_spread, published
 from harness.training import Classifier, Outcome, fit, parameters
-from tg_equiattn.integrations.escnn import group_from_gspace
+from tg_equiattn.integrations.escnn import R2GroupAttention, group_from_gspace
 from torch import Tensor
 
 from tg_equiattn.encodings.locality import CONTENT
 from tg_equiattn.nn import GroupAttention, GroupTransformer, LiftingAttention
+from tg_equiattn.testing import act
 
-Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN", "D4 G-CNN"]
+Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN", "D4 G-CNN", "G-CNN + attention"]
 Omission = Literal["nothing", "places", "preferences", "learning", "small queries"]
 Relation = Literal["ge_vit", "gsa", "lifted", "relative", "frame", "separable"]
 GSPACES = {
@@ -53,6 +53,7 @@ EQUALS = {"C4 G-CNN": "R4_SA", "C8 G-CNN": "R8_SA", "D4 G-CNN": "R4M_SA"}  # of 
 GROUPS = {name: number for number, pair in enumerate(EQUALS.items()) for name in pair}  # in the order of tables
 WITHOUT_RELATION = ("Z2_SA", *EQUALS)  # one element has one relation, convolutions none
 PAPERS = {"ge_vit": "GE-ViT", "gsa": "GSA-Nets"}
+MIXED = "G-CNN + attention"  # the C4 G-CNN with attention in place of its last convolution
 FRAMED = ("frame", "separable")  # with heads of their own; the tables of relations are of the others
 KINDS = [f"{relation}{how}" for relation in Relation.__args__ for how in (", locality", "")]
 
@@ -63,7 +64,15 @@ class RotatedDigits(Settings):
 
     STUDY: ClassVar[str] = "rotated_digits"
     SWEEP: ClassVar[tuple[str, ...]] = ("models", "relation", "kernel_size", "locality", "without", "seeds")
-    SHOWN: ClassVar[tuple[str, ...]] = ("epochs", "learning_rate", "heads", "channels", "data")
+    SHOWN: ClassVar[tuple[str, ...]] = (
+        "epochs",
+        "learning_rate",
+        "heads",
+        "head_channels",
+        "channels",
+        "blocks",
+        "data",
+    )
 
     models: tuple[Model, ...] = ("Z2_SA", "R4_SA", "R4M_SA")
     """which to train; a G-CNN is escnn's, with 3 x 3 convolutions and at least as many parameters as the attention"""
@@ -186,6 +195,26 @@ PRESETS = {
 }  # fmt: skip
 
 
+class ResidualAttention(nn.EquivariantModule):
+    """x + attention(norm(x)), between regular fields."""
+
+    def __init__(self, fields: nn.FieldType, settings: RotatedDigits) -> None:
+        super().__init__()
+        self.in_type = self.out_type = fields
+        self.norm = nn.InnerBatchNorm(fields)
+        self.attention = R2GroupAttention(
+            fields, fields, heads=settings.heads, head_channels=settings.head_channels,
+            kernel_size=settings.kernel_size[0] or None, relation=settings.relation[0],
+            locality=settings.locality[0], encoding=settings.encoding, window_shape="square",
+        )  # fmt: skip
+
+    def forward(self, x: nn.GeometricTensor) -> nn.GeometricTensor:
+        return x + self.attention(self.norm(x))
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return input_shape
+
+
 def build(settings: RotatedDigits) -> torch.nn.Module:
     """The model of a single run."""
     (name,), (relation,), (kernel_size,), (locality,) = (
@@ -196,6 +225,11 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
         options = {"pools": (settings.pool,), "crops": settings.crops}
         wanted = parameters(build(dataclasses.replace(settings, models=(EQUALS[name],))))
         return matched(lambda width: GCNN(gspace, width, layers, **options), wanted, fewer=False)
+    if name == MIXED:
+        gspace, layers = GSPACES["R4_SA"], [convolution] * settings.blocks
+        layers[-1] = lambda fields: ResidualAttention(fields, settings)
+        wanted = parameters(build(dataclasses.replace(settings, models=("C4 G-CNN",))))
+        return matched(lambda width: GCNN(gspace, width, layers), wanted, 6)
     gspace = GSPACES[name]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="relation='gsa'")
@@ -257,6 +291,23 @@ def train(settings: RotatedDigits) -> Outcome:
     images = testing[0][:8].to(next(learner.model.parameters()).device)
     outcome.more |= equivariance(learner.model, images)
     return outcome
+
+
+def error_map(model: torch.nn.Module, images: Tensor, element: int) -> tuple[Tensor, Tensor]:
+    """|f(L_g x) - L_g f(x)|, and L_g f(x), of the last regular feature maps."""
+    expected = act(model.features(images), model.group, element)
+    return (model.features(act(images, model.group, element)) - expected).abs(), expected
+
+
+@torch.no_grad()
+def equivariance(model: torch.nn.Module, images: Tensor) -> dict[str, float]:
+    """Over all elements that map the grid to itself the mean error, and the largest relative to the largest feature."""
+    elements = model.group.lattice.nonzero().flatten().tolist()
+    maps = [error_map(model, images, element) for element in elements if element != model.group.identity]
+    if not maps:
+        return {}
+    mean = sum(float(error.mean()) for error, _ in maps) / len(maps)
+    return {"mean error": mean, "max error": max(float(error.max() / f.abs().max()) for error, f in maps)}
 
 
 def relation_of(row: Row) -> str:
@@ -344,6 +395,15 @@ def in_frames(rows: list[Row]) -> str:
     return markdown(head, [line for _, line in sorted(lines)])
 
 
+def mixed(rows: list[Row]) -> str:
+    """The C4 G-CNN with and without attention in place of its last convolution."""
+    lines = [
+        [name, values(group), f"{group[0].parameters:,}", f"{np.mean([row.seconds for row in group]):.0f}"]
+        for (name,), group in grouped(rows, "models").items()
+    ]
+    return markdown(["model", "accuracy", "parameters", "seconds"], lines)
+
+
 def ablations(rows: list[Row]) -> str:
     """Accuracy without each part of the locality, and by its strength."""
     names = [name for name in Model.__args__ if any(row.setting("models") == name for row in rows)]
@@ -391,6 +451,10 @@ def report(rows: list[Row]) -> dict[str, str]:
     if of_files and len(of_files) < len(rows):
         rest = [row for row in rows if row.setting("data") is None]
         return report(rest) | {"published": of_published(of_files)}
+    shapes = [(row.setting("blocks"), row.setting("channels")) for row in rows if row.setting("models") == MIXED]
+    beside = [row for row in rows if (row.setting("blocks"), row.setting("channels")) in shapes]
+    if beside and len(beside) < len(rows):
+        return report([row for row in rows if row not in beside]) | {"mixed": mixed(beside)}
     every, rows = rows, [row for row in rows if whole(row)]
     main = of_main_setting(rows)
     tables = {"accuracy": accuracy(main)} | ({"published": of_published(of_files)} if of_files else {})

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from data.beacons import beacons
-from data.depots import depots
+from data.depots import depots, nearest_of_three
 from torch_geometric.data import Batch
 
 
@@ -46,12 +45,12 @@ def test_the_error_is_a_share_of_the_variance(study):
 
 def test_beacons_are_seen_in_their_quadrant():
     """Of the nearest of three, from each node; beacons themselves are not asked."""
-    drawn = beacons(5, 23, 3, seed=1)
+    drawn = nearest_of_three(5, 23, 3, seed=1)
     for pos, flagged, _, quadrants in zip(*drawn, strict=True):
         assert flagged.tolist() == [True] * 3 + [False] * 20
         assert quadrants[:3].tolist() == [-100] * 3
         for n in range(3, 23):
             x, y = min((b - pos[n] for b in pos[:3]), key=lambda offset: float(offset.norm())).tolist()
             assert int(quadrants[n]) == 2 * (x > 0) + (y > 0)
-    again = beacons(5, 23, 3, seed=1)
+    again = nearest_of_three(5, 23, 3, seed=1)
     assert all(torch.equal(a, b) for a, b in zip(drawn, again, strict=True))

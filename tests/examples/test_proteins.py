@@ -7,10 +7,9 @@ import pytest
 import torch
 from baselines.chain_layers import without_rigid_motion
 from baselines.protein_models import ORDERED
-from data.protein_errors import changes, elastic_modes
 from data.protein_graphs import NEAR, UNIT, Pushes, graph_of, joined, pair_geometry
 from data.protein_sets import proteins, sets, without_order
-from data.proteins import MISSING, Protein, clusters, load, response, rigid_motions, split, stiffness, synthetic
+from data.proteins import clusters, load, response, rigid_motions, split, stiffness, synthetic
 from harness.training import parameters
 from proteins import ProteinsStudy, batches, build
 
@@ -24,18 +23,15 @@ def test_reading_a_file(tmp_path):
     path = tmp_path / "some.npz"
     arrays = {
         "start": [0, 2, 5], "name": ["1ABC_l", "1ABC_r"], "residue": [0, 19, 3, 4, 5], "number": [1, 2, 7, 8, 1],
-        "chain": [0, 0, 0, 0, 1], "unbound": np.full((5, 3), 1500), "bound": np.full((5, 3), MISSING),
-        "b_factor": [100, 200, 300, 400, 550],
+        "chain": [0, 0, 0, 0, 1], "unbound": np.full((5, 3), 1500),
     }  # fmt: skip
     np.savez(path, **arrays)
     first, second = load(path)
     assert (first.name, len(first), second.name, len(second)) == ("1ABC_l", 2, "1ABC_r", 3)
     assert first.pos.tolist() == [[1.5] * 3] * 2
-    assert first.bound.isnan().all()
-    assert second.b_factor.tolist() == [3.0, 4.0, 5.5]
     assert second.index.tolist() == [7, 8, 1]
     np.savez(path, start=[0])
-    with pytest.raises(ValueError, match=r"some\.npz lacks the arrays b_factor, bound, chain"):
+    with pytest.raises(ValueError, match=r"some\.npz lacks the arrays chain, name, number"):
         load(path)
     with pytest.raises(ValueError, match=r"--data must be an \.npz file of C-alpha traces, or --synthetic"):
         sets(None, 0, (40, 220), 400)
@@ -130,22 +126,28 @@ def test_gaps_and_chains():
     assert not graph.chain.any()
 
 
-@pytest.mark.parametrize("task", ["response", "b-factors"])
-def test_models_are_of_one_size(task):
-    sizes = {run.models[0]: parameters(build(run)) for run in ProteinsStudy(tasks=(task,)).runs()}
+def test_models_are_of_one_size():
+    sizes = {run.models[0]: parameters(build(run)) for run in ProteinsStudy().runs()}
     assert max(sizes.values()) < 1.05 * sizes["Ewald"], sizes
     assert min(sizes.values()) > 0.95 * sizes["Ewald"], sizes
 
 
-@pytest.mark.parametrize("task", ["response", "binding", "b-factors"])
-def test_a_protein_in_a_batch_is_as_alone(task):
+def test_a_protein_in_a_batch_is_as_alone():
     torch.manual_seed(0)
-    for run in ProteinsStudy(tasks=(task,), **SMALL).runs():
+    for run in ProteinsStudy(**SMALL).runs():
         graphs = [graphs_of(run, "training", n) for n in (0, 1)]
         model = build(run).eval()
         together = model(joined(graphs))
         alone = torch.cat([model(graph) for graph in graphs])
         assert torch.allclose(together, alone, atol=1e-4 * float(alone.detach().abs().max())), run.models
+
+
+def turned(graph, matrix, shift):
+    """The graph, in float64, moved and turned or mirrored."""
+    tensors = {field.name: getattr(graph, field.name) for field in dataclasses.fields(graph) if field.name != "count"}
+    graph = dataclasses.replace(graph, **{name: x.double() for name, x in tensors.items() if x.is_floating_point()})
+    changes = {name: getattr(graph, name) @ matrix.T for name in ("frames", "edge_unit", "push", "target")}
+    return dataclasses.replace(graph, pos=graph.pos @ matrix.T + shift, **changes)
 
 
 def test_models_turn_with_proteins():
@@ -154,7 +156,12 @@ def test_models_turn_with_proteins():
         graph = graphs_of(run, "complexes")
         # e3nn rounds its coupling coefficients to float32, in which models are built
         exact = 1e-7 if run.models == ("tensor-product Hyena",) else 1e-10
-        assert max(changes(build(run), graph).values()) < exact, run.models
+        model, eye = build(run).double(), torch.eye(3, dtype=torch.float64)
+        out = model(turned(graph, eye, 0.0))
+        rotation = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0]
+        for matrix in (rotation, -rotation):  # one of them mirrors
+            change = (model(turned(graph, matrix, 7.0)) - out @ matrix.T).abs().max() / out.abs().max()
+            assert change < exact, run.models
 
 
 def test_numbers_of_residues_matter_to_convolutions_only():
@@ -166,13 +173,3 @@ def test_numbers_of_residues_matter_to_convolutions_only():
         model = build(run)
         change = (model(graph) - model(without_order(graph))).abs().max()
         assert (change > 1e-6) == (run.models[0] in ORDERED), run.models
-
-
-def test_elastic_modes_fit_what_they_span():
-    protein = synthetic(1, 23, 23, 4)[0]
-    turn = torch.linalg.cross(torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float64).expand_as(protein.pos), protein.pos)
-    assert torch.allclose(elastic_modes(protein, turn), turn, atol=1e-6)
-    some = torch.randn(23, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    left = (elastic_modes(protein, some) - some).square().sum()
-    assert 0 < left < some.square().sum()
-    assert isinstance(protein, Protein)

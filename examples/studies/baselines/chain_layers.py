@@ -104,44 +104,37 @@ class DistanceAttention(nn.Module):
 
 
 class ChainModel(nn.Module):
-    """Messages, each followed by global layers, and a readout of a vector or a number a residue.
+    """Messages, each followed by global layers, and a readout of the displacement of each residue.
 
     Args:
         layers: what makes the global layers behind each layer of messages.
         num_layers: number of layers of messages.
-        pushed: whether vectors start from the push of the graph, and outputs have no rigid motion; otherwise they
-            start from the frames.
-        invariant: whether a number is read out.
     """
 
     def __init__(
         self, scalars: int, vectors: int, hidden: int, layers: Sequence[Global], num_layers: int, reach: float,
-        neighbors: float, pushed: bool, invariant: bool,
+        neighbors: float,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.pushed, self.invariant = pushed, invariant
         self.embed = nn.Embedding(20, scalars)
         self.inputs = nn.Linear(3, scalars)
-        self.start = nn.Linear(1 if pushed else 3, vectors, bias=False)
+        self.start = nn.Linear(1, vectors, bias=False)
         self.messages = nn.ModuleList(Messages(scalars, vectors, hidden, reach, neighbors) for _ in range(num_layers))
         self.norms = nn.ModuleList(nn.LayerNorm(scalars) for _ in range(num_layers))
         self.layers = nn.ModuleList(nn.ModuleList(make() for make in layers) for _ in range(num_layers))
-        self.out = mlp(scalars + (vectors if invariant else 0), hidden, 1 if invariant else vectors)
+        self.out = mlp(scalars, hidden, vectors)
 
     def forward(self, graph: Graph) -> Tensor:
-        """Displacements (N, 3), or numbers (N, 1)."""
+        """Displacements (N, 3), without rigid motion."""
         h = self.embed(graph.residue) + self.inputs(torch.cat([graph.mark, graph.size], 1))
-        v = self.start((PUSH * graph.push[:, None] if self.pushed else graph.frames).mT).mT
+        v = self.start(PUSH * graph.push[..., None]).mT
         for messages, norm, layers in zip(self.messages, self.norms, self.layers, strict=True):
             for layer in (messages, *layers):
                 scalars, vectors = layer(h, v, graph)
                 h, v = h + scalars, v + vectors
                 if layer is messages:
                     h = norm(h)
-        if self.invariant:
-            return self.out(torch.cat([h, v.square().sum(2)], 1))
-        found = (self.out(h)[..., None] * v).sum(1)
-        return without_rigid_motion(found, graph) if self.pushed else found
+        return without_rigid_motion((self.out(h)[..., None] * v).sum(1), graph)
 
 
 def without_rigid_motion(vectors: Tensor, graph: Graph) -> Tensor:
@@ -181,25 +174,20 @@ class EGNN(nn.Module):
         channels: width.
         num_layers: number of layers.
         all_pairs: along all pairs of residues in place of the edges of the graph.
-        pushed: whether outputs have no rigid motion.
-        invariant: whether a number is read out.
     """
 
-    def __init__(self, channels: int, num_layers: int, all_pairs: bool, pushed: bool, invariant: bool) -> None:
+    def __init__(self, channels: int, num_layers: int, all_pairs: bool) -> None:
         super().__init__()
-        self.all_pairs, self.pushed, self.invariant = all_pairs, pushed, invariant
+        self.all_pairs = all_pairs
         self.embed, self.inputs = nn.Embedding(20, channels), nn.Linear(3, channels)
         self.layers = nn.ModuleList(EdgeEGNNLayer(channels, CLASSES + 1) for _ in range(num_layers))
-        self.out = mlp(channels, channels, 1)
 
     def forward(self, graph: Graph) -> Tensor:
-        """Displacements (N, 3), or numbers (N, 1)."""
+        """Displacements (N, 3), without rigid motion."""
         edge_index, kind, length, _ = pair_geometry(graph) if self.all_pairs else graph.edges
         edges = edge_index, one_hot(kind, CLASSES), length[:, None].square()
         h = self.embed(graph.residue) + self.inputs(torch.cat([graph.mark, graph.size], 1))
         x = graph.pos
         for layer in self.layers:
             h, x = layer(h, x, graph.push, edges)
-        if self.invariant:
-            return self.out(h)
-        return without_rigid_motion(x - graph.pos, graph) if self.pushed else x - graph.pos
+        return without_rigid_motion(x - graph.pos, graph)

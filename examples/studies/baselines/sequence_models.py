@@ -75,6 +75,8 @@ def _mlp(inside: int, hidden: int, outside: int) -> nn.Sequential:
 class SequenceNetwork(TokenNetwork):
     """Embedding, operators with residual connections, pooling and MLP of scalars and vectors' components alike."""
 
+    needs_positions, hidden_grades = False, Grades(0, 0)
+
     def __init__(
         self, operator: type[SequenceOperator], in_grades: Grades, out_grades: Grades, channels: int, num_layers: int,
         pool: str | None, **options: Any,

@@ -23,7 +23,7 @@ class Graph:
 
     ``frames`` (N, 3, 3) are three vectors of each residue: to the next, to the one before it, and from the middle of
     its protein, in units of the radius of gyration; ``size`` (N, 2) are logarithms of the number of residues and of
-    that radius. ``push`` (N, 3) is a force, ``target`` (N, 3) or (N, 1) what is to be predicted, ``known`` (N, 2) where
+    that radius. ``push`` (N, 3) is a force, ``target`` (N, 3) the displacements, ``known`` (N, 2) where
     errors are measured: everywhere that counts, and far away.
     """
 

@@ -12,7 +12,7 @@ import torch
 from harness.loading import Batches
 from harness.settings import SettingsError
 
-from .protein_graphs import Graph, Pushes, graph_of, joined
+from .protein_graphs import Graph, Pushes, joined
 from .proteins import Protein, load, split, synthetic
 
 SPLIT, TEST = 3, 7  # seeds of the split, and of what is pushed in tests
@@ -93,23 +93,6 @@ def without_order(graph: Graph) -> Graph:
     sizes = torch.bincount(graph.batch, minlength=graph.count)
     index = torch.arange(len(graph.batch)) - (sizes.cumsum(0) - sizes)[graph.batch]
     return dataclasses.replace(graph, index=index, chain=torch.zeros_like(index))
-
-
-def answered(protein: Protein, task: str, neighbors: int) -> Graph | None:
-    """The graph of a protein with its measured displacements on binding or its B-factors, if they are known."""
-    graph = graph_of(protein, neighbors)
-    if task == "binding":
-        target = protein.bound - protein.pos
-        known = target.isfinite().all(1)
-        if known.sum() < 2:
-            return None
-        target = torch.where(known[:, None], target, 0.0)
-    else:
-        spread = protein.b_factor.std()
-        if not spread > 0.5:
-            return None
-        target, known = ((protein.b_factor - protein.b_factor.mean()) / spread)[:, None], graph.known[:, 0]
-    return dataclasses.replace(graph, target=target.float(), known=torch.stack([known, known], 1))
 
 
 @functools.cache

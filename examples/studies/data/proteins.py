@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MISSING = -(2**31)  # a coordinate that the bound form lacks
 BOND = 4.5  # angstroms; consecutive C-alpha atoms of a whole chain are 3.8 apart
 WORD, SHARE = 5, 0.02  # length of the words that homologues share, and the share of the shorter sequence's words
 
@@ -19,7 +18,7 @@ class Protein:
     """One or more chains; lengths in angstroms.
 
     ``residue`` (N,) are types from 0 to 19, ``index`` (N,) residue numbers, strictly increasing within a chain,
-    ``chain`` (N,) numbers from 0 on; ``bound`` (N, 3) is NaN where it is not known, ``b_factor`` is (N,).
+    ``chain`` (N,) numbers from 0 on.
     """
 
     name: str
@@ -27,8 +26,6 @@ class Protein:
     index: Tensor
     chain: Tensor
     pos: Tensor
-    bound: Tensor
-    b_factor: Tensor
 
     def __len__(self) -> int:
         return len(self.residue)
@@ -53,26 +50,22 @@ def load(path: Path) -> list[Protein]:
     """The proteins of an .npz file.
 
     ``start`` has the first residue of each protein and the number of all residues, ``name`` the names; per residue
-    there are ``residue``, ``number``, ``chain``, ``unbound`` and ``bound`` in thousandths of an angstrom, and
-    ``b_factor`` in hundredths.
+    there are ``residue``, ``number``, ``chain`` and ``unbound`` in thousandths of an angstrom.
 
     Raises:
         FileNotFoundError: where there is no such file.
         ValueError: for a file without these arrays.
     """
     with np.load(path) as file:
-        missing = {"start", "name", "residue", "number", "chain", "unbound", "bound", "b_factor"} - set(file)
+        missing = {"start", "name", "residue", "number", "chain", "unbound"} - set(file)
         if missing:
             raise ValueError(f"{path} lacks the arrays {', '.join(sorted(missing))}")
         arrays = {name: file[name] for name in file}
-    bound = np.where(arrays["bound"] == MISSING, np.nan, arrays["bound"] / 1000.0)
     every = {
         "residue": torch.tensor(arrays["residue"], dtype=torch.int64),
         "index": torch.tensor(arrays["number"], dtype=torch.int64),
         "chain": torch.tensor(arrays["chain"], dtype=torch.int64),
         "pos": torch.tensor(arrays["unbound"] / 1000.0, dtype=torch.float64),
-        "bound": torch.tensor(bound),
-        "b_factor": torch.tensor(arrays["b_factor"] / 100.0),
     }
     ends = zip(arrays["name"], arrays["start"], arrays["start"][1:], strict=False)
     return [Protein(str(name), **{key: x[a:b] for key, x in every.items()}) for name, a, b in ends]
@@ -92,13 +85,12 @@ def synthetic(count: int, fewest: int, most: int, seed: int, chains: int = 1) ->
                 step = 0.6 * step / np.linalg.norm(step) + 0.4 * random.normal(size=3) - 0.3 * pos[n - 1] / radius
                 pos[n] = pos[n - 1] + 3.8 * step / np.linalg.norm(step)
             pos += np.array([2 * radius * chain, 0, 0])
-            bound = pos + 0.5 * np.sin(pos / 10.0)
-            parts.append((size, pos, bound, 20 + np.linalg.norm(pos - pos.mean(0), axis=1) + random.normal(size=size)))
-        sizes = [part[0] for part in parts]
-        pos, bound, b_factor = (torch.tensor(np.concatenate([part[n] for part in parts])) for n in (1, 2, 3))
+            parts.append(pos)
+        sizes = torch.tensor([len(part) for part in parts])
         found.append(Protein(
-            f"{number}", torch.tensor(random.integers(0, 20, sum(sizes))), torch.cat([torch.arange(n) for n in sizes]),
-            torch.arange(chains).repeat_interleave(torch.tensor(sizes)), pos, bound, b_factor,
+            f"{number}", torch.tensor(random.integers(0, 20, int(sizes.sum()))),
+            torch.cat([torch.arange(n) for n in sizes.tolist()]), torch.arange(chains).repeat_interleave(sizes),
+            torch.tensor(np.concatenate(parts)),
         ))  # fmt: skip
     return found
 
