@@ -6,6 +6,8 @@ from cases import CASES, ONE_A_NAME, agree
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from tg_equiattn.nn.performer.random_features import RandomFeatures
+
 both_ways = pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 
 
@@ -36,3 +38,41 @@ def test_modules(name, reentrant):
     if reentrant and not any(map(_floating, inputs.values())):
         pytest.skip("torch's reentrant way needs an input with gradients")
     agree(gradients(module, inputs, use_reentrant=reentrant), gradients(module, inputs), 1e-12)
+
+
+DRAWS = ["GlobalGroupAttention", "PerformerAttention", "RelativePerformerConv"]
+
+
+@both_ways
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("interval", [None, 1])
+def test_draws_between_two_checkpointed_calls(name, interval, reentrant):
+    """Each call is repeated in backward with the random features that it had."""
+    pytest.importorskip(CASES[name].host)
+    start, found = torch.get_rng_state(), []
+    for checkpointed in (False, True):
+        torch.set_rng_state(start)
+        module, inputs = CASES[name].build(torch.float64)
+        draws = [part for part in module.modules() if isinstance(part, RandomFeatures)]
+        for part in draws:
+            part.redraw_interval = interval
+        given = {n: x.requires_grad_() if _floating(x) else x for n, x in inputs.items()}
+
+        def run(*values, module=module, names=tuple(given)):
+            return module(**dict(zip(names, values, strict=True)))
+
+        outs, losses = [], []
+        for _ in range(2):
+            values = given.values()
+            outs.append(checkpoint(run, *values, use_reentrant=reentrant) if checkpointed else run(*values))
+            losses.append(outs[-1].square().sum())
+            if not checkpointed:
+                losses.pop().backward()
+            if interval is None:
+                for part in draws:
+                    part.redraw_features()
+        for loss in losses:
+            loss.backward()
+        found.append([x.grad for x in module.parameters() if x.grad is not None])
+        assert float((outs[0] - outs[1]).detach().abs().max()) > 1e-3
+    agree(*found, 1e-12)

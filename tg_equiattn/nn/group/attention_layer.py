@@ -204,7 +204,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             index, part = (table[:, t], query[:, :, :, t]) if summed and table is not None else (table, query)
 
             def weigh(value: Tensor) -> Tensor:
-                return zero_where_masked(self._weigh(part, key, value, index, context_mask, 0.0), mask)
+                return zero_where_masked(self._weigh(part, key, value, index, context_mask, 0.0, step=False), mask)
 
             return attention_weights(weigh, value, len(self.group), several)
 
@@ -300,9 +300,11 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         return *rho, *((None, None) if self.locality is None else self.locality(offsets))
 
     def _weigh(
-        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float
-    ) -> Float[Tensor, "B heads channels H *spatial"]:
-        """Outputs of the heads. They are linear in ``value``, which may have any number of channels."""
+        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float,
+        step: bool = True,
+    ) -> Float[Tensor, "B heads channels H *spatial"]:  # fmt: skip
+        """Outputs of the heads. They are linear in ``value``, which may have any number of channels. With ``step``, a
+        layer in training counts the call as a step."""
         offset_encoding, element_encoding, space_bias, group_bias = self._scores(tuple(value.shape[4:]), value.device)
         count, parts = self.content_heads, []
         if isinstance(self.group, DilationGroup):

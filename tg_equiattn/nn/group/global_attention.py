@@ -108,18 +108,13 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
         with torch.no_grad():
             self.far_bias[1::2] = FAR
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None,
-        context_mask: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        self.features(x.device, torch.promote_types(x.dtype, torch.float32))  # counts a training step
-        return super().forward(x, mask, context=context, context_mask=context_mask)
-
     def _weigh(
-        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float
-    ) -> Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None,
+        dropout: float, step: bool = True,
+    ) -> Tensor:  # fmt: skip
         offset_encoding, element_encoding, space_bias, group_bias = self._scores(tuple(query.shape[4:]), query.device)
-        projection = self.features.directions(query.device, torch.promote_types(query.dtype, torch.float32))
+        draw = self.features if step else self.features.directions
+        projection = draw(query.device, torch.promote_types(query.dtype, torch.float32))
         return global_group_attention_impl(
             query, key, value, projection, offset_encoding, element_encoding, index, self.far_bias, self.window,
             space_bias, group_bias, dropout, key_mask, self.plain,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 _BYTES = 5  # seeds are below 2^40
+_CALLS = 256  # calls whose draws are kept for checkpoints
 
 
 def draw_directions(seed: int, number: int, num_random_features: int, dim: int) -> Float[Tensor, "features dim"]:
@@ -46,6 +47,11 @@ def seed_of(digits: Float[Tensor, " digits"]) -> int | None:
 
 def _new_seed(generator: torch.Generator | None = None) -> int:
     return int(torch.randint(256**_BYTES, (), generator=generator, device="cpu"))
+
+
+def _advance_generator() -> None:
+    with ordinary_tensors():
+        torch.rand((), device="cpu")
 
 
 @torch.library.custom_op("tg_equiattn::random_directions", mutates_args=())
@@ -112,6 +118,7 @@ class RandomFeatures(nn.Module):
             self._clock = torch.zeros(2, dtype=torch.int64, device="cpu")  # steps since the last draw, number of it
         self._seen = (0, 0)  # the digits that were read
         self._draw_of_drawn: tuple[int, int] | None = None
+        self._calls: dict[int, tuple[tuple[int, int], bool]] = {}  # see _draw_of_call
         self.register_buffer("seed_digits", torch.empty(_BYTES + 4))
         self._write_digits()
         self._draw()
@@ -132,6 +139,7 @@ class RandomFeatures(nn.Module):
             self._count_draw()
         else:
             self._begin(_new_seed(generator))
+        _advance_generator()
         self._draw(in_place=same)
 
     def reset_parameters(self) -> None:
@@ -140,14 +148,37 @@ class RandomFeatures(nn.Module):
 
     def forward(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Count a training step, and return the directions on a device in a dtype."""
-        if self.training and self.redraw_interval is not None:
-            if torch.compiler.is_compiling():
-                rows = self._drawn_rows(device, dtype)
-                _redraw_when_due(rows, self._clock, self._seed, self.redraw_interval)
-                return self._with_opposites(rows)
-            if torch._C._current_graph_task_id() == -1:  # not a checkpointed pass repeated in backward
-                self._count_step(self.redraw_interval)
+        if torch.compiler.is_compiling() and self.training and self.redraw_interval is not None:
+            rows = self._drawn_rows(device, dtype)
+            _redraw_when_due(rows, self._clock, self._seed, self.redraw_interval)
+            return self._with_opposites(rows)
+        if self.training and not torch.compiler.is_compiling():
+            draw = self._draw_of_call()
+            if draw != (self._seed, self._number()):
+                return self._with_opposites(draw_directions(*draw, self._rows, self.dim).to(device, dtype))
         return self.directions(device, dtype)
+
+    def _draw_of_call(self) -> tuple[int, int]:
+        """The seed and the number of the draw for a call in training, which counts as a step.
+
+        A checkpoint repeats calls in backward, where draws may have followed. As it restores the state of torch's
+        generator, this state tells which call is repeated. So the state changes before every draw.
+        """
+        with ordinary_tensors():
+            state = zlib.crc32(torch.get_rng_state().numpy().data)
+        if torch._C._current_graph_task_id() != -1 and state in self._calls:  # repeated in backward
+            draw, last = self._calls[state]
+        else:
+            last = self.redraw_interval is not None and self._count_step(self.redraw_interval)
+            self._read_digits()
+            draw = self._seed, self._number()
+            self._calls.pop(state, None)
+            self._calls[state] = draw, last
+            if len(self._calls) > _CALLS:
+                del self._calls[next(iter(self._calls))]
+        if last:
+            _advance_generator()
+        return draw
 
     def directions(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The directions, without counting a step."""
@@ -229,7 +260,8 @@ class RandomFeatures(nn.Module):
         else:
             self._seed = seed
 
-    def _count_step(self, interval: int) -> None:
+    def _count_step(self, interval: int) -> bool:
+        """Count a training step. The result is true if directions are drawn for the next one."""
         with ordinary_tensors():
             if int(self._clock[0]) >= interval:
                 if goes_through(self.seed_digits):
@@ -239,6 +271,7 @@ class RandomFeatures(nn.Module):
                     )
                 self._count_draw()
             self._clock[0] += 1
+            return int(self._clock[0]) >= interval
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RandomFeatures:
         self._read_digits()
