@@ -73,7 +73,7 @@ docs: setup-all
 	$(VENV)/bin/sphinx-build -W -b html $(if $(filter 0,$(GALLERY)),-D plot_gallery=0) docs docs/_build/html
 
 bench: setup
-	@for name in frames group_attention linear_attention graph_attention global_attention long_context clifford_product waves; do \
+	@for name in frames defaults graph_attention long_context waves; do \
 		echo "== examples/benchmarks/$$name.py"; $(RUN) -W ignore examples/benchmarks/$$name.py || exit 1; \
 	done
 

@@ -1,13 +1,11 @@
 """Time and memory of attention in frames beside escnn's convolution of as many fields, side by side in one run.
 
-Beside them stand the relation "relative", and lifting beside a convolution from trivial fields. Content is active: the
-heads that look by content do from the start (their maps are shown to change with the input), and parameters are random.
+Beside them stand the relation "relative", and lifting beside a convolution from trivial fields.
 Three choices of heads are timed: the layers' defaults, those of the digits of docs/results_escnn.md, and all by
 content. Times are medians of rounds in turn, on one thread. They are the processor's, so that other work on the machine
 does not count.
 Memory is the peak of what forward and backward allocate above what was there, gradients included, in tensors of the
 scores of all heads, (B, heads, places, |H|, *spatial) in float32; of "relative", which has |H| times as many, too.
-Last, a training step of the models of digits and of the G-CNNs beside them.
 
     python -W ignore examples/benchmarks/frames.py                  # a few minutes
     python -W ignore examples/benchmarks/frames.py --compiled       # with torch.compile, too
@@ -17,11 +15,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import io
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,9 +26,6 @@ from torch.profiler import ProfilerActivity, profile
 with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
     from escnn import gspaces, nn
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "studies"))  # where the models of digits are
-import rotated_digits
-from rotated_digits import RotatedDigits
 from tg_equiattn.integrations.escnn import (
     R2GroupAttention,
     R2LiftingAttention,
@@ -60,17 +52,6 @@ CASES = [
     ("the same, relative", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, {"relation": "relative"}),
     ("the same, lifting", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, None),
 ]
-# the models of digits in frames, with their heads and channels, and the G-CNNs beside them
-DIGITS = {"R4_SA": ("C4 G-CNN", 15, 16), "R8_SA": ("C8 G-CNN", 12, 12), "R4M_SA": ("D4 G-CNN", 12, 12)}
-
-
-def looks_at_content(layer: torch.nn.Module, x: nn.GeometricTensor) -> bool:
-    """Whether maps of the first head change with the input."""
-    pixel = [side // 2 for side in x.shape[2:]]
-    part = nn.GeometricTensor(x.tensor[:1], x.type)
-    other = nn.GeometricTensor(torch.randn_like(part.tensor), x.type)
-    one, two = (layer.attention_map(y, pixel)[:, 0] for y in (part, other))
-    return bool((one - two).abs().max() > 1e-3)
 
 
 def peak(run: Callable[[], None]) -> int:
@@ -97,8 +78,6 @@ def measure(case: tuple, repeats: int, compiled: bool) -> list[str]:
         encoding="joint", **(options or {}),
     )  # fmt: skip
     x = nn.GeometricTensor(torch.randn(batch, fields.size, *[side] * gspace.dimensionality), fields)
-    with torch.no_grad():
-        assert looks_at_content(layer, x)
     modules = {"convolution": convolution, "frames": layer}
     plain = {"convolution": x, "frames": x}
     if compiled:
@@ -138,32 +117,6 @@ def measure(case: tuple, repeats: int, compiled: bool) -> list[str]:
     return row
 
 
-def digits(name: str, repeats: int) -> list[str]:
-    """Milliseconds of a training step of the G-CNN, and the multiples that frames take, with content and without."""
-    convolution, heads, channels = DIGITS[name]
-    settings = RotatedDigits(models=(convolution,), relation=("ge_vit",), size=12, blocks=1)
-    batch = torch.randn(settings.batch, 1, settings.size, settings.size), torch.randint(10, (settings.batch,))
-    models = {convolution: rotated_digits.build(settings)}
-    framed = dataclasses.replace(settings, models=(name,), heads=heads, head_channels=1, channels=channels)
-    for relation in rotated_digits.FRAMED:
-        models[relation] = rotated_digits.build(dataclasses.replace(framed, relation=(relation,)))
-
-    def step(model: torch.nn.Module) -> Callable[[], None]:
-        adam = torch.optim.Adam(model.parameters())
-
-        def run() -> None:
-            adam.zero_grad()
-            torch.nn.functional.cross_entropy(*rotated_digits.predict(model, batch)).backward()
-            adam.step()
-
-        return run
-
-    taken = medians({which: step(model.train()) for which, model in models.items()}, 5 * repeats)
-    return [convolution, f"{1e3 * taken[convolution]:.1f}"] + [
-        f"{taken[relation] / taken[convolution]:.2f}" for relation in rotated_digits.FRAMED
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
@@ -177,9 +130,6 @@ def main() -> None:
     for number, case in enumerate(CASES):
         if options.cases is None or number in options.cases:
             print("| " + " | ".join(measure(case, options.repeats, options.compiled)) + " |", flush=True)
-    print("\n| digits, a training step | ms | frame | separable |\n|---|---|---|---|")
-    for name in DIGITS:
-        print("| " + " | ".join(digits(name, options.repeats)) + " |", flush=True)
 
 
 if __name__ == "__main__":

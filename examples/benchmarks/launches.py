@@ -1,6 +1,6 @@
 """Launches and memory of layers on a GPU, counted without one.
 
-python examples/benchmarks/launches.py [LAYER ...] [--write]
+python examples/benchmarks/launches.py [LAYER ...]
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from tg_equiattn.grids import PixelGrid
 from tg_equiattn.groups import cyclic
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = ROOT / "examples" / "results" / "benchmarks" / "launches.md"
 SIZES = ("small", "large")
 IMAGES = {"small": (2, 16), "large": (32, 64)}  # images, and pixels to a side
 GRAPHS = {"small": (2, 32), "large": (128, 256)}  # graphs, and nodes of each
@@ -146,17 +145,13 @@ def row(name: str, found: dict[str, list[tuple[Any, Any]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("layers", nargs="*", default=list(LAYERS), metavar="LAYER")
-    parser.add_argument("--write", action="store_true", help="to examples/results, which make report reads")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     titles = ["layer", *(f"{way}, {size}" for way in ("forward", "training") for size in SIZES)]
     titles.append("peak, GiB")
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
     for name in args.layers:
-        lines.append(row(name, {size: measured(name, size) for size in SIZES}))
-        print(lines[-1], flush=True)
-    if args.write:
-        TABLE.write_text("\n".join(lines) + "\n")
+        print(row(name, {size: measured(name, size) for size in SIZES}), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,12 @@
     python examples/benchmarks/long_context.py                          # forward and backward, up to 2^20 tokens
     python examples/benchmarks/long_context.py --tokens 3500000 7000000 --layers hyena --directions forward
     python examples/benchmarks/long_context.py --device cuda            # the fused kernels too
-    python examples/benchmarks/long_context.py --device cuda --longest  # the most tokens that fit on the card
 
 Like the SE(3)-Hyena paper's Figure 5: one layer of 8 scalar and 16 vector channels on one random sequence, SE(3)-Hyena
 against vector self-attention, streamed and (as the paper's Code 2 does) with all pairs at once, until a layer no
-longer fits or takes longer than --patience, each with its floor (floor.py). Beside it the vector long convolution
+longer fits or takes longer than --patience. Beside it the vector long convolution
 alone against the paper's Code 1, at batch 16. Every number comes from a process of its own. Peak memory is beyond what
 the process had before.
-
---longest searches the longest context of SE(3)-Hyena alone, by doubling and then bisection to 5 %, within
---memory-limit (without it the card's memory, or what the CPU has free).
 """
 
 from __future__ import annotations
@@ -21,20 +17,14 @@ import argparse
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 
-import matplotlib
 import torch
-from counts import geometric_layer, vector_convolution
-from floor import Rates, floor_cells, floor_note, machine_rates
-from longest import longest_contexts
 from measure import (
     DIRECTIONS,
     add_arguments,
     available,
     cell,
     in_own_process,
-    is_cuda,
     machine,
     measure,
     report,
@@ -50,16 +40,12 @@ from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
 from tg_equiattn.node_batch import PaddedBatch
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 SCALARS, VECTORS, BATCH = 8, 16, 16
 LAYERS = {
     "hyena": "SE(3)-Hyena", "hyena-short": "SE(3)-Hyena, short convolution",
     "hyena-implicit": "SE(3)-Hyena, implicit filter", "attention": "attention, streamed",
     "pairs": "attention, all pairs",
 }  # fmt: skip
-WANTED = {20_000: 3.5, 30_000: 20.0}  # times faster than streamed attention, on a GPU
 
 
 class PublishedConv(nn.Module):
@@ -133,7 +119,7 @@ def measure_layer(name: str, tokens: int, direction: str, device: str, repeats: 
     return measure(prepare, direction != "forward", repeats, warmups, device)
 
 
-def layers(options: argparse.Namespace, rates: Rates) -> tuple[list[str], dict]:
+def layers(options: argparse.Namespace) -> tuple[list[str], dict]:
     """Rows of the table, and every measurement by (layer, tokens, direction)."""
     found: dict[tuple[str, int, str], dict | str] = {}
     jobs = [(d, n) for d in options.directions for n in options.tokens]
@@ -155,19 +141,17 @@ def layers(options: argparse.Namespace, rates: Rates) -> tuple[list[str], dict]:
             if not isinstance(value, str):
                 before[name, direction] = value["seconds"], tokens
             found[name, tokens, direction] = value
-    rows = table(["tokens", "pass", "layer", "s", "GiB", "floor, s", "times floor"])
+    rows = table(["tokens", "pass", "layer", "s", "GiB"])
     for direction, tokens in jobs:
         base = found.get(("hyena", tokens, direction), "none")
         for name in options.layers:
             value = found[name, tokens, direction]
-            kind = "hyena" if name.startswith("hyena") else "attention"
-            floor = geometric_layer(kind, tokens, SCALARS, VECTORS, direction != "forward")
-            cells = [_against(value, base, what) for what in ("seconds", "bytes")] + floor_cells(value, floor, rates)
+            cells = [_against(value, base, what) for what in ("seconds", "bytes")]
             rows.append(f"| {tokens:,} | {direction} | {LAYERS[name]} | {' | '.join(cells)} |")
     return rows, found
 
 
-def ratios(found: dict, device: str) -> list[str]:
+def ratios(found: dict) -> list[str]:
     """How many times faster SE(3)-Hyena is than streamed attention."""
     lines = []
     for (name, tokens, direction), value in found.items():
@@ -176,8 +160,6 @@ def ratios(found: dict, device: str) -> list[str]:
             continue
         times = slow["seconds"] / value["seconds"]
         line = f"- {tokens:,} tokens, {direction}: {LAYERS[name]} {times:.1f} times faster than {LAYERS['attention']}"
-        if tokens in WANTED and is_cuda(device):
-            line += f" (wanted {WANTED[tokens]:g}: {'reached' if times >= WANTED[tokens] else 'not reached'})"
         lines.append(line)
     return lines
 
@@ -189,37 +171,20 @@ def _against(value: dict | str, base: dict | str, what: str) -> str:
     return f"{cell(value, value, what)} ({value[what] / max(base[what], 1e-9):.1f}x)"
 
 
-def convolutions(options: argparse.Namespace, rates: Rates) -> list[str]:
+def convolutions(options: argparse.Namespace) -> list[str]:
     """Rows of the convolution alone against the published code."""
-    rows = table(["tokens", "pass", "convolution", "s", "GiB", "floor, s", "times floor"])
+    rows = table(["tokens", "pass", "convolution", "s", "GiB"])
     for tokens in tqdm(options.lengths, desc="convolutions", disable=None):
         for direction in options.directions:
-            floor = vector_convolution(tokens, BATCH, direction != "forward")
             base: dict | str = "-"
             for name, title in (("published", "Code 1"), ("conv", "vector_long_conv")):
                 value = in_own_process(
                     os.path.abspath(__file__), name, tokens, direction, options.device, 3 * options.repeats
                 )
                 base = value if name == "published" else base
-                cells = [cell(value, base, what) for what in ("seconds", "bytes")] + floor_cells(value, floor, rates)
+                cells = [cell(value, base, what) for what in ("seconds", "bytes")]
                 rows.append(f"| {tokens:,} | {direction} | {title} | {' | '.join(cells)} |")
     return rows
-
-
-def draw(found: dict, options: argparse.Namespace, path: Path) -> None:
-    """The paper's Figure 5: time and memory of the first direction against tokens."""
-    figure, axes = plt.subplots(2, 1, figsize=(6, 7), sharex=True, layout="constrained")
-    direction = options.directions[0]
-    for axis, what, unit, factor in ((axes[0], "seconds", "s", 1), (axes[1], "bytes", "GiB", 2**-30)):
-        for name in options.layers:
-            points = [(n, found[name, n, direction]) for n in options.tokens]
-            points = [(n, v[what] * factor) for n, v in points if not isinstance(v, str)] or [(float("nan"),) * 2]
-            axis.plot(*zip(*points, strict=True), "o-", label=LAYERS[name])
-        axis.set(xscale="log", yscale="log", ylabel=f"{direction}, {unit}")
-    axes[1].set_xlabel("tokens")
-    axes[0].legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def main() -> None:
@@ -230,9 +195,6 @@ def main() -> None:
     parser.add_argument("--layers", nargs="+", choices=list(LAYERS), help="default all")
     parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS))
     parser.add_argument("--patience", type=float, default=60.0, help="seconds a pass of attention may take")
-    parser.add_argument("--longest", action="store_true", help="search the most tokens that fit, and nothing else")
-    parser.add_argument("--memory-limit", type=float, metavar="GiB", help="memory --longest may take")
-    parser.add_argument("--start", type=int, default=2**16, help="tokens --longest begins with")
     add_arguments(parser, "out/long_context/table.md")
     options = parser.parse_args()
     if options.measure:
@@ -240,22 +202,17 @@ def main() -> None:
         return
     options.layers = options.layers or list(LAYERS)
     widths = f"{SCALARS} scalar and {VECTORS} vector channels, one sequence (convolutions: {BATCH} of one channel)"
-    if options.longest:
-        rows = longest_contexts([n for n in options.layers if n.startswith("hyena")], options)
-        report(f"{widths}; {machine(options.device)}.", rows, options.output.with_stem("longest"))
-        return
-    options.tokens, rates = sorted(options.tokens), machine_rates(options)
+    options.tokens = sorted(options.tokens)
     rows: list[str] = []
     options.output.parent.mkdir(parents=True, exist_ok=True)
     if options.lengths:
-        rows += [*convolutions(options, rates), ""]
+        rows += [*convolutions(options), ""]
     if options.tokens:
-        table_rows, found = layers(options, rates)
-        rows += [*table_rows, "", *ratios(found, options.device)]
-        draw(found, options, options.output.with_suffix(".png"))
+        table_rows, found = layers(options)
+        rows += [*table_rows, "", *ratios(found)]
     note = (
         f"{widths}; {machine(options.device)}. In brackets: a multiple of SE(3)-Hyena's; for convolutions, how many "
-        f"times faster, or less memory, than Code 1; {floor_note(rates)}"
+        "times faster, or less memory, than Code 1"
     )
     report(note, rows, options.output)
 

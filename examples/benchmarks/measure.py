@@ -208,9 +208,6 @@ def add_arguments(parser: argparse.ArgumentParser, output: str) -> None:
     """The flags of every benchmark."""
     parser.add_argument("--repeats", type=int, default=5, help="timed runs after warm-up (default 5)")
     add_device(parser)
-    parser.add_argument("--rates", nargs="+", type=float, metavar="RATE",
-                        help="bytes, operations and exponentials a second (and operations in half precision) for the "
-                        "floor, from a data sheet say, instead of measuring them")  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path(output))
     parser.add_argument("--measure", help=argparse.SUPPRESS)
 

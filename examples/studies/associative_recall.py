@@ -191,12 +191,12 @@ def data(settings: AssociativeRecall) -> list[Batches]:
         return [x.to(batch[0].device) for x in drawn(settings, count, length, generator)]
 
     numbers = [torch.arange(settings.train)]
-    training = tensor_batches(numbers, settings.batch, settings.seed, fresh, settings.data_device)
+    training = tensor_batches(numbers, settings.batch, settings.seed, fresh, settings.device)
     held_out = [
         drawn(settings, settings.held_out, settings.lengths[0], torch.Generator().manual_seed(SEEDS[name]))
         for name in ("validation", "test")
     ]
-    return [training, *(tensor_batches(tensors, 200, device=settings.data_device) for tensors in held_out)]
+    return [training, *(tensor_batches(tensors, 200, device=settings.device) for tensors in held_out)]
 
 
 def positional_codes(length: int) -> Tensor:

@@ -264,7 +264,7 @@ def measures(model: Scaled, settings: DepotsStudy) -> dict[str, float]:
     """Squared errors as shares of the targets' variance about their mean, of each test; and by how much outputs
     change, of their largest, where graphs are moved and turned."""
     (task,) = settings.tasks
-    device = settings.data_device
+    device = settings.device
     model.to(device).eval()
     same: Callable[[Batch], Batch] = copy.copy
     tests = {"as trained": (1, same), "moved": (1, moved)}
@@ -289,7 +289,7 @@ def measures(model: Scaled, settings: DepotsStudy) -> dict[str, float]:
 @torch.no_grad()
 def accuracies(model: nn.Module, settings: DepotsStudy) -> dict[str, float]:
     """Accuracies in percent, of each size of the graphs."""
-    device, found = settings.data_device, {}
+    device, found = settings.device, {}
     model.to(device).eval()
     for name, times in OF_NEAREST.items():
         testing = graph_batches(graphs(settings, max(1, round(settings.held_out / times)), times, TEST), 8, device)
@@ -302,7 +302,7 @@ def accuracies(model: nn.Module, settings: DepotsStudy) -> dict[str, float]:
 
 def train(settings: DepotsStudy) -> Outcome:
     """One model, trained and tested."""
-    device = settings.data_device
+    device = settings.device
     training = graphs(settings, settings.train, 1, TRAINING)
     validation, testing = (
         graph_batches(graphs(settings, settings.held_out, 1, seed), 8, device) for seed in (VALIDATION, TEST)

@@ -166,7 +166,7 @@ def attention(fields: nn.FieldType, settings: FarDigits) -> R2AttentionBlock:
 
 
 def batches(canvases: Canvases, settings: FarDigits, size: int, seed: int | None = None) -> Batches:
-    here = Canvases(*(x.to(settings.data_device) for x in canvases))
+    here = Canvases(*(x.to(settings.device) for x in canvases))
     return Batches(lambda indices: Canvases(*(x[indices] for x in here)), len(here.images), size, seed)
 
 

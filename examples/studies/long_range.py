@@ -229,8 +229,8 @@ def train(settings: LongRange) -> Outcome:
     parts = clouds(settings)
     units = spreads(parts[0], task)
     data = [tensors(part, units, task) for part in parts]
-    training = tensor_batches(data[0], settings.batch, settings.seed, device=settings.data_device)
-    held_out = [tensor_batches(part, 32, device=settings.data_device) for part in data[1:3]]
+    training = tensor_batches(data[0], settings.batch, settings.seed, device=settings.device)
+    held_out = [tensor_batches(part, 32, device=settings.device) for part in data[1:3]]
     learner = Regressor(Model(settings), predict, settings)
     outcome = fit(learner, training, *held_out)
     model = learner.model.cpu()

@@ -193,7 +193,7 @@ class Stream(Batches):
     def __iter__(self) -> Iterator[Canvases]:
         settings = self.settings
         seed = 1000 * (settings.seed + 1) + self.epoch
-        canvases = [x.to(settings.data_device) for x in draw(self.length, settings.cells[0], settings.side, seed)]
+        canvases = [x.to(settings.device) for x in draw(self.length, settings.cells[0], settings.side, seed)]
         self.get = lambda indices: [x[indices] for x in canvases]
         yield from super().__iter__()
 
@@ -205,7 +205,7 @@ class Learner(Timed, Classifier):
 def train(settings: Matching) -> Outcome:
     """One model, trained and tested."""
     held_out = [
-        tensor_batches(draw(count, settings.cells[0], settings.side, seed), 250, device=settings.data_device)
+        tensor_batches(draw(count, settings.cells[0], settings.side, seed), 250, device=settings.device)
         for count, seed in ((settings.validation, VALIDATION), (settings.test, TEST))
     ]
     learner = Learner(build(settings), predict, settings)

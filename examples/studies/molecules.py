@@ -225,7 +225,7 @@ def train(settings: MoleculesStudy) -> Outcome:
     """One model, trained and tested."""
     parts, unit = data(settings)
     model = Potential(build(settings), unit)
-    device = settings.data_device
+    device = settings.device
     training = graph_batches(parts[0], settings.batch, device, settings.seed)
     validation, testing = (graph_batches(part, 50, device) for part in parts[1:])
     learner = Regressor(model, predict, settings)

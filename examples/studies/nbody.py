@@ -225,8 +225,8 @@ def train(settings: NBody) -> Outcome:
     (name,) = settings.models
     parts = systems(settings)
     augment = shuffled if settings.augment else None
-    training = tensor_batches(parts[0], settings.batch, settings.seed, augment, settings.data_device)
-    held_out = [tensor_batches(part, 500, device=settings.data_device) for part in parts[1:]]
+    training = tensor_batches(parts[0], settings.batch, settings.seed, augment, settings.device)
+    held_out = [tensor_batches(part, 500, device=settings.device) for part in parts[1:]]
     outcome = fit(Regressor(build(name, settings), predict, settings), training, *held_out)
     _, velocities, positions, later = parts[2]
     _, best_time = linear_error(*(parts[0][n] for n in (2, 1, 3)))

@@ -8,20 +8,17 @@ with --periodic the canvas has none.
 
     python examples/studies/pixel_graphs.py                                      # some minutes on two cores
     python examples/studies/pixel_graphs.py --positions sinusoid window --seeds 0 1 2
-    python examples/studies/pixel_graphs.py --data ~/fashion --full --device cuda   # the paper's model, published data
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from data.digits import sklearn_digits
-from data.image_files import floats, load
 from harness import study
 from harness.loading import Batches
 from harness.results import Row
@@ -52,10 +49,8 @@ class PixelGraphs(Settings):
         "none", "absolute", "sinusoid", "clipped", "window",
     )  # fmt: skip
     """what attention knows of where pixels are"""
-    data: Path | None = None
-    """folder with the files of MNIST, Fashion-MNIST or CIFAR-10; by default scikit-learn's digits"""
-    size: int | None = None
-    """pixels a side, of the canvas for digits, or resized to; default 14, or 32 with --data"""
+    size: int = 14
+    """pixels a side of the canvas"""
     train_images: int | None = None
     """use only the first of the training images"""
     test_images: int | None = None
@@ -78,10 +73,8 @@ class PixelGraphs(Settings):
     """of attention and multilayer perceptrons"""
     periodic: bool = False
     """opposite borders of the canvas touch"""
-    shift: int | None = None
-    """largest shift of test images in pixels; default 3, or 8 with --data"""
-    label: int | None = None
-    """shift only images of this class (the paper: 1)"""
+    shift: int = 3
+    """largest shift of test images in pixels"""
     constant: bool = False
     """keep the learning rate, which otherwise falls as half a cosine"""
     epochs: int = 12
@@ -99,20 +92,10 @@ class PixelGraphs(Settings):
             raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"{flag('dropout')} must be at least 0 and below 1, got {self.dropout}")
-        if not self.data and self.side < 8:
+        if self.size < 8:
             raise ValueError(f"{flag('size')} must be at least 8, got {self.size}")
-        if 2 * self.reach > self.side:
-            raise ValueError(f"{flag('shift')} must be at most half of {flag('size')} {self.side}, got {self.reach}")
-
-    @property
-    def side(self) -> int:
-        """Pixels a side."""
-        return self.size or (32 if self.data else 14)
-
-    @property
-    def reach(self) -> int:
-        """The largest shift."""
-        return self.shift or (8 if self.data else 3)
+        if 2 * self.shift > self.size:
+            raise ValueError(f"{flag('shift')} must be at most half of {flag('size')} {self.size}, got {self.shift}")
 
 
 PRESETS = {
@@ -128,25 +111,13 @@ PRESETS = {
 }  # fmt: skip
 
 
-def parts(settings: PixelGraphs) -> tuple[TensorDataset, TensorDataset | None, TensorDataset]:
-    """To train, to choose the epoch with where the data set has a part for it, and to test."""
-    if settings.data is not None:
-        with study.refusing():
-            return load(settings.data)
+def parts(settings: PixelGraphs) -> list[TensorDataset]:
+    """Digits in the middle of canvases, to train and to test on."""
     images, labels, *indices = sklearn_digits()
-    left = (settings.side - 8) // 2
-    right = settings.side - 8 - left
+    left = (settings.size - 8) // 2
+    right = settings.size - 8 - left
     images = F.pad(images, (left, right, left, right))
-    train, test = (TensorDataset(images[part], labels[part]) for part in indices)
-    return train, None, test
-
-
-def resized(images: Tensor, size: int) -> Tensor:
-    """As floats; the paper resizes MNIST and Fashion-MNIST to 32 x 32."""
-    images = floats(images)
-    if tuple(images.shape[2:]) == (size, size):
-        return images
-    return F.interpolate(images, (size, size), mode="bilinear", antialias=True)
+    return [TensorDataset(images[part], labels[part]) for part in indices]
 
 
 def graphs(images: Tensor, labels: Tensor, transform: PixelGraph) -> Batch:
@@ -162,7 +133,7 @@ def batches(
 
     def get(indices: list[int]) -> Batch:
         images, labels = part[indices]
-        return graphs(resized(images, settings.side), labels, transform)
+        return graphs(images, labels, transform)
 
     return Batches(get, min(limit or len(part), len(part)), size, seed)
 
@@ -186,17 +157,10 @@ def build(in_channels: int, settings: PixelGraphs) -> PixelGraphClassifier:
     )  # fmt: skip
 
 
-def shiftable(images: Tensor, limit: int) -> Tensor:
-    """Which images have nothing but black in the ``limit`` columns at either side."""
-    return (images[..., :limit].flatten(1).amax(1) == 0) & (images[..., -limit:].flatten(1).amax(1) == 0)
-
-
-def movable(pictures: tuple[Tensor, Tensor], settings: PixelGraphs) -> tuple[Tensor, Tensor]:
-    """Images, resized, and labels of those that can be shifted as far as settings say, of the class they say."""
-    images, labels = resized(pictures[0], settings.side), pictures[1]
-    chosen = shiftable(images, settings.reach)
-    if settings.label is not None:
-        chosen &= labels == settings.label
+def movable(part: tuple[Tensor, Tensor], limit: int) -> tuple[Tensor, Tensor]:
+    """Images with nothing but black in the ``limit`` columns at either side, and their labels."""
+    images, labels = part
+    chosen = (images[..., :limit].flatten(1).amax(1) == 0) & (images[..., -limit:].flatten(1).amax(1) == 0)
     return images[chosen], labels[chosen]
 
 
@@ -214,7 +178,7 @@ def accuracies_at_shifts(
     model.to(settings.device).eval()
     transform = PixelGraph(settings.cutoff, periodic=settings.periodic)
     accuracies = {}
-    shifts = range(-settings.reach, settings.reach + 1)
+    shifts = range(-settings.shift, settings.shift + 1)
     for shift in tqdm(shifts, desc="shifts", leave=False, disable=not settings.progress):
         right = 0
         for some, wanted in zip(shifted(images, shift).split(256), labels.split(256), strict=True):
@@ -226,14 +190,14 @@ def accuracies_at_shifts(
 
 def train(settings: PixelGraphs) -> Outcome:
     """One model, trained and tested, on images where they are and shifted."""
-    training, validation, testing = parts(settings)
+    training, testing = parts(settings)
     outcome = fit(
         learner := Classifier(build(training[0][0].shape[0], settings), predict, settings, settings.constant),
         batches(training, settings.train_images, settings.batch, settings, settings.seed),
-        validation and batches(validation, None, 256, settings),
+        None,
         batches(testing, settings.test_images, 256, settings),
     )
-    images, labels = movable(testing[: settings.test_images], settings)
+    images, labels = movable(testing[: settings.test_images], settings.shift)
     outcome.more["shiftable"] = len(images)
     if len(images):
         outcome.more["shifts"] = accuracies_at_shifts(learner.model, images, labels, settings)
@@ -243,8 +207,7 @@ def train(settings: PixelGraphs) -> Outcome:
 def accuracy_table(rows: list[Row]) -> str:
     """The paper's Table 1, beside its numbers."""
     paper = published("Relative Performer Table 1")
-    data = Path(rows[0].setting("data") or "digits").name
-    header = ["model", data, "parameters", *(f"paper, {name}" for name in PAPER)]
+    header = ["model", "digits", "parameters", *(f"paper, {name}" for name in PAPER)]
     lines = []
     for (position,), group in grouped(rows, "positions").items():
         cells = [mean_and_spread((row.value for row in group), 1), f"{group[0].parameters:,}"]

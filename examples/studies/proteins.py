@@ -165,7 +165,7 @@ def batches(settings: ProteinsStudy, found: tuple[Protein, ...], seed: int | Non
     """Batches of proteins with what is to be predicted of them; none where there are no proteins."""
     drawn, draws = pushes(found, settings.neighbors), 1 if seed is not None else settings.pushes
     sizes = [len(graph.residue) for graph in drawn.graphs]
-    return Drawn(drawn.draw, sizes, settings.batch, settings.data_device, seed, draws) if sizes else None
+    return Drawn(drawn.draw, sizes, settings.batch, settings.device, seed, draws) if sizes else None
 
 
 def predict(model: nn.Module, graph: Graph) -> tuple[Tensor, Tensor]:

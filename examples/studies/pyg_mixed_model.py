@@ -215,17 +215,17 @@ def train(settings: PyGMixedModel) -> Outcome:
     kept = len(first) // 6  # to choose the epoch and the learning rate on
     training, validation = ([x[part] for x in (images, labels)] for part in (first[:-kept], first[-kept:]))
     validation = pairs(validation, torch.Generator().manual_seed(SEED + 1), settings.canvas)
-    validation = tensor_batches(validation, 200, device=settings.data_device)
+    validation = tensor_batches(validation, 200, device=settings.device)
     testing = [x[last[: settings.test_images]] for x in (images, labels)]
     testing = pairs(testing, torch.Generator().manual_seed(SEED), settings.canvas)
-    testing = tensor_batches(testing, 200, device=settings.data_device)
+    testing = tensor_batches(testing, 200, device=settings.device)
 
     def augment(batch: list[Tensor], generator: torch.Generator) -> list[Tensor]:
         return pairs(batch, generator, settings.canvas)
 
     (along,) = settings.edges
     learner = Classifier(build(settings), functools.partial(predict, along=along), settings)
-    training = tensor_batches(training, settings.batch, settings.seed, augment, settings.data_device)
+    training = tensor_batches(training, settings.batch, settings.seed, augment, settings.device)
     outcome = fit(learner, training, validation, testing)
     outcome.more |= moved(learner.model, testing, settings)
     return outcome

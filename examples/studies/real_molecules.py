@@ -266,9 +266,9 @@ def train(settings: RealMoleculesStudy) -> Outcome:
     held_out = [batches([g for name in names for g in graphs[name]], 32) for names in ([VALIDATION], tests)]
     outcome = fit(learner, training, *held_out, checks=50)
     model = learner.model.cpu()
-    outcome.more["errors"] = {name: errors(model, graphs[name], units) for name in [VALIDATION, *tests]}
+    outcome.more["errors"] = {name: errors(model, graphs[name], units) for name in tests}
     if settings.sets == ("dimers",):
-        outcome.more["parting"] = {kind: parting(model, parts[kind], units, settings.cutoff) for kind in tests}
+        outcome.more["parting"] = {"CC": parting(model, parts["CC"], units, settings.cutoff)}
     outcome.metric = "force error" if "force" in outcome.more["errors"][tests[0]] else "energy error"
     outcome.value = outcome.more["errors"][tests[0]][outcome.metric.removesuffix(" error")]
     return outcome
@@ -279,21 +279,16 @@ def batches(graphs: list[Graph], size: int, seed: int | None = None) -> Batches:
 
 
 def errors(model: Potential, graphs: list[Graph], units: Units) -> dict[str, float]:
-    """Root mean square and mean absolute errors of energies, in meV a molecule and an atom, and of forces, in meV/A."""
+    """Root mean square errors of energies, in meV, and of forces, in meV/A."""
     model.eval()
-    energies, sizes, forces = [], [], []
+    energies, forces = [], []
     for graph in batches(graphs, 32).whole():
         out, target = (x.detach() * 1000 * units.scale for x in predict(model, graph))
         first, size = graph["ptr"][:-1], graph["ptr"].diff()
         energies.append((out - target)[first, 0] * size.sqrt())
-        sizes.append(size)
         forces.append((out - target)[:, 1:][graph["known"][:, 1] > 0].flatten())
-    energy, size, force = (torch.cat(x) for x in (energies, sizes, forces))
-    found = {"energy": energy.square().mean().sqrt(), "energy of an atom": (energy / size).square().mean().sqrt()}
-    found |= {"mean absolute energy": energy.abs().mean()}
-    if len(force):
-        found |= {"force": force.square().mean().sqrt(), "mean absolute force": force.abs().mean()}
-    return {name: float(x) for name, x in found.items()}
+    every = {"energy": torch.cat(energies), "force": torch.cat(forces)}
+    return {name: float(x.square().mean().sqrt()) for name, x in every.items() if len(x)}
 
 
 def moved_apart(molecule: Molecule, by: float) -> tuple[Molecule, np.ndarray]:
@@ -337,19 +332,18 @@ def in_order(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: [order.index(row.setting(name)) for name, order in orders])
 
 
-NAMES = "sets", "models", "after", "epochs", "irreps"  # by which runs are told apart in tables
+NAMES = "sets", "models", "after", "epochs"  # by which runs are told apart in tables
 
 
 def summary(rows: list[Row]) -> str:
     """Errors without and with attention, side by side: models of the default width."""
     lines = []
     best = at_best_rates(rows, *NAMES)
-    for (name, which, after, epochs, irreps), group in best.items():
-        other = best.get((name, "with", after, epochs, irreps), [])
-        chosen = after == 0 and irreps == (OWN | SUITED[name])["irreps"]
-        if which == "with" or not other or not chosen:
+    for (name, which, after, epochs), group in best.items():
+        other = best.get((name, "with", after, epochs), [])
+        if which == "with" or not other or after:
             continue
-        for test in (t for t in group[0].more["errors"] if t != VALIDATION):
+        for test in group[0].more["errors"]:
             cells = []
             for kind, digits in (("energy", 2), ("force", 1)):
                 if kind in group[0].more["errors"][test]:
@@ -378,10 +372,8 @@ def ions(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
-def label(name: str, after: int, epochs: int, irreps: str) -> str:
-    """Of a set's rows, which say how wide a model is where it is not as wide as the set's others."""
-    width = "" if irreps == (OWN | SUITED[name])["irreps"] else f", {irreps.partition('x')[0]} channels"
-    return f"{name}, {epochs} epochs{width}{', linear readouts' if after else ''}"
+def label(name: str, after: int, epochs: int) -> str:
+    return f"{name}, {epochs} epochs{', linear readouts' if after else ''}"
 
 
 def report(rows: list[Row]) -> dict[str, str]:

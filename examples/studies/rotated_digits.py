@@ -1,17 +1,16 @@
 """Train GE-ViTs and G-CNNs on rotated handwritten digits and look at where they are equivariant.
 
 Real digits (scikit-learn's 1797 images of 8 x 8) are enlarged and rotated by uniform angles, one angle an image, and
-split by image. Models are built from escnn field types: Z2_SA (translations), R4_SA, R8_SA and R12_SA (4, 8 and 12
-rotations) and R4M_SA (4 rotations and reflections), each with one or several relations of the group encoding, with
-heads that start at places of their own (locality) or without, and escnn's own group convolutions with as many
-parameters as R4_SA, R8_SA and R4M_SA; in one of them the last convolution is attention. Prints tables like GE-ViT's
-Tables 1 and 2, and the numbers of its Figure 7.
+split by image. Models are built from escnn field types: Z2_SA (translations), R4_SA and R8_SA (4 and 8 rotations) and
+R4M_SA (4 rotations and reflections), each with one or several relations of the group encoding, with heads that start at
+places of their own (locality) or without, and escnn's own group convolutions with as many parameters as R4_SA, R8_SA
+and R4M_SA; in one of them the last convolution is attention. Prints tables like GE-ViT's Tables 1 and 2, and the
+numbers of its Figure 7.
 
     python examples/studies/rotated_digits.py                                    # a few minutes on two cores
     python examples/studies/rotated_digits.py --models Z2_SA R8_SA --seeds 0 1 2
     python examples/studies/rotated_digits.py --study --models R4_SA --relation relative --locality None 4
     python examples/studies/rotated_digits.py --ablations                        # which parts of locality pay
-    python examples/studies/rotated_digits.py --data ~/rotmnist --full --device cuda   # the paper's data and setting
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from baselines.gcnn import GCNN, convolution, gspaces, matched, nn
-from data.rotated_digits import Part, is_mnist, parts
+from data.rotated_digits import Part, parts
 from harness import study
 from harness.loading import tensor_batches
 from harness.results import Row
@@ -39,14 +38,13 @@ from tg_equiattn.encodings.locality import CONTENT
 from tg_equiattn.nn import GroupAttention, GroupTransformer, LiftingAttention
 from tg_equiattn.testing import act
 
-Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN", "D4 G-CNN", "G-CNN + attention"]
+Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN", "D4 G-CNN", "G-CNN + attention"]
 Omission = Literal["nothing", "places", "preferences", "learning", "small queries"]
 Relation = Literal["ge_vit", "gsa", "lifted", "relative", "frame", "separable"]
 GSPACES = {
     "Z2_SA": gspaces.trivialOnR2(),
     "R4_SA": gspaces.rot2dOnR2(4),
     "R8_SA": gspaces.rot2dOnR2(8),
-    "R12_SA": gspaces.rot2dOnR2(12),
     "R4M_SA": gspaces.flipRot2dOnR2(4),
 }
 EQUALS = {"C4 G-CNN": "R4_SA", "C8 G-CNN": "R8_SA", "D4 G-CNN": "R4M_SA"}  # of the same group, and about as large
@@ -63,7 +61,7 @@ class RotatedDigits(Settings):
     """Settings of this example."""
 
     STUDY: ClassVar[str] = "rotated_digits"
-    SWEEP: ClassVar[tuple[str, ...]] = ("models", "relation", "kernel_size", "locality", "without", "seeds")
+    SWEEP: ClassVar[tuple[str, ...]] = ("models", "relation", "locality", "without", "seeds")
     SHOWN: ClassVar[tuple[str, ...]] = (
         "epochs",
         "learning_rate",
@@ -78,19 +76,19 @@ class RotatedDigits(Settings):
     """which to train; a G-CNN is escnn's, with 3 x 3 convolutions and at least as many parameters as the attention"""
     relation: tuple[Relation, ...] = ("ge_vit", "gsa")
     """relations to compare; separable is frame without content, which is no attention: a separable group convolution"""
-    kernel_size: tuple[int, ...] = (3,)
-    """odd windows of attention; 0 is global"""
+    kernel_size: int = 3
+    """odd window of attention"""
     locality: tuple[float | None, ...] = (4.0,)
     """strength by which heads start at places of their own; None is without, as the published gsa always is"""
     without: tuple[Omission, ...] = ("nothing",)
     """parts of locality to leave out: heads start in the middle, prefer no group element, do not learn where they look,
     have queries as large at the start as without locality"""
     size: int = 16
-    """pixels a side that scikit-learn's digits are enlarged to; those of --data have 28, of MNIST also 14"""
+    """pixels a side, even"""
     train_images: int | None = None
     """use only the first of the training images"""
     data: Path | None = None
-    """folder with the rotated MNIST files (.amat), or with MNIST's test images, which are rotated and parted here"""
+    """folder with MNIST's test images, which are rotated here; by default scikit-learn's digits"""
     channels: int = 16
     """width of every layer"""
     blocks: int = 2
@@ -99,22 +97,10 @@ class RotatedDigits(Settings):
     """of every attention layer"""
     head_channels: int | None = 2
     """width of a head; None is half the channels"""
-    encoding: Literal["axial", "joint"] = "joint"
-    """of positions: a table for rows and one for columns, one for both, or one for positions and group elements"""
-    norm: Literal["batch", "layer", "global"] = "batch"
-    """global, one mean and variance an image, is the papers'; layer, at every pixel, needs far more steps to train"""
-    dropout: float = 0.0
-    """of attention weights and of the outputs of attention"""
-    pool: int = 0
-    """block after which images are pooled 2 x 2; 0 is before the first"""
-    crops: tuple[int, ...] = ()
-    """pixels to cut off at each side after each block; empty cuts nothing"""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """of the learning rate"""
     epochs: int = 8
     """passes over the training images"""
     batch: int = 16
-    """images of one step, over all devices together"""
+    """images of one step"""
     learning_rate: float = 0.02
     """of Adam, at the start"""
     weight_decay: float = 1e-4
@@ -124,37 +110,10 @@ class RotatedDigits(Settings):
         super().check()
         for name in ("size", "train_images", "channels", "blocks", "heads", "head_channels"):
             self.positive(name)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"--dropout must be from 0 to below 1, got {self.dropout}")
-        for size in self.kernel_size:
-            if size < 0 or (size and size % 2 == 0):
-                raise ValueError(f"--kernel-size must be odd, or 0, got {size}")
-        if not 0 <= self.pool <= self.blocks:
-            raise ValueError(f"--pool must be from 0 to the number of blocks, {self.blocks}, got {self.pool}")
-        if self.crops and (len(self.crops) != self.blocks or min(self.crops) < 0):
-            raise ValueError(f"--crops must be {self.blocks} numbers, one a block, got {list(self.crops)}")
-        if self.patience and not self.data:
-            raise ValueError("--patience needs validation data, which only --data has")
-        self._check_sides(self.side)
-
-    @property
-    def side(self) -> int:
-        """Pixels of an image."""
-        if self.data is None:
-            return self.size
-        return 14 if self.size == 14 and is_mnist(self.data) else 28
-
-    def _check_sides(self, side: int) -> None:
-        """Raise ValueError where a pool or a crop does not fit the images."""
-        start = side
-        for block, crop in enumerate((0, *(self.crops or [0] * self.blocks))):
-            side -= 2 * crop
-            if block == self.pool:
-                if side % 2:
-                    raise ValueError(f"--size must be even where the models pool 2 x 2, got {start}, and {side} there")
-                side //= 2
-        if side < 1:
-            raise ValueError(f"--crops must leave some of {start} x {start} pixels, got {list(self.crops)}")
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"--kernel-size must be odd, got {self.kernel_size}")
+        if self.size % 2:
+            raise ValueError(f"--size must be even, as the models pool 2 x 2, got {self.size}")
 
     def runs(self) -> Iterator[RotatedDigits]:
         """Of combinations that are the same model only the first."""
@@ -163,8 +122,6 @@ class RotatedDigits(Settings):
             (name,) = run.models
             if name in WITHOUT_RELATION:
                 run = dataclasses.replace(run, relation=("ge_vit",))
-            if name in EQUALS:
-                run = dataclasses.replace(run, kernel_size=(3,))
             if name in EQUALS or run.relation == ("gsa",):
                 run = dataclasses.replace(run, locality=(None,))
             if run.locality == (None,):
@@ -187,11 +144,6 @@ PRESETS = {
     "ablations": RotatedDigits(
         models=("R4_SA",), relation=("relative",), without=Omission.__args__, seeds=(0, 1, 2), **SMALL,
     ),
-    "full": RotatedDigits(
-        models=("Z2_SA", "R4_SA", "R8_SA", "R12_SA"), kernel_size=(5,), size=28, channels=20, blocks=5, heads=9,
-        head_channels=None, encoding="axial", locality=(None,), norm="global", dropout=0.1, pool=2,
-        crops=(2, 0, 2, 1, 1), epochs=300, batch=8, learning_rate=0.001, schedule="constant",
-    ),
 }  # fmt: skip
 
 
@@ -204,8 +156,8 @@ class ResidualAttention(nn.EquivariantModule):
         self.norm = nn.InnerBatchNorm(fields)
         self.attention = R2GroupAttention(
             fields, fields, heads=settings.heads, head_channels=settings.head_channels,
-            kernel_size=settings.kernel_size[0] or None, relation=settings.relation[0],
-            locality=settings.locality[0], encoding=settings.encoding, window_shape="square",
+            kernel_size=settings.kernel_size, relation=settings.relation[0],
+            locality=settings.locality[0], encoding="joint", window_shape="square",
         )  # fmt: skip
 
     def forward(self, x: nn.GeometricTensor) -> nn.GeometricTensor:
@@ -217,14 +169,11 @@ class ResidualAttention(nn.EquivariantModule):
 
 def build(settings: RotatedDigits) -> torch.nn.Module:
     """The model of a single run."""
-    (name,), (relation,), (kernel_size,), (locality,) = (
-        getattr(settings, swept) for swept in ("models", "relation", "kernel_size", "locality")
-    )
+    (name,), (relation,), (locality,) = settings.models, settings.relation, settings.locality
     if name in EQUALS:
         gspace, layers = GSPACES[EQUALS[name]], [convolution] * settings.blocks
-        options = {"pools": (settings.pool,), "crops": settings.crops}
         wanted = parameters(build(dataclasses.replace(settings, models=(EQUALS[name],))))
-        return matched(lambda width: GCNN(gspace, width, layers, **options), wanted, fewer=False)
+        return matched(lambda width: GCNN(gspace, width, layers), wanted, fewer=False)
     if name == MIXED:
         gspace, layers = GSPACES["R4_SA"], [convolution] * settings.blocks
         layers[-1] = lambda fields: ResidualAttention(fields, settings)
@@ -239,16 +188,14 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
             10,
             channels=(settings.channels,) * settings.blocks,
             heads=settings.heads,
-            kernel_size=kernel_size or None,
+            kernel_size=settings.kernel_size,
             relation="frame" if relation == "separable" else relation,
-            pools=(settings.pool,),
-            norm=settings.norm,
-            dropout=settings.dropout,
-            crops=settings.crops or 0,
+            pools=(0,),
+            norm="batch",
             attn_kwargs={
                 "head_channels": settings.head_channels,
                 "content_heads": 0 if relation == "separable" else None,
-                "encoding": settings.encoding,
+                "encoding": "joint",
                 "window_shape": "square",  # as the papers, with 8 and 12 rotations too
                 "locality": locality,
             },
@@ -282,12 +229,10 @@ def predict(model: torch.nn.Module, batch: Part) -> tuple[Tensor, Tensor]:
 
 def train(settings: RotatedDigits) -> Outcome:
     """One model, trained and tested, and the equivariance error of its features."""
-    training, validation, testing = parts(settings)
-    learner = Classifier(build(settings), predict, settings, constant=settings.schedule == "constant")
-    held_out = [part and tensor_batches(part, 256, device=settings.data_device) for part in (validation, testing)]
-    outcome = fit(
-        learner, tensor_batches(training, settings.batch, settings.seed, device=settings.data_device), *held_out
-    )
+    training, testing = parts(settings)
+    learner = Classifier(build(settings), predict, settings)
+    batches = tensor_batches(training, settings.batch, settings.seed, device=settings.device)
+    outcome = fit(learner, batches, None, tensor_batches(testing, 256, device=settings.device))
     images = testing[0][:8].to(next(learner.model.parameters()).device)
     outcome.more |= equivariance(learner.model, images)
     return outcome
@@ -314,11 +259,6 @@ def relation_of(row: Row) -> str:
     return "-" if row.setting("models") in WITHOUT_RELATION else row.setting("relation")
 
 
-def window(row: Row) -> str:
-    size = row.setting("kernel_size")
-    return f"{size} x {size}" if size else "global"
-
-
 def is_convolution(row: Row) -> bool:
     return row.setting("models") in EQUALS
 
@@ -341,7 +281,7 @@ def whole(row: Row) -> bool:
 
 def of_main_setting(
     rows: list[Row],
-    names: tuple[str, ...] = ("size", "epochs", "kernel_size", "learning_rate", "heads", "channels"),
+    names: tuple[str, ...] = ("size", "epochs", "learning_rate", "heads", "channels"),
 ) -> list[Row]:
     """Rows of the image size, epochs, window and so on that most attention networks have; convolutions have their own
     windows and learning rates."""
@@ -432,15 +372,15 @@ def of_published(rows: list[Row]) -> str:
     """Of digits from files, beside the papers' own numbers, which are of all of rotated MNIST."""
     paper = published("GE-ViT Table 2")
     lines = []
-    names = "models", "relation", "kernel_size", "size", "epochs", "learning_rate"
+    names = "models", "relation", "size", "epochs", "learning_rate"
     for group in grouped(rows, *names).values():
         first = group[0]
         what = "-" if is_convolution(first) else kind(first)
         known = paper.get((first.setting("models"), PAPERS.get(first.setting("relation"), "")), "-")
         size = f"{14 if first.setting('size') == 14 else 28}"
-        cells = [window(first), size, str(first.setting("epochs")), f"{first.setting('learning_rate'):g}"]
+        cells = [size, str(first.setting("epochs")), f"{first.setting('learning_rate'):g}"]
         lines.append([model_of(first), what, *cells, f"{first.parameters:,}", values(group), str(len(group)), known])
-    settings = ["window", "side", "epochs", "rate", "parameters"]
+    settings = ["side", "epochs", "rate", "parameters"]
     return markdown(["model", "relation", *settings, "accuracy", "seeds", "paper, rotMNIST"], lines)
 
 
@@ -462,7 +402,7 @@ def report(rows: list[Row]) -> dict[str, str]:
         epochs = {row.setting("epochs") for row in framed}
         beside = [row for row in rows if is_convolution(row) and row.setting("epochs") in epochs]
         tables["frames"] = in_frames(framed + beside)
-    alike = of_main_setting(every, ("size", "epochs", "kernel_size", "learning_rate"))
+    alike = of_main_setting(every, ("size", "epochs", "learning_rate"))
     if less := [row for row in alike if row.setting("relation") == "relative" and not is_convolution(row)]:
         tables["ablations"] = ablations(less)
     if measured := [row for row in main if "mean error" in row.more]:

@@ -1,37 +1,12 @@
-"""The benchmarks of attention run end to end on small settings, against baselines that compute the same."""
+"""Memory of frames, and rows of the table at the defaults."""
 
 import pytest
 import torch
 from defaults import CASES, measure, tiny
 from frames import peak
-from linear_attention import (
-    CHANNELS,
-    CLIPPED,
-    HEADS,
-    WINDOW,
-    GatheredClipped,
-    PerformerAttention,
-    PixelGrid,
-    bias_of,
-)
 
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention
-
-
-def test_benchmark_baselines_compute_the_same():
-    grid, x = PixelGrid((9, 7), CLIPPED), torch.randn(1, 63, CHANNELS)
-    gathered = GatheredClipped(
-        CHANNELS, CHANNELS, HEADS, position="clipped", cutoff=CLIPPED, method="features"
-    ).window_of(grid, "cpu")
-    layer = PerformerAttention(CHANNELS, CHANNELS, HEADS, position="clipped", cutoff=CLIPPED, method="features")
-    layer.load_state_dict(gathered.state_dict())
-    torch.testing.assert_close(gathered(x, grid=grid), layer(x, grid=grid), rtol=1e-4, atol=1e-5)
-    window = PerformerAttention(CHANNELS, CHANNELS, HEADS, cutoff=WINDOW, method="features")
-    near = PixelGrid((9, 7), WINDOW).neighbors()
-    bias = bias_of(PixelGrid((9, 7), WINDOW), window.positions.offset_bias.table)[0]
-    row, col = near.target, near.source
-    torch.testing.assert_close(bias[:, row, col], window.positions.offset_bias(near.offsets))
 
 
 def test_memory_is_the_most_that_is_held_at_once():

@@ -13,9 +13,8 @@ from report import STUDIES, kind_of
 from running import rows_of, run, run_here
 
 REFUSED = [
-    ("rotated_digits", {"size": 9}, "--size must be even where the models pool 2 x 2, got 9"),
-    ("rotated_digits", {"kernel_size": (3, 4)}, "--kernel-size must be odd, or 0, got 4"),
-    ("rotated_digits", {"crops": (1,)}, "--crops must be 2 numbers"),
+    ("rotated_digits", {"size": 9}, "--size must be even, as the models pool 2 x 2, got 9"),
+    ("rotated_digits", {"kernel_size": 4}, "--kernel-size must be odd, got 4"),
     ("pixel_graphs", {"size": 7}, "--size must"),
     ("pixel_graphs", {"heads": 3}, "--channels must"),
     ("pixel_graphs", {"shift": 8}, "--shift must"),
@@ -126,8 +125,8 @@ def check_real_molecules(rows, module, folder):
     for row in rows:
         errors = row.more["errors"]["test"]
         assert errors["force"] == pytest.approx(row.value, rel=1e-6)
-        assert errors["energy"] > errors["energy of an atom"] > 0
-    assert "| with |" in (folder / "errors.md").read_text()
+        assert errors["energy"] > 0
+    assert "energy, without" in (folder / "summary.md").read_text()
 
 
 def check_proteins(rows, module, folder):
@@ -151,7 +150,7 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", [name for name in STUDIES if name != "polar_crystals"])  # which needs published data
 def test_a_quick_run(tmp_path, name, device):
     """A row for every run, and tables that hold them."""
     module, folder = import_module(name), tmp_path / name

@@ -1,6 +1,7 @@
 """Running an example as a user does."""
 
 import contextlib
+import importlib
 import io
 import runpy
 import subprocess
@@ -39,8 +40,9 @@ def run_here(script, *arguments):
 
 def rows_of(folder, study):
     from harness import results
+    from report import kind_of
 
-    return results.read(folder / study / "results.csv")
+    return results.read(folder / study / "results.csv", kind_of(importlib.import_module(study)))
 
 
 def number(text):

@@ -26,15 +26,12 @@ def convolution(fields: nn.FieldType, incoming: nn.FieldType | None = None) -> n
 class GCNN(torch.nn.Module):
     """Convolution, and ``layers`` between regular fields, each with norm and ReLU; group pooling, linear classifier.
 
-    Depth, pools and crops are those of :class:`tg_equiattn.nn.GEViT`.
-
     Args:
         gspace: of all fields; trivial fields come in.
         channels: regular fields of every layer.
         layers: builds the layer after the first convolution, and the next, and so on.
         classes: number of logits.
         pools: layers after which space is pooled 2 x 2, counted from 1; 0 means after the first convolution.
-        crops: pixels to remove at each side after each of ``layers``; none means nothing.
 
     Shapes:
         ``(B, 1, H, W)`` -> ``(B, classes)``.
@@ -47,13 +44,12 @@ class GCNN(torch.nn.Module):
         layers: Sequence[Layer],
         classes: int = 10,
         pools: Sequence[int] = (0,),
-        crops: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.group = group_from_gspace(gspace)
         self.in_type = nn.FieldType(gspace, [gspace.trivial_repr])
         self.fields = nn.FieldType(gspace, channels * [gspace.regular_repr])
-        self.pools, self.crops = frozenset(pools), (0, *crops, *[0] * (len(layers) - len(crops)))
+        self.pools = frozenset(pools)
         first = convolution(self.fields, self.in_type)
         self.stages = torch.nn.ModuleList(
             nn.SequentialModule(layer, nn.InnerBatchNorm(self.fields), nn.ReLU(self.fields))
@@ -69,10 +65,8 @@ class GCNN(torch.nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """The last regular feature map, ``(B, channels, |H|, H, W)``."""
         y = nn.GeometricTensor(x, self.in_type)
-        for number, (stage, crop) in enumerate(zip(self.stages, self.crops, strict=True)):
+        for number, stage in enumerate(self.stages):
             y = stage(y)
-            if crop:
-                y = nn.GeometricTensor(y.tensor[..., crop:-crop, crop:-crop], y.type)
             if number in self.pools:
                 y = self.pool(y)
         return y.tensor.unflatten(1, (-1, len(self.group)))

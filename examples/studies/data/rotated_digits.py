@@ -1,4 +1,4 @@
-"""Rotated digits: scikit-learn's, the published rotated MNIST, or MNIST's test images, rotated here."""
+"""Rotated digits: scikit-learn's, or MNIST's test images."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from harness import study
 from torch import Tensor
 
 from .digits import sklearn_digits
-from .image_files import floats, load, load_mnist_test
-
-Part = tuple[Tensor, Tensor]  # images and labels
+from .image_files import Part, load_mnist_test
 
 
 def rotate(images: Tensor, angles: Tensor, size: int, scale: float) -> Tensor:
@@ -26,40 +24,32 @@ def rotate(images: Tensor, angles: Tensor, size: int, scale: float) -> Tensor:
     return F.grid_sample(images, grid, mode="bilinear", align_corners=False)
 
 
-def rotated_digits(size: int, train_images: int | None) -> tuple[Part, None, Part]:
+def rotated_digits(size: int, train_images: int | None) -> tuple[Part, Part]:
     """Training and test digits, each rotated by one angle of its own; the digit fills size / sqrt(2) pixels."""
     images, labels, train, test = sklearn_digits()
     angles = 2 * torch.pi * torch.rand(len(images), generator=torch.Generator().manual_seed(0))
     images = rotate(images, angles, size, scale=size / (8 * 2**0.5))
     train = train[:train_images]
-    return (images[train], labels[train]), None, (images[test], labels[test])
+    return (images[train], labels[train]), (images[test], labels[test])
 
 
 MNIST_TRAIN = 7000  # of the 10,000
 
 
-def rotated_mnist(folder: Path, size: int, train_images: int | None) -> tuple[Part, None, Part]:
+def rotated_mnist(folder: Path, size: int, train_images: int | None) -> tuple[Part, Part]:
     """The first 7,000 of MNIST's test images to train on and the rest to test on, each rotated by one angle of its own,
     28 x 28 or averaged to 14 x 14."""
     images, labels = load_mnist_test(folder)
     angles = 2 * torch.pi * torch.rand(len(images), generator=torch.Generator().manual_seed(0))
-    images = rotate(floats(images), angles, 28, scale=1.0)
+    images = rotate(images, angles, 28, scale=1.0)
     images = images if size == 28 else F.avg_pool2d(images, 28 // size)
     cut = MNIST_TRAIN * len(images) // 10_000
-    return (images[:cut][:train_images], labels[:cut][:train_images]), None, (images[cut:], labels[cut:])
+    return (images[:cut][:train_images], labels[:cut][:train_images]), (images[cut:], labels[cut:])
 
 
-def is_mnist(folder: Path | str) -> bool:
-    """Whether this folder holds MNIST's test images."""
-    return any(Path(folder).expanduser().glob("t10k-images-idx3-ubyte*"))
-
-
-def parts(settings: Any) -> tuple[Part, Part | None, Part]:
-    """Images and labels to train on, to choose the epoch with where there are any, and to test on."""
+def parts(settings: Any) -> tuple[Part, Part]:
+    """Images and labels to train on and to test on."""
     if settings.data is None:
         return rotated_digits(settings.size, settings.train_images)
     with study.refusing():
-        if is_mnist(settings.data):
-            return rotated_mnist(settings.data, settings.side, settings.train_images)
-        data = load(settings.data, "rotated MNIST")
-    return data.train[: settings.train_images], data.validation[:], data.test[:]
+        return rotated_mnist(settings.data, settings.size, settings.train_images)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any
 
 import torch
 
@@ -19,24 +18,20 @@ def checked_device(text: str) -> str:
         raise ValueError(f"--device must be cpu, cuda or cuda:N, got {text!r}")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if is_cuda(text) and index_of(text) >= count:
-        there = f"{count} CUDA device{'s' * (count > 1)}, counted from 0" if count else "no CUDA device"
-        raise ValueError(f"--device {text}: torch sees {there}")
+        raise ValueError(f"--device {text}: torch sees {count} CUDA devices, counted from 0")
     return text
-
-
-class _Device(argparse.Action):
-    """Says which device is missing without argparse's own prefix, which a plain ``type`` would get."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
-        try:
-            setattr(namespace, self.dest, checked_device(values))
-        except ValueError as error:
-            parser.error(str(error))
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add ``--device``."""
-    parser.add_argument("--device", action=_Device, default="cpu", help="cpu (default), cuda, or cuda:1 and so on")
+
+    def device(text: str) -> str:
+        try:
+            return checked_device(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    parser.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, or cuda:1 and so on")
 
 
 def index_of(device: str) -> int:

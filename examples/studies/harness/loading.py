@@ -1,33 +1,18 @@
-"""Batches: of every global batch each process takes its share, so that N processes see what one would."""
+"""Batches whose order follows from the seed and the epoch alone."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
-
-from .settings import SettingsError
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 Augment = Callable[[list[Tensor], torch.Generator], list[Tensor]]
-
-
-def rank_and_world() -> tuple[int, int]:
-    """This process's number and how many there are."""
-    there = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if there else (0, 1)
-
-
-def is_first_process() -> bool:
-    """Whether this process writes results: the first, or the only one."""
-    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0
 
 
 class Batches:
@@ -36,7 +21,6 @@ class Batches:
     For training (``seed`` given) the order, and what ``augment(batch, generator)`` draws, follow from the seed and the
     epoch alone, so a run that resumes sees what the interrupted one would have; batches are whole, and the rest of an
     epoch's order is left out. Otherwise all examples come, in order, in batches whose sizes differ by one at most.
-    ``size`` is a batch's over all processes together.
     """
 
     def __init__(
@@ -48,33 +32,22 @@ class Batches:
         self.get, self.length, self.size, self.seed, self.augment = get, length, min(size, length), seed, augment
         self.epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Whose order comes next."""
-        self.epoch = epoch
-
     def __len__(self) -> int:
         return self.length // self.size if self.seed is not None else -(-self.length // self.size)
 
     def whole(self) -> Iterator[Any]:
-        """The batches of an evaluation, undivided."""
+        """The batches of an evaluation."""
         return (self.get(part.tolist()) for part in np.array_split(np.arange(self.length), len(self)))
 
     def __iter__(self) -> Iterator[Any]:
-        rank, world = rank_and_world()
         if self.seed is None:
-            shared = self.length // len(self) >= world  # else every process sees everything; the mean is the same
-            for indices in np.array_split(np.arange(self.length), len(self)):
-                yield self.get((indices[rank::world] if shared else indices).tolist())
+            yield from self.whole()
             return
-        if self.size % world:
-            raise SettingsError(f"a batch of {self.size} must divide among {world} processes")
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
         order = torch.randperm(self.length, generator=generator)
         for indices in order[: len(self) * self.size].split(self.size):
-            if self.augment is None:
-                yield self.get(indices[rank::world].tolist())
-            else:
-                yield [x[rank::world] for x in self.augment(self.get(indices.tolist()), generator)]
+            batch = self.get(indices.tolist())
+            yield batch if self.augment is None else self.augment(batch, generator)
 
 
 def tensor_batches(

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -49,7 +48,7 @@ class Settings:
     epochs: int = 10
     """passes over the training data"""
     batch: int = 32
-    """examples of one step, over all devices together"""
+    """examples of one step"""
     learning_rate: float = 1e-3
     """of Adam, at the start"""
     warmup: float = 0.0
@@ -58,14 +57,10 @@ class Settings:
     """of Adam"""
     clip: float = 0.0
     """largest norm of a step's gradient; 0 leaves it as it is"""
-    patience: int = 0
-    """stop after so many checks on validation data without a better one; 0 trains to the end"""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     """mixed precision computes in half precision where that is safe"""
     device: str = "cpu"
     """cpu, cuda, or cuda:1 and so on"""
-    devices: int = 1
-    """processes that train together, each with a GPU of its own, or all on the CPU"""
     output: Path = Path("out")
     """folder for logs, checkpoints, tables and figures"""
     results: Path | None = None
@@ -78,22 +73,18 @@ class Settings:
     def check(self) -> None:
         """Raise SettingsError, which names the flag, for what cannot be."""
         checked_device(self.device)
-        self.positive("epochs", "batch", "learning_rate", "devices")
+        self.positive("epochs", "batch", "learning_rate")
         for name in self.SWEEP:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise SettingsError(f"{flag(name)} must be one or more different values, got {list(values)}")
-        for name in ("weight_decay", "clip", "patience", "seeds"):
+        for name in ("weight_decay", "clip", "seeds"):
             if np.min(getattr(self, name)) < 0:
                 raise SettingsError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
         if not 0 <= self.warmup < 1:
             raise SettingsError(f"--warmup must be in [0, 1), got {self.warmup}")
-        if self.devices > 1 and ":" in self.device:
-            raise SettingsError(f"--devices {self.devices} goes with --device cpu or cuda, got {self.device!r}")
         if self.precision == "16-mixed" and self.device == "cpu":
             raise SettingsError("--precision 16-mixed needs --device cuda; on the CPU there is bf16-mixed")
-        if self.batch % self.devices:
-            raise SettingsError(f"--batch must divide among --devices {self.devices}, got {self.batch}")
 
     def positive(self, *names: str) -> None:
         """Raise SettingsError where a number is there and not positive."""
@@ -111,11 +102,6 @@ class Settings:
         """Of a single run."""
         (seed,) = self.seeds
         return seed
-
-    @property
-    def data_device(self) -> str:
-        """Where data lie: on the device, or, where several processes take their shares, on the CPU."""
-        return self.device if self.devices == 1 else "cpu"
 
     def identity(self) -> dict[str, Any]:
         """All fields that decide the result, as JSON has them."""
@@ -164,12 +150,7 @@ def parse(default: Preset, presets: dict[str, Preset], doc: str, arguments: list
     text = "\n".join([doc.strip(), "", "Settings to start from, which the flags below then change:", "", *lines])
     start = presets[chosen[0][2:]] if chosen else default
     settings = tyro.cli(type(default), args=rest, default=start, description=text, prog=f"{default.STUDY}.py")
-    if "WORLD_SIZE" not in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        raise SettingsError("srun started several copies of this program; let each node's one task be torchrun")
-    settings = dataclasses.replace(
-        settings,
-        devices=int(os.environ.get("WORLD_SIZE", settings.devices)),  # torchrun's
-        progress=settings.progress and sys.stdout.isatty() and sys.stderr.isatty(),  # in a log, a line a step
-    )
+    terminal = sys.stdout.isatty() and sys.stderr.isatty()  # in a log, a progress bar is a line a step
+    settings = dataclasses.replace(settings, progress=settings.progress and terminal)
     settings.check()
     return settings

@@ -1,32 +1,24 @@
-"""Training with Lightning: what it measures, how it resumes, and what comes out."""
+"""Training with Lightning, which logs and resumes: what it measures, and what comes out."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import logging
-import os
-import pickle
 import shutil
 import time
 import warnings
-import zipfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.plugins import TorchCheckpointIO
-from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
-from .loading import Batches, is_first_process
+from .devices import index_of, is_cuda
+from .loading import Batches
 from .settings import Settings, SettingsError
 
 Predict = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
@@ -48,32 +40,27 @@ class Learner(lightning.LightningModule):
         if constant and settings.warmup:
             raise SettingsError(f"--warmup must be 0 where the learning rate is constant, got {settings.warmup}")
         self.model, self.predict, self.settings, self.constant = model, predict, settings, constant
-        self.validation_mean, self.test_mean = MeanMetric(), MeanMetric()  # exact where shares differ in size
 
     def measure(self, out: Tensor, target: Tensor) -> Tensor:
         raise NotImplementedError
 
     def on_train_epoch_start(self) -> None:
-        torch.manual_seed(1_000_003 * self.settings.seed + self.current_epoch + 500_009 * self.global_rank)
-        self.trainer.train_dataloader.set_epoch(self.current_epoch)
+        torch.manual_seed(1_000_003 * self.settings.seed + self.current_epoch)
+        self.trainer.train_dataloader.epoch = self.current_epoch
 
     def training_step(self, batch: Any, number: int) -> Tensor:
         out, target = self.predict(self.model, batch)
         loss = self.loss(out, target)
-        self.log("loss", loss, prog_bar=True, batch_size=len(target), on_step=False, on_epoch=True, sync_dist=True)
+        self.log("loss", loss, prog_bar=True, batch_size=len(target), on_step=False, on_epoch=True)
         return loss
 
-    def _measure(self, mean: MeanMetric, name: str, batch: Any) -> None:
+    def validation_step(self, batch: Any, number: int, name: str = "") -> None:
         out, target = self.predict(self.model, batch)
         value = self.measure(out, target).nan_to_num(nan=torch.inf if self.mode == "min" else -torch.inf)
-        mean.update(value, weight=len(target))  # which leaves NaN out without a word
-        self.log(name, mean, prog_bar=True, batch_size=len(target))
-
-    def validation_step(self, batch: Any, number: int) -> None:
-        self._measure(self.validation_mean, self.metric, batch)
+        self.log(name + self.metric, value, prog_bar=True, batch_size=len(target))
 
     def test_step(self, batch: Any, number: int) -> None:
-        self._measure(self.test_mean, f"test_{self.metric}", batch)
+        self.validation_step(batch, number, "test_")
 
     def configure_optimizers(self):
         settings = self.settings
@@ -108,7 +95,7 @@ class Regressor(Learner):
 
 
 class Timed(Learner):
-    """Counts the processor's seconds in steps, through a resume."""
+    """Counts the processor's seconds in steps."""
 
     seconds = 0.0
 
@@ -136,122 +123,46 @@ class Outcome:
     more: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class CheckpointError(ValueError):
-    """A file that is not a whole checkpoint."""
-
-
-def load(path: Path, map_location: Any = "cpu") -> Any:
-    """A checkpoint's tensors, numbers and texts, every byte checked against its checksum; runs no code.
-
-    Raises:
-        CheckpointError: naming the file, where it is cut short, damaged or holds anything else.
-    """
-    try:
-        if damaged := zipfile.ZipFile(path).testzip():
-            raise ValueError(f"the checksum of {damaged} is wrong")
-        return torch.load(path, map_location, weights_only=True)
-    except (ValueError, zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(
-            f"{path} is not a whole checkpoint ({reason}); delete it, or pass --again, to train from the start"
-        ) from error
-
-
-class Checkpoints(TorchCheckpointIO):
-    """Renamed when whole: Lightning's come from the temporary folder, by copying where that is another disk."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        super().save_checkpoint(checkpoint, f"{path}.part", storage_options)
-        os.replace(f"{path}.part", path)
-
-    def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> Any:
-        return load(Path(path), map_location)
-
-
-class Best(ModelCheckpoint):
-    """The best checkpoint, whose score is kept when the folder has moved too."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        before, here = state_dict["dirpath"], self.dirpath
-        moved = {name: x.replace(before, here) if isinstance(x, str) else x for name, x in state_dict.items()}
-        moved["best_k_models"] = {path.replace(before, here): score for path, score in moved["best_k_models"].items()}
-        super().load_state_dict(moved)
-
-
-class Stopping(EarlyStopping):
-    """Early stopping that also keeps a run which had stopped, and was killed before its test, from training on."""
-
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        trainer.should_stop |= self.wait_count >= self.patience
-
-
 def fit(learner: Learner, training: Batches, validation: Batches | None, testing: Batches, checks: int = 20) -> Outcome:
     """Train and test; with validation data, the weights of the best of about ``checks`` checks on them are tested.
 
     Resumes from the last epoch's checkpoint where the run's folder has one. The model keeps the tested weights, in eval
     mode.
     """
-    settings, metric, mode = learner.settings, learner.metric, learner.mode
-    if settings.again and is_first_process():
+    settings, metric = learner.settings, learner.metric
+    if settings.again:
         shutil.rmtree(settings.folder, ignore_errors=True)
-    options: dict[str, Any] = {"dirpath": settings.folder, "enable_version_counter": False}
-    timer, every = Timer(), 1
+    timer, every, options = Timer(), 1, {"dirpath": settings.folder, "enable_version_counter": False}
+    best = ModelCheckpoint(filename="best", monitor=metric, mode=learner.mode, save_on_train_epoch_end=False, **options)
     callbacks: list = [timer, ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **options)]
     if validation is not None:
-        options |= {"monitor": metric, "mode": mode, "save_weights_only": True, "save_on_train_epoch_end": False}
-        callbacks.insert(0, Best(filename="best", **options))  # the first is the one that Lightning tests
+        callbacks.insert(0, best)
         every = next(n for n in range(max(1, settings.epochs // checks), 0, -1) if settings.epochs % n == 0)
-        if settings.patience:
-            callbacks.append(Stopping(metric, patience=settings.patience, mode=mode))
-    elif settings.patience:
-        raise SettingsError("--patience needs validation data, and this run has none")
-    trainer = _trainer(settings, callbacks, log_every_n_steps=min(50, len(training)), check_val_every_n_epoch=every)
-    trainer.fit(learner, training, validation, ckpt_path=None if settings.again else "last")
-    best = "best" if validation is not None else None
-    measured = trainer.test(learner, testing, ckpt_path=best, verbose=False)[0][f"test_{metric}"]
-    learner.model.eval()
-    more = {}
-    if found := logged(settings, metric).values():
-        more["validation"] = float(f"{max(found) if mode == 'max' else min(found):.7g}")
-    return Outcome(metric, float(measured), parameters(learner.model), timer.time_elapsed("train"), more)
-
-
-def _trainer(settings: Settings, callbacks: list, **options: Any) -> lightning.Trainer:
     for name in ("pytorch", "fabric"):
         logging.getLogger(f"lightning.{name}").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    device, several = torch.device(settings.device), settings.devices > 1
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))  # torchrun's
-    torchrun = torch.distributed.is_torchelastic_launched()
-    return lightning.Trainer(
+    trainer = lightning.Trainer(
         default_root_dir=settings.folder,
         max_epochs=settings.epochs,
-        accelerator="gpu" if device.type == "cuda" else "cpu",
-        devices=here if device.index is None else [device.index],
-        num_nodes=max(1, settings.devices // here),
-        strategy=DDPStrategy(find_unused_parameters=True) if several else "auto",
-        sync_batchnorm=several and device.type == "cuda",
-        use_distributed_sampler=False,  # Batches share themselves
+        accelerator="gpu" if is_cuda(settings.device) else "cpu",
+        devices=[index_of(settings.device)] if is_cuda(settings.device) else 1,
         precision=settings.precision,
         gradient_clip_val=settings.clip or None,
         callbacks=callbacks,
-        plugins=[Checkpoints(), *([] if torchrun else [LightningEnvironment()])],  # whatever SLURM says
-        logger=[CSVLogger(settings.folder, "csv"), TensorBoardLogger(settings.folder, "tensorboard")],
+        logger=CSVLogger(settings.folder, "csv"),
         enable_progress_bar=settings.progress,
         enable_model_summary=False,
         num_sanity_val_steps=0,
-        **options,
+        log_every_n_steps=min(50, len(training)),
+        check_val_every_n_epoch=every,
     )
-
-
-def logged(settings: Settings, name: str) -> dict[int, float]:
-    """A measure by epoch, from 0, from the logs of a run and of what it resumed."""
-    curve = {}
-    for path in sorted(settings.folder.glob("csv/version_*/metrics.csv"), key=lambda p: int(p.parent.name[8:])):
-        with path.open() as file:
-            curve |= {int(line["epoch"]): float(line[name]) for line in csv.DictReader(file) if line.get(name)}
-    return curve
+    last = settings.folder / "last.ckpt"
+    trainer.fit(learner, training, validation, ckpt_path=last if last.is_file() else None, weights_only=True)
+    path = None if validation is None else best.best_model_path
+    measured = trainer.test(learner, testing, ckpt_path=path, verbose=False, weights_only=True)[0][f"test_{metric}"]
+    learner.model.eval()
+    more = {} if validation is None else {"validation": float(f"{best.best_model_score:.7g}")}
+    return Outcome(metric, float(measured), parameters(learner.model), timer.time_elapsed("train"), more)
 
 
 def parameters(model: nn.Module) -> int:

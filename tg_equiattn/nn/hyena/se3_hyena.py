@@ -150,7 +150,7 @@ class SE3HyenaOperator(ScalarVectorModule):
             default is ``False``; use ``True`` to predict the next token.
         short_conv: Number of taps, odd, of a short convolution of query, key and value before the long one. It has one
             weight for each channel and tap, and with ``causal=True`` it reaches back only. The default, ``None``, means
-            no short convolution. Recall needs it (:doc:`/chains`).
+            no short convolution. Short trainings of recall need it (:doc:`/chains`).
         order: ``"input"``, the default, keeps the order of the tokens. ``"radial"`` sorts them by their distance to the
             centroid and needs ``pos``; use it for clouds without an order.
         local_context: Whether to update every token from its neighbors along ``edge_index`` first, by Clifford message
