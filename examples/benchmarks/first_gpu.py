@@ -5,7 +5,7 @@ where the first ended. An item that fails is one line that says so. The report, 
 
 The order: the environment and one compiled exponential; every case of tests/helpers/cases.py of the hosts that are
 installed, forward and backward against the CPU in float32, under float16 autocast, and without waiting for the device;
-a long sequence; the layers of the launch table in eager mode and compiled.
+the layers of the launch table in eager mode and compiled.
 
     python examples/benchmarks/first_gpu.py                      # on a GPU
     python examples/benchmarks/first_gpu.py --device cpu --tiny  # a dry run
@@ -157,19 +157,6 @@ def timed(name: str, compiled: bool, machine: Machine) -> dict[str, Any]:
     return found
 
 
-def long_sequence(tokens: int, machine: Machine) -> dict[str, Any]:
-    """One training step of a SE(3)-Hyena operator."""
-    from tg_equiattn.nn import SE3HyenaOperator
-
-    layer = SE3HyenaOperator(8, 16).to(machine.device)
-    x = torch.randn(1, tokens, 8, device=machine.device), torch.randn(1, tokens, 16, 3, device=machine.device)
-
-    def train() -> None:
-        sum(part.square().mean() for part in layer(*x)).backward()
-
-    return {"tokens": tokens, "seconds": machine.seconds(train, 3)}
-
-
 def first_items(machine: Machine) -> dict[str, Item]:
     from cases import CASES
     from launches import LAYERS
@@ -179,7 +166,6 @@ def first_items(machine: Machine) -> dict[str, Item]:
     present, layers = (present[::40], layers[:1]) if machine.tiny else (present, layers)
     items: dict[str, Item] = {"environment": environment}
     items |= {f"case: {name}": functools.partial(case, name) for name in present}
-    items["tokens"] = functools.partial(long_sequence, 50 if machine.tiny else 131_072)
     for compiled in (False, True):
         way = "compiled" if compiled else "eager"
         items |= {f"{way}: {name}": functools.partial(timed, name, compiled) for name in layers}

@@ -26,12 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
     from escnn import gspaces, nn
 
-from tg_equiattn.integrations.escnn import (
-    R2GroupAttention,
-    R2LiftingAttention,
-    R3GroupAttention,
-    R3LiftingAttention,
-)
+from tg_equiattn.integrations.escnn import R2GroupAttention, R2LiftingAttention, R3GroupAttention, R3LiftingAttention
 
 
 def by_content(heads: int) -> dict[str, Any]:

@@ -5,8 +5,7 @@
     python examples/benchmarks/long_context.py --device cuda            # the fused kernels too
 
 Like the SE(3)-Hyena paper's Figure 5: one layer of 8 scalar and 16 vector channels on one random sequence, SE(3)-Hyena
-against vector self-attention, streamed and (as the paper's Code 2 does) with all pairs at once, until a layer no
-longer fits or takes longer than --patience. Beside it the vector long convolution
+against vector self-attention, until a layer takes longer than --patience. Beside it the vector long convolution
 alone against the paper's Code 1, at batch 16. Every number comes from a process of its own. Peak memory is beyond what
 the process had before.
 """
@@ -19,32 +18,17 @@ import os
 from collections.abc import Callable
 
 import torch
-from measure import (
-    DIRECTIONS,
-    add_arguments,
-    available,
-    cell,
-    in_own_process,
-    machine,
-    measure,
-    report,
-    table,
-)
+from measure import DIRECTIONS, add_arguments, cell, in_own_process, machine, measure, report, table
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from tg_equiattn.functional import vector_long_conv
 from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention
-from tg_equiattn.nn.vector.placement import TokenBatch
-from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
-from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
-from tg_equiattn.node_batch import PaddedBatch
 
 SCALARS, VECTORS, BATCH = 8, 16, 16
 LAYERS = {
     "hyena": "SE(3)-Hyena", "hyena-short": "SE(3)-Hyena, short convolution",
     "hyena-implicit": "SE(3)-Hyena, implicit filter", "attention": "attention, streamed",
-    "pairs": "attention, all pairs",
 }  # fmt: skip
 
 
@@ -76,26 +60,8 @@ class LongConv(nn.Module):
         return vector_long_conv(q[:, :, None], k[:, :, None])[:, :, 0]
 
 
-class AllPairs(VectorAttentionOperator):
-    """Vector attention as the equations are written: every pair's cross product exists at once."""
-
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
-        if query.ndim == 2:
-            return super().mix(query, key, value, tokens)
-        return tokens.graphs.mix(_all_pairs, query, key, value)
-
-
-def _all_pairs(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (b, V, N, 3)
-    pairs = torch.linalg.cross(q[..., :, None, :], k[..., None, :, :])
-    weight = (pairs.norm(dim=-1) / rows.length**0.5).softmax(-1)
-    return torch.linalg.cross(weight[..., None] * pairs, v[..., None, :, :]).mean(-2).transpose(1, 2)
-
-
 def build(name: str) -> nn.Module:
     """One layer."""
-    if name == "pairs":
-        return ScalarVectorModule(AllPairs, SCALARS, VECTORS)
     kind = SE3HyenaOperator if name.startswith("hyena") else VectorSelfAttention
     options = {"hyena-short": {"short_conv": 3}, "hyena-implicit": {"filter": "implicit"}}.get(name, {})
     return kind(SCALARS, VECTORS, **options)
@@ -119,8 +85,8 @@ def measure_layer(name: str, tokens: int, direction: str, device: str, repeats: 
     return measure(prepare, direction != "forward", repeats, warmups, device)
 
 
-def layers(options: argparse.Namespace) -> tuple[list[str], dict]:
-    """Rows of the table, and every measurement by (layer, tokens, direction)."""
+def layers(options: argparse.Namespace) -> list[str]:
+    """Rows of the table."""
     found: dict[tuple[str, int, str], dict | str] = {}
     jobs = [(d, n) for d in options.directions for n in options.tokens]
     before: dict[tuple[str, str], tuple[float, int]] = {}  # seconds, tokens
@@ -129,11 +95,8 @@ def layers(options: argparse.Namespace) -> tuple[list[str], dict]:
             seconds, last = before.get((name, direction), (0.0, tokens))
             linear = name.startswith("hyena")
             expected = seconds * (tokens / last) ** (1 if linear else 2)
-            pairs = 4 * 11 * VECTORS * tokens**2  # cross products, norms, weights
-            if name == "pairs" and pairs > available(options.device):
-                value: dict | str = "out of memory"
-            elif not linear and expected > options.patience:
-                value = f"over {options.patience:.0f} s"
+            if not linear and expected > options.patience:
+                value: dict | str = f"over {options.patience:.0f} s"
             else:
                 slow = expected > 5 and not linear  # whose first call pays for its memory
                 runs = (1, 0) if slow else (options.repeats, 2)
@@ -148,20 +111,7 @@ def layers(options: argparse.Namespace) -> tuple[list[str], dict]:
             value = found[name, tokens, direction]
             cells = [_against(value, base, what) for what in ("seconds", "bytes")]
             rows.append(f"| {tokens:,} | {direction} | {LAYERS[name]} | {' | '.join(cells)} |")
-    return rows, found
-
-
-def ratios(found: dict) -> list[str]:
-    """How many times faster SE(3)-Hyena is than streamed attention."""
-    lines = []
-    for (name, tokens, direction), value in found.items():
-        slow = found.get(("attention", tokens, direction), "-")
-        if not name.startswith("hyena") or isinstance(value, str) or isinstance(slow, str):
-            continue
-        times = slow["seconds"] / value["seconds"]
-        line = f"- {tokens:,} tokens, {direction}: {LAYERS[name]} {times:.1f} times faster than {LAYERS['attention']}"
-        lines.append(line)
-    return lines
+    return rows
 
 
 def _against(value: dict | str, base: dict | str, what: str) -> str:
@@ -208,8 +158,7 @@ def main() -> None:
     if options.lengths:
         rows += [*convolutions(options), ""]
     if options.tokens:
-        table_rows, found = layers(options)
-        rows += [*table_rows, "", *ratios(found)]
+        rows += layers(options)
     note = (
         f"{widths}; {machine(options.device)}. In brackets: a multiple of SE(3)-Hyena's; for convolutions, how many "
         "times faster, or less memory, than Code 1"

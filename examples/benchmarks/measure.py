@@ -32,9 +32,6 @@ SHORT, ENOUGH = 1e-3, 5e-3  # seconds: a call this short is repeated between two
 MOST_WARMUPS = 20
 REASONS = {
     "OutOfMemoryError|can't allocate memory": "out of memory",
-    "InvalidCxxCompiler|No working C\\+\\+ compiler|Cannot find a working triton": "no compiler",
-    "backend must be .* CUDA device": "needs a GPU",
-    "No available kernel": "no kernel",
     "No module named": "not installed",
 }
 
@@ -164,24 +161,6 @@ def in_own_process(script: str, *arguments) -> dict | str:
         if re.search(pattern, done.stderr):
             return reason
     raise SystemExit(f"{arguments} failed:\n{done.stderr}")
-
-
-def available(device: str) -> int:
-    """Free memory in bytes."""
-    if is_cuda(device):
-        return torch.cuda.mem_get_info(device)[0]
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
-
-
-def chosen(variants: list[str] | None, every: tuple[str, ...], device: str, gpu: tuple[str, ...]) -> list[str]:
-    """The variants asked for, or all; on the CPU without those that need a GPU, and a line that says so."""
-    if variants is not None:
-        return variants
-    if not is_cuda(device) and gpu:
-        print(f"left out, as they need a GPU (--device cuda): {', '.join(gpu)}")
-        return [v for v in every if v not in gpu]
-    return list(every)
 
 
 def short(x: float) -> str:

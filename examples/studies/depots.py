@@ -13,7 +13,6 @@ far offsets, pairs       the same with method="pairs"
 far offsets, near only   the same without its far part
 content                  the same with values="content": far nodes are seen by content
 GATv2                    no attention; twice as many layers
-PointTransformer         PointTransformerConv in place of GATv2Conv, no attention; twice as many layers
 Performer                GPSConv, attn_type="performer", positions among the inputs
 Performer, shifts        the same, with random shifts in training
 Performer, centred       the same, with positions from the mean of the graph
@@ -38,12 +37,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
-from baselines.depot_layers import (
-    NodePredictor,
-    PointTransformerLayer,
-    Positions,
-    relative_layer,
-)
+from baselines.depot_layers import NodePredictor, Positions, relative_layer
 from baselines.graph_layers import AttentionLayer, LocalLayer, messages
 from data.depots import BEACONS, depots, nearest_of_three
 from harness import study
@@ -66,13 +60,13 @@ REACH = {"displacement": 3.0, "distance": 3.0, "nearest": 2.0}  # near pairs' of
 NODE_NORM: dict[str, Any] = {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}
 Task = Literal["displacement", "distance", "nearest"]
 Model = Literal[
-    "far offsets", "far offsets, pairs", "far offsets, near only", "content", "GATv2", "PointTransformer", "Performer",
+    "far offsets", "far offsets, pairs", "far offsets, near only", "content", "GATv2", "Performer",
     "Performer, shifts", "Performer, centred", "dense, shifts", "dense, centred",
 ]  # fmt: skip
 IN_TASK = {
     "displacement": Model.__args__,
     "distance": (
-        "far offsets", "far offsets, pairs", "content", "GATv2", "PointTransformer", "Performer, centred",
+        "far offsets", "far offsets, pairs", "content", "GATv2", "Performer, centred",
         "dense, shifts",
     ),
     "nearest": ("far offsets", "far offsets, pairs", "Performer, centred", "dense, centred"),
@@ -148,8 +142,6 @@ def layers_of(settings: DepotsStudy) -> tuple[Callable[[int], nn.Module], int]:
     edge_dim = 1 if task == "distance" else 2
     if name == "GATv2":
         return lambda width: LocalLayer(width, messages(width, heads, edge_dim)), 2 * settings.layers
-    if name == "PointTransformer":
-        return lambda width: PointTransformerLayer(width, edge_dim), 2 * settings.layers
     kind, norm = name.split(",")[0], NODE_NORM if task == "nearest" else {}
     if kind in ("Performer", "dense"):
         attention = "performer" if kind == "Performer" else "multihead"

@@ -7,7 +7,6 @@ kind of their bond and functions of their length. Beside them, at about equal nu
 
 local only                none
 Performer                 GPSConv, attn_type="performer"
-Performer + positions     the same with positions among the inputs, so that turned molecules have other energies
 dense                     GPSConv, attn_type="multihead"
 ours                      RelativeGPSBlock, offset="distance", values="offset": near pairs of the attention are those
                           nearer than the cutoff; all others by random features
@@ -47,18 +46,11 @@ from tg_equiattn.neighbors import neighbor_list
 
 SEED = 45  # of the data, which do not depend on the seed of training
 MODELS = {
-    "local only": ("none", False),
-    "Performer": ("performer", False),
-    "Performer + positions": ("performer", True),
-    "dense": ("multihead", False),
-    "ours": ("features", False),
-    "ours, exact": ("pairs", False),
-    "ours, far part off": ("near", False),
-    "SchNet": ("SchNet", False),
-}  # attention, and whether positions are inputs
-ALONG_BONDS_ONLY = ("Performer + positions",)
+    "local only": "none", "Performer": "performer", "dense": "multihead", "ours": "features", "ours, exact": "pairs",
+    "ours, far part off": "near", "SchNet": "SchNet",
+}  # fmt: skip
 Model = Literal[
-    "local only", "Performer", "Performer + positions", "dense", "ours", "ours, exact", "ours, far part off", "SchNet",
+    "local only", "Performer", "dense", "ours", "ours, exact", "ours, far part off", "SchNet",
 ]  # fmt: skip
 
 
@@ -106,11 +98,8 @@ class MoleculesStudy(Settings):
             raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
 
     def runs(self) -> Iterator[MoleculesStudy]:
-        """Some models are there along bonds only, or along pairs only."""
-        for run in super().runs():
-            (messages,), (model,) = run.messages, run.models
-            if model not in (("SchNet",) if messages == "bonds" else ALONG_BONDS_ONLY):
-                yield run
+        """SchNet is there along pairs only."""
+        return (run for run in super().runs() if run.messages == ("pairs",) or run.models != ("SchNet",))
 
 
 PRESETS = {
@@ -123,17 +112,17 @@ def build(settings: MoleculesStudy) -> GraphPotential:
     """The model, as wide as it takes to have as many parameters as ours."""
     (edges,), (name,) = settings.messages, settings.models
 
-    def of(attention: str, positions: bool, channels: int) -> GraphPotential:
+    def of(attention: str, channels: int) -> GraphPotential:
         shape = channels, settings.layers, settings.heads
-        return GraphPotential(attention, edges, len(SIZES), *shape, settings.cutoff, positions)
+        return GraphPotential(attention, edges, len(SIZES), *shape, settings.cutoff)
 
-    attention, positions = MODELS[name]
-    wanted, width = parameters(of("features", False, settings.channels)), settings.channels
+    attention = MODELS[name]
+    wanted, width = parameters(of("features", settings.channels)), settings.channels
     if not name.startswith("ours"):  # SchNet's layers and PyG's Performer are not built on the meta device
         counted = "multihead" if attention == "performer" else attention
         widths = range(settings.channels, 3 * settings.channels + 1, settings.heads)
-        width = min(widths, key=lambda channels: abs(parameters(of(counted, positions, channels)) - wanted))
-    return of(attention, positions, width)
+        width = min(widths, key=lambda channels: abs(parameters(of(counted, channels)) - wanted))
+    return of(attention, width)
 
 
 def graphs(molecules: Molecules, cutoff: float, explained: Tensor, units: tuple[float, float]) -> list[Data]:

@@ -4,14 +4,12 @@ Five charged particles attract and repel each other (data/charged_particles.py s
 From positions, velocities and charges at one time the models predict positions 1,000 steps later: SE(3)-Hyena, with and
 without local context, the same with Ewald attention in place of the convolution, local context without either,
 SE(3)-Transformer, the non-equivariant Hyena and Transformer, and EGNN at its published size, all on identical data,
-beside linear motion x + t v. Prints the paper's
-Table 1 with ratios to linear motion, and draws it, with how errors fell.
+beside linear motion x + t v. Prints the paper's Table 1 with ratios to linear motion.
 
 The particles have no order, and a convolution needs one: with --augment, training shuffles them.
 
     python examples/studies/nbody.py                        # minutes on two cores
     python examples/studies/nbody.py --study --models EGNN "SE(3)-Hyena + local"   # the standard task, 3,000 systems
-    python examples/studies/nbody.py --full --device cuda   # the paper's split, schedule and widths
 """
 
 from __future__ import annotations
@@ -76,8 +74,6 @@ class NBody(Settings):
         "Hyena", "Transformer", "EGNN",
     )  # fmt: skip
     """which to train"""
-    task: Literal["standard", "initial"] = "standard"
-    """from frame 30 to 40, or from the start to step 1,000"""
     train: int = 1000
     """systems to train on"""
     validation: int = 500
@@ -111,7 +107,7 @@ class NBody(Settings):
 
 PRESETS = {
     "quick": NBody(
-        train=60, validation=20, test=20, epochs=1, batch=20, vectors=4, scalars=3, num_layers=1, task="initial"
+        train=60, validation=20, test=20, epochs=1, batch=20, vectors=4, scalars=3, num_layers=1
     ),
     "study": NBody(
         models=(
@@ -121,7 +117,6 @@ PRESETS = {
         seeds=(0, 1, 2), train=3000, validation=2000, test=2000, epochs=100, learning_rate=0.01, augment=True,
         results=study.committed("nbody"),
     ),
-    "full": NBody(task="initial", validation=2000, test=2000, epochs=300, learning_rate=0.0001),
 }  # fmt: skip
 
 
@@ -152,19 +147,14 @@ class EwaldOperator(HyenaOperator):
         return features(self.out(self.in_grades.parts(x + torch.cat([found[0], found[1].flatten(1)], 1))))
 
 
-OPERATORS: dict[str, type[HyenaOperator]] = {
-    "local only": LocalOnly,
-    "Ewald attention": EwaldOperator,
-}
+OPERATORS: dict[str, type[HyenaOperator]] = {"local only": LocalOnly, "Ewald attention": EwaldOperator}
 
 
 def systems(settings: NBody) -> list[list[Tensor]]:
     """Training, validation and test systems: charges, velocities, positions, later positions."""
     counts = settings.train, settings.validation, settings.test
-    steps = STEPS if settings.task == "standard" else 1000
-    data = cached(sum(counts), SEED, settings.particles, steps, settings.cache, settings.progress)
-    # frame f of the standard task is step 100 (f + 1)
-    first, last = (31, 41) if settings.task == "standard" else (0, 10)
+    data = cached(sum(counts), SEED, settings.particles, STEPS, settings.cache, settings.progress)
+    first, last = 31, 41  # frame f of the standard task, which leads from 30 to 40, is step 100 (f + 1)
     tensors = data.charges, data.velocities[:, first], data.positions[:, first], data.positions[:, last]
     return [list(part) for part in zip(*(x.float().split(counts) for x in tensors), strict=True)]
 

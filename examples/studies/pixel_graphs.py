@@ -3,8 +3,7 @@
 Real digits (scikit-learn's 1797 images of 8 x 8) are put in the middle of a larger canvas and become pixel graphs.
 Trains the Relative Performer with no positions, absolute ones, and the relative "sinusoid", "clipped" and "window";
 then shifts the test images pixel by pixel, as far as no bright pixel leaves. Prints a table like the paper's Table 1,
-and accuracy against shift, as its Figure 1. What falls with relative positions is the border's work:
-with --periodic the canvas has none.
+and accuracy against shift, as its Figure 1.
 
     python examples/studies/pixel_graphs.py                                      # some minutes on two cores
     python examples/studies/pixel_graphs.py --positions sinusoid window --seeds 0 1 2
@@ -61,22 +60,12 @@ class PixelGraphs(Settings):
     """blocks of attention and multilayer perceptron"""
     heads: int = 4
     """of attention"""
-    embedding: Literal["linear", "mlp", "lookup"] = "linear"
-    """of a pixel's colour"""
     cutoff: int = 4
     """pixels closer than this are joined; "clipped" tells distances up to it apart, "window" offsets below it"""
-    norm: Literal["layer", "batch"] = "batch"
-    """layer: of every pixel before the mean over them; batch: of the mean, over the images"""
     redraw_interval: int = 1000
     """training steps between draws of the random features"""
-    dropout: float = 0.0
-    """of attention and multilayer perceptrons"""
-    periodic: bool = False
-    """opposite borders of the canvas touch"""
     shift: int = 3
     """largest shift of test images in pixels"""
-    constant: bool = False
-    """keep the learning rate, which otherwise falls as half a cosine"""
     epochs: int = 12
     batch: int = 32
     learning_rate: float = 0.003
@@ -90,8 +79,6 @@ class PixelGraphs(Settings):
             self.positive(name)
         if self.channels % self.heads:
             raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"{flag('dropout')} must be at least 0 and below 1, got {self.dropout}")
         if self.size < 8:
             raise ValueError(f"{flag('size')} must be at least 8, got {self.size}")
         if 2 * self.shift > self.size:
@@ -104,10 +91,6 @@ PRESETS = {
         batch=8,
     ),
     "study": PixelGraphs(seeds=(0, 1, 2), size=16, epochs=22, results=study.committed("pixel_graphs")),
-    "full": PixelGraphs(
-        channels=256, layers=6, heads=8, cutoff=6, norm="layer", redraw_interval=100, dropout=0.1, constant=True,
-        batch=22, learning_rate=0.0005,
-    ),
 }  # fmt: skip
 
 
@@ -129,7 +112,7 @@ def batches(
     part: TensorDataset, limit: int | None, size: int, settings: PixelGraphs, seed: int | None = None
 ) -> Batches:
     """Batches of a part's first images; their graphs are made when they are asked for, and share edges till then."""
-    transform = PixelGraph(settings.cutoff, periodic=settings.periodic)
+    transform = PixelGraph(settings.cutoff)
 
     def get(indices: list[int]) -> Batch:
         images, labels = part[indices]
@@ -140,8 +123,7 @@ def batches(
 
 def predict(model: PixelGraphClassifier, data: Batch) -> tuple[Tensor, Tensor]:
     """Logits and labels of a batch of graphs."""
-    given = {name: data[name] for name in ("edge_offset", "cell") if name in data}  # of periodic images
-    return model(data.x, data.edge_index, data.batch, data.pos, batch_size=data.num_graphs, **given), data.y
+    return model(data.x, data.edge_index, data.batch, data.pos, batch_size=data.num_graphs), data.y
 
 
 def build(in_channels: int, settings: PixelGraphs) -> PixelGraphClassifier:
@@ -152,8 +134,8 @@ def build(in_channels: int, settings: PixelGraphs) -> PixelGraphClassifier:
     }  # fmt: skip
     return PixelGraphClassifier(
         in_channels, 10, channels=settings.channels, num_layers=settings.layers, heads=settings.heads,
-        embedding=settings.embedding, position=None if position == "none" else position,
-        cutoff=settings.cutoff, dropout=settings.dropout, norm=settings.norm, attn_kwargs=features,
+        position=None if position == "none" else position,
+        cutoff=settings.cutoff, dropout=0.0, norm="batch", attn_kwargs=features,
     )  # fmt: skip
 
 
@@ -176,7 +158,7 @@ def accuracies_at_shifts(
 ) -> dict[str, float]:
     """Percent of images classified right at each shift."""
     model.to(settings.device).eval()
-    transform = PixelGraph(settings.cutoff, periodic=settings.periodic)
+    transform = PixelGraph(settings.cutoff)
     accuracies = {}
     shifts = range(-settings.shift, settings.shift + 1)
     for shift in tqdm(shifts, desc="shifts", leave=False, disable=not settings.progress):
@@ -192,7 +174,7 @@ def train(settings: PixelGraphs) -> Outcome:
     """One model, trained and tested, on images where they are and shifted."""
     training, testing = parts(settings)
     outcome = fit(
-        learner := Classifier(build(training[0][0].shape[0], settings), predict, settings, settings.constant),
+        learner := Classifier(build(training[0][0].shape[0], settings), predict, settings),
         batches(training, settings.train_images, settings.batch, settings, settings.seed),
         None,
         batches(testing, settings.test_images, 256, settings),

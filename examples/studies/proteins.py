@@ -9,21 +9,16 @@ response     one residue of an elastic network is pushed (springs between all pa
              errors are measured, so 1 is what zero displacements leave. Trained on whole chains of 40 to 220 residues;
              tested on other such chains, on chains of 220 to 400, on complexes of several chains, and on chains with
              gaps, with and without residue numbers and chains given to the layers
-size         no training: seconds and memory of one training step with synthetic chains of --tokens residues
 
-All models but EGNN have the same messages along the edges to the nearest residues, and behind each layer of messages
+All models have the same messages along the edges to the nearest residues, and behind each layer of messages
 
 messages                 nothing
 messages, all pairs      the same messages along all pairs of residues
 distance attention       a transformer's self-attention with a learned function of the distance in its logits
 vector attention         VectorSelfAttention
-Hyena                    SE3HyenaOperator with a filter made of the data
 Hyena, implicit          SE3HyenaOperator, filter="implicit", short_conv=3
-tensor-product Hyena     TensorProductHyenaOperator, filter="implicit", short_conv=3
 Ewald                    EwaldAttention
 Ewald + Hyena            both
-EGNN                     Satorras et al.'s layers along the same edges, with the push as velocity
-EGNN, all pairs          the same along all pairs
 
 at equal numbers of parameters. Seconds are those of the processor in the steps of training.
 
@@ -33,34 +28,27 @@ at equal numbers of parameters. Seconds are those of the processor in the steps 
 from __future__ import annotations
 
 import bisect
-import concurrent.futures
 import dataclasses
-import multiprocessing
-import resource
-import time
-from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
-from baselines.chain_layers import EGNN, ChainModel
+from baselines.chain_layers import ChainModel
 from baselines.protein_models import ORDERED, Model, global_layers
 from data.protein_errors import response_errors
-from data.protein_graphs import FAR, NEAR, UNIT, Graph, graph_of
+from data.protein_graphs import FAR, NEAR, UNIT, Graph
 from data.protein_sets import Drawn, pushes, sets
-from data.proteins import Protein, synthetic
+from data.proteins import Protein
 from harness import study
 from harness.results import Row
 from harness.settings import Settings, SettingsError
-from harness.tables import at_best_rates, grouped, markdown, mean_and_spread
+from harness.tables import at_best_rates, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, Timed, fit, parameters
 from torch import Tensor, nn
 
 REACH = 16.0  # angstroms up to which messages tell lengths of edges apart
 TESTS = "chains", "larger", "complexes", "complexes, without index", "gaps", "gaps, without index"
-Task = Literal["response", "size"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,12 +56,10 @@ class ProteinsStudy(Settings):
     """Settings of this example."""
 
     STUDY: ClassVar[str] = "proteins"
-    SWEEP: ClassVar[tuple[str, ...]] = ("tasks", "models", "seeds")
+    SWEEP: ClassVar[tuple[str, ...]] = ("models", "seeds")
     HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
-    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs", "tokens")
+    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs")
 
-    tasks: tuple[Task, ...] = ("response",)
-    """what to predict"""
     models: tuple[Model, ...] = Model.__args__
     """which to train"""
     data: Path | None = None
@@ -102,8 +88,6 @@ class ProteinsStudy(Settings):
     """Gaussians and Coulomb kernels of Ewald attention"""
     lmax: int = 2
     """of Ewald attention: the response to a force has degrees 0 and 2"""
-    tokens: tuple[int, ...] = (2000, 8000, 30000)
-    """residues of the chains of the task size"""
     epochs: int = 8
     batch: int = 4
     learning_rate: float = 0.005
@@ -121,15 +105,11 @@ class ProteinsStudy(Settings):
                 f"{self.larger}, got {fewest} {most}"
             )
 
-    def runs(self) -> Iterator[ProteinsStudy]:
-        """Steps of one size are timed once."""
-        return (run for run in super().runs() if run.tasks != ("size",) or run.seeds == self.seeds[:1])
-
 
 PRESETS = {
     "quick": ProteinsStudy(
         synthetic=24, residues=(12, 20), larger=30, pushes=2, neighbors=4, scalars=8, vectors=4, hidden=8, num_layers=1,
-        kernels=(1, 1), epochs=1, tokens=(30, 60),
+        kernels=(1, 1), epochs=1,
     ),
     "study": ProteinsStudy(seeds=(0, 1, 2), results=study.committed("proteins")),
 }  # fmt: skip
@@ -141,15 +121,13 @@ def build(settings: ProteinsStudy) -> nn.Module:
     kernels = settings.width / UNIT, settings.max_width / UNIT
 
     def of(width: int) -> nn.Module:
-        if name.startswith("EGNN"):
-            return EGNN(width, settings.num_layers + 1, name == "EGNN, all pairs")
         return ChainModel(
             settings.scalars, settings.vectors, width, layers, settings.num_layers, REACH / UNIT,
             settings.neighbors,
         )  # fmt: skip
 
     channels = settings.scalars, settings.vectors, settings.hidden
-    layers = [] if "EGNN" in name else global_layers(name, *channels, kernels, settings.kernels, settings.lmax)
+    layers = global_layers(name, *channels, kernels, settings.kernels, settings.lmax)
     if name == "Ewald":
         return of(settings.hidden)
     wanted = parameters(build(dataclasses.replace(settings, models=("Ewald",))))
@@ -179,9 +157,7 @@ class Learner(Timed, Regressor):
 
 
 def train(settings: ProteinsStudy) -> Outcome:
-    """One model, trained and tested; or timed."""
-    if settings.tasks == ("size",):
-        return cost(settings)
+    """One model, trained and tested."""
     parts = sets(settings.data, settings.synthetic, settings.residues, settings.larger)
     first = ("training", "validation", "chains")
     seeds = {"training": settings.seed}
@@ -199,41 +175,9 @@ def train(settings: ProteinsStudy) -> Outcome:
     return dataclasses.replace(outcome, seconds=round(learner.seconds, 1), more=more)
 
 
-def step_cost(settings: ProteinsStudy, tokens: int) -> tuple[float, float]:
-    """Seconds of the processor of a training step, after one that does not count, and the process's peak in MiB."""
-    torch.set_num_threads(1)
-    graph = graph_of(synthetic(1, tokens, tokens, 0)[0], settings.neighbors)
-    push = torch.zeros_like(graph.push)
-    push[tokens // 2, 0] = 1.0
-    graph = dataclasses.replace(graph, push=push)
-    model = build(settings)
-    for _ in range(2):
-        start = time.process_time()
-        model(graph).square().mean().backward()
-        seconds = time.process_time() - start
-    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def cost(settings: ProteinsStudy) -> Outcome:
-    """One training step at each size, in a process of its own, up to the size at which memory ends."""
-    found: dict[str, list[float]] = {}
-    start = time.perf_counter()
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for tokens in sorted(settings.tokens):  # peaks of memory rise with the size
-            try:
-                found[str(tokens)] = [round(x, 2) for x in pool.submit(step_cost, settings, tokens).result()]
-            except (BrokenProcessPool, RuntimeError):
-                break
-    if not found:
-        raise SettingsError(f"--tokens must have a size whose training step fits into memory, got {settings.tokens}")
-    seconds = time.perf_counter() - start
-    value = found[str(min(settings.tokens))][0]
-    return Outcome("seconds of a step", value, parameters(build(settings)), seconds, {"cost": found})
-
-
 def by_epochs(rows: list[Row]) -> dict[tuple[str, int], list[Row]]:
     """Rows of the response by model and epochs, of each those with the learning rate that validation data choose."""
-    groups = at_best_rates([row for row in rows if row.setting("tasks") == "response"], "models", "epochs")
+    groups = at_best_rates(rows, "models", "epochs")
     order = sorted(groups, key=lambda key: (Model.__args__.index(key[0]), key[1]))
     return {key: groups[key] for key in order}
 
@@ -273,22 +217,9 @@ def hyena_beside_ewald(rows: list[Row]) -> str:
     return markdown(["test", "Ewald", "Ewald + Hyena", "ratio"], lines)
 
 
-def size_table(rows: list[Row]) -> str:
-    """Seconds and memory of a training step by number of residues."""
-    groups = grouped([row for row in rows if row.setting("tasks") == "size"], "models")
-    sizes = sorted({n for (row, *_) in groups.values() for n in row.more["cost"]}, key=int)
-    lines = []
-    for (name,), (row, *_) in groups.items():
-        cells = [row.more["cost"].get(n) for n in sizes]
-        lines.append([name, *("-" if cell is None else f"{cell[0]:.1f} s, {cell[1]:,.0f} MiB" for cell in cells)])
-    return markdown(["model", *(f"{int(n):,} residues" for n in sizes)], lines)
-
-
 def report(rows: list[Row]) -> dict[str, str]:
-    """Tables of each task that has rows."""
-    tables = {"response": response_table, "hyena_beside_ewald": hyena_beside_ewald, "size": size_table}
-    there = {row.setting("tasks") for row in rows}
-    return {name: make(rows) for name, make in tables.items() if ("size" if name == "size" else "response") in there}
+    """The table of errors, and Ewald attention without and with Hyena."""
+    return {"response": response_table(rows), "hyena_beside_ewald": hyena_beside_ewald(rows)}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ numbers of its Figure 7.
     python examples/studies/rotated_digits.py                                    # a few minutes on two cores
     python examples/studies/rotated_digits.py --models Z2_SA R8_SA --seeds 0 1 2
     python examples/studies/rotated_digits.py --study --models R4_SA --relation relative --locality None 4
-    python examples/studies/rotated_digits.py --ablations                        # which parts of locality pay
 """
 
 from __future__ import annotations
@@ -34,12 +33,10 @@ from harness.training import Classifier, Outcome, fit, parameters
 from tg_equiattn.integrations.escnn import R2GroupAttention, group_from_gspace
 from torch import Tensor
 
-from tg_equiattn.encodings.locality import CONTENT
-from tg_equiattn.nn import GroupAttention, GroupTransformer, LiftingAttention
+from tg_equiattn.nn import GroupTransformer
 from tg_equiattn.testing import act
 
 Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN", "D4 G-CNN", "G-CNN + attention"]
-Omission = Literal["nothing", "places", "preferences", "learning", "small queries"]
 Relation = Literal["ge_vit", "gsa", "lifted", "relative", "frame", "separable"]
 GSPACES = {
     "Z2_SA": gspaces.trivialOnR2(),
@@ -61,7 +58,7 @@ class RotatedDigits(Settings):
     """Settings of this example."""
 
     STUDY: ClassVar[str] = "rotated_digits"
-    SWEEP: ClassVar[tuple[str, ...]] = ("models", "relation", "locality", "without", "seeds")
+    SWEEP: ClassVar[tuple[str, ...]] = ("models", "relation", "locality", "seeds")
     SHOWN: ClassVar[tuple[str, ...]] = (
         "epochs",
         "learning_rate",
@@ -80,9 +77,6 @@ class RotatedDigits(Settings):
     """odd window of attention"""
     locality: tuple[float | None, ...] = (4.0,)
     """strength by which heads start at places of their own; None is without, as the published gsa always is"""
-    without: tuple[Omission, ...] = ("nothing",)
-    """parts of locality to leave out: heads start in the middle, prefer no group element, do not learn where they look,
-    have queries as large at the start as without locality"""
     size: int = 16
     """pixels a side, even"""
     train_images: int | None = None
@@ -124,8 +118,6 @@ class RotatedDigits(Settings):
                 run = dataclasses.replace(run, relation=("ge_vit",))
             if name in EQUALS or run.relation == ("gsa",):
                 run = dataclasses.replace(run, locality=(None,))
-            if run.locality == (None,):
-                run = dataclasses.replace(run, without=("nothing",))
             if run not in seen:
                 seen.append(run)
                 yield run
@@ -140,9 +132,6 @@ PRESETS = {
     "study": RotatedDigits(
         models=("Z2_SA", "R4_SA", "R8_SA", "R4M_SA", *EQUALS), relation=("ge_vit", "relative", "gsa"),
         seeds=(0, 1, 2, 3, 4), **SMALL,
-    ),
-    "ablations": RotatedDigits(
-        models=("R4_SA",), relation=("relative",), without=Omission.__args__, seeds=(0, 1, 2), **SMALL,
     ),
 }  # fmt: skip
 
@@ -200,25 +189,7 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
                 "locality": locality,
             },
         )
-    leave_out(model, *settings.without)
     return model
-
-
-@torch.no_grad()
-def leave_out(model: torch.nn.Module, part: Omission) -> None:
-    """Start an attention network without this part of its locality."""
-    for layer in model.modules():
-        if not isinstance(layer, (GroupAttention, LiftingAttention)) or layer.locality is None:
-            continue
-        if part == "places":
-            layer.locality.centre.zero_()
-        elif part == "preferences" and layer.locality.preference is not None:
-            layer.locality.preference.zero_()
-        elif part == "learning":
-            layer.locality.requires_grad_(False)
-        elif part == "small queries":
-            for parameter in layer.query.parameters():
-                parameter /= CONTENT
 
 
 def predict(model: torch.nn.Module, batch: Part) -> tuple[Tensor, Tensor]:
@@ -275,13 +246,12 @@ def kind(row: Row) -> str:
 
 
 def whole(row: Row) -> bool:
-    """True if the locality, where there is one, has all its parts and the strength of the study."""
-    return row.setting("without") in (None, "nothing") and row.setting("locality") in (None, 4.0)
+    """True if the locality, where there is one, has the strength of the study."""
+    return row.setting("locality") in (None, 4.0)
 
 
 def of_main_setting(
-    rows: list[Row],
-    names: tuple[str, ...] = ("size", "epochs", "learning_rate", "heads", "channels"),
+    rows: list[Row], names: tuple[str, ...] = ("size", "epochs", "learning_rate", "heads", "channels")
 ) -> list[Row]:
     """Rows of the image size, epochs, window and so on that most attention networks have; convolutions have their own
     windows and learning rates."""
@@ -345,12 +315,11 @@ def mixed(rows: list[Row]) -> str:
 
 
 def ablations(rows: list[Row]) -> str:
-    """Accuracy without each part of the locality, and by its strength."""
+    """Accuracy by the strength of the locality."""
     names = [name for name in Model.__args__ if any(row.setting("models") == name for row in rows)]
     lines = []
-    for (left_out, locality, heads), group in grouped(rows, "without", "locality", "heads").items():
+    for (locality, heads), group in grouped(rows, "locality", "heads").items():
         what = "no locality" if locality is None else f"locality strength {locality:g}"
-        what += "" if left_out in (None, "nothing") else f", without {left_out}"
         what += "" if heads == RotatedDigits.heads else f", {heads} heads"
         lines.append([what, *(values([row for row in group if row.setting("models") == name]) for name in names)])
     return markdown(["locality", *names], lines)

@@ -29,6 +29,6 @@ def test_frames_hold_at_most_four_tensors_of_scores(content):
 @pytest.mark.parametrize("name", ["R2LiftingAttention, C4", "RelativePerformerConv, pairs", "IrrepsEwaldAttention"])
 def test_a_row_of_the_table_at_the_defaults(name):
     _, make = CASES[name]
-    cells = measure(make, "tiny", 1, False, "cpu")
+    cells = measure(make, "tiny", 1, "cpu")
     assert len(cells) == 6
     assert all(float(cell) > 0 for cell in (*cells, *tiny(make, 1, "cpu")))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from baselines.egnn import EGNNLayer
 from data.protein_graphs import CLASSES, Graph, pair_geometry
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, scaled_dot_product_attention
@@ -145,49 +144,6 @@ def without_rigid_motion(vectors: Tensor, graph: Graph) -> Tensor:
     eye = torch.eye(3, dtype=arm.dtype, device=arm.device)
     inertia = arm.square().sum(1)[:, None, None] * eye - arm[:, :, None] * arm[:, None]
     turn = torch.linalg.solve(
-        total(inertia, graph.batch, graph.count),
-        total(torch.linalg.cross(arm, vectors), graph.batch, graph.count),
+        total(inertia, graph.batch, graph.count), total(torch.linalg.cross(arm, vectors), graph.batch, graph.count)
     )
     return vectors - torch.linalg.cross(turn[graph.batch], arm)
-
-
-class EdgeEGNNLayer(EGNNLayer):
-    """The layer on edges in place of all pairs of equal systems, with means of messages in place of sums."""
-
-    def forward(self, h: Tensor, x: Tensor, v: Tensor, edges: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        (source, target), kind, square = edges
-        difference = x[target] - x[source]
-        change = difference.square().sum(1, keepdim=True) - square
-        messages = self.edge(torch.cat([h[target], h[source], square, change, kind], 1))
-        degree = torch.bincount(target, minlength=len(h)).clamp(min=1)[:, None]
-        forces = total(difference * self.position(messages), target, len(h)) / degree
-        messages = total(messages, target, len(h)) / degree
-        return h + self.node(torch.cat([h, messages], 1)), x + self.velocity(h) * v + forces
-
-
-class EGNN(nn.Module):
-    """EGNN of residues: the push is the velocity, and the displacement of the positions is read out.
-
-    Edges know the squared distance at the start and its change since.
-
-    Args:
-        channels: width.
-        num_layers: number of layers.
-        all_pairs: along all pairs of residues in place of the edges of the graph.
-    """
-
-    def __init__(self, channels: int, num_layers: int, all_pairs: bool) -> None:
-        super().__init__()
-        self.all_pairs = all_pairs
-        self.embed, self.inputs = nn.Embedding(20, channels), nn.Linear(3, channels)
-        self.layers = nn.ModuleList(EdgeEGNNLayer(channels, CLASSES + 1) for _ in range(num_layers))
-
-    def forward(self, graph: Graph) -> Tensor:
-        """Displacements (N, 3), without rigid motion."""
-        edge_index, kind, length, _ = pair_geometry(graph) if self.all_pairs else graph.edges
-        edges = edge_index, one_hot(kind, CLASSES), length[:, None].square()
-        h = self.embed(graph.residue) + self.inputs(torch.cat([graph.mark, graph.size], 1))
-        x = graph.pos
-        for layer in self.layers:
-            h, x = layer(h, x, graph.push, edges)
-        return without_rigid_motion(x - graph.pos, graph)

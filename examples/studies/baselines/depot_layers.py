@@ -10,10 +10,9 @@ import torch
 from tg_equiattn.integrations.pyg import RelativeGPSBlock
 from torch import Tensor, nn
 from torch_geometric.data import Batch
-from torch_geometric.nn import MLP, PointTransformerConv
 from torch_geometric.utils import scatter
 
-from .graph_layers import LocalLayer, messages, without_far_part
+from .graph_layers import messages, without_far_part
 
 Positions = Literal["none", "as they are", "shifted", "centred"]
 
@@ -106,15 +105,3 @@ class EdgeFeatures(nn.Module):
     def forward(self, offsets: Tensor) -> Tensor:
         offsets = offsets.to(torch.get_default_dtype())
         return offsets.norm(dim=1, keepdim=True) if self.invariant else offsets
-
-
-class PointTransformerLayer(LocalLayer):
-    """Without attention, with ``PointTransformerConv`` and the perceptrons of its paper."""
-
-    def __init__(self, channels: int, edge_dim: int) -> None:
-        perceptrons = (MLP([width, channels, channels], norm=None) for width in (edge_dim, channels))
-        of_edges = nn.Sequential(EdgeFeatures(edge_dim == 1), next(perceptrons))
-        super().__init__(channels, PointTransformerConv(channels, channels, of_edges, next(perceptrons)))
-
-    def local(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
-        return self.conv(x, data.pos, data.edge_index)

@@ -45,12 +45,7 @@ class EwaldMessagePassing(nn.Module):
     basis: Tensor
 
     def __init__(
-        self,
-        channels: int,
-        max_wavenumber: float = 1.5,
-        spacing: float = 0.2,
-        bumps: int = 48,
-        bottleneck: int = 8,
+        self, channels: int, max_wavenumber: float = 1.5, spacing: float = 0.2, bumps: int = 48, bottleneck: int = 8
     ) -> None:
         super().__init__()
         reach = int(max_wavenumber / spacing)

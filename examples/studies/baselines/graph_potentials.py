@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GINEConv, GPSConv, global_add_pool
 from torch_geometric.nn.models.schnet import GaussianSmearing, InteractionBlock
-from torch_geometric.utils import scatter
 
 from .graph_layers import without_far_part
 
@@ -40,7 +39,6 @@ class GraphPotential(nn.Module):
         species: how many.
         channels, layers, heads: sizes.
         cutoff: of pairs.
-        positions: whether they are among the inputs, from the mean of the graph.
     """
 
     def __init__(
@@ -52,20 +50,16 @@ class GraphPotential(nn.Module):
         layers: int,
         heads: int,
         cutoff: float,
-        positions: bool = False,
     ) -> None:
         super().__init__()
-        self.attention, self.edges, self.cutoff, self.positions = attention, edges, cutoff, positions
-        self.embed = nn.Linear(species + 3 * positions, channels)
+        self.attention, self.edges, self.cutoff = attention, edges, cutoff
+        self.embed = nn.Linear(species, channels)
         self.bumps = GaussianSmearing(0.6, cutoff, BUMPS)
         self.layers = nn.ModuleList(_layer(attention, channels, heads, cutoff) for _ in range(layers))
         self.head = nn.Sequential(nn.Linear(channels, channels), nn.SiLU(), nn.Linear(channels, 1))
 
     def forward(self, data: Batch, pos: Tensor) -> Tensor:
-        x, batch = data.x, data.batch
-        if self.positions:
-            x = torch.cat([x, pos - scatter(pos, batch, 0, data.num_graphs, "mean")[batch]], 1)
-        x = self.embed(x)
+        x, batch = self.embed(data.x), data.batch
         index, kinds = _edges(data, self.edges)
         length = (pos[index[0]] - pos[index[1]]).norm(dim=1)
         features = torch.cat([kinds, self.bumps(length), _envelope(length / self.cutoff)], 1)

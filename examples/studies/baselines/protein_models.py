@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from baselines.chain_layers import DistanceAttention, Global, Messages
 from data.protein_graphs import Graph
-from tg_equiattn.integrations.e3nn import TensorProductHyenaOperator
 from torch import Tensor, nn
 
 from tg_equiattn.nn import EwaldAttention, SE3HyenaOperator, VectorSelfAttention
 
 AVG_NUM_NODES = 30.0  # of Ewald attention
 Model = Literal[
-    "messages", "messages, all pairs", "distance attention", "vector attention", "Hyena", "Hyena, implicit",
-    "tensor-product Hyena", "Ewald", "Ewald + Hyena", "EGNN", "EGNN, all pairs",
+    "messages", "messages, all pairs", "distance attention", "vector attention", "Hyena, implicit", "Ewald",
+    "Ewald + Hyena",
 ]  # fmt: skip
-ORDERED = "Hyena", "Hyena, implicit", "tensor-product Hyena", "Ewald + Hyena"  # which read residue numbers
+ORDERED = "Hyena, implicit", "Ewald + Hyena"  # which read residue numbers
 
 
 class LibraryLayer(nn.Module):
@@ -30,23 +28,6 @@ class LibraryLayer(nn.Module):
     def forward(self, h: Tensor, v: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
         order = {"index": graph.index, "chain": graph.chain} if self.ordered else {}
         return self.layer(h, v, pos=graph.pos, batch=graph.batch, batch_size=graph.count, **order)
-
-
-class TensorProductLayer(nn.Module):
-    """The tensor-product operator on scalars and vectors apart."""
-
-    def __init__(self, scalars: int, vectors: int) -> None:
-        super().__init__()
-        irreps = f"{scalars}x0e + {vectors}x1o"
-        self.layer = TensorProductHyenaOperator(
-            irreps, irreps, "8x0e + 4x1o + 2x1e + 2x2e", filter="implicit", short_conv=3
-        )
-
-    def forward(self, h: Tensor, v: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        x = torch.cat([h, v.flatten(1)], 1)
-        order = {"index": graph.index, "chain": graph.chain}
-        found = self.layer(x, graph.pos, graph.batch, batch_size=graph.count, **order)
-        return found[:, : h.shape[1]], found[:, h.shape[1] :].view_as(v)
 
 
 def global_layers(
@@ -77,9 +58,7 @@ def global_layers(
         "vector attention": [
             lambda: LibraryLayer(VectorSelfAttention(scalars, vectors, hidden_scalars=8, hidden_vectors=vectors))
         ],
-        "Hyena": [hyena()],
         "Hyena, implicit": [hyena(filter="implicit", short_conv=3)],
-        "tensor-product Hyena": [lambda: TensorProductLayer(scalars, vectors)],
         "Ewald": [ewald],
         "Ewald + Hyena": [ewald, hyena(filter="implicit", short_conv=3)],
     }[name]

@@ -26,11 +26,13 @@ def number(cell: str) -> float:
     return float(re.findall(r"[\d.]+", cell.replace(",", ""))[0])
 
 
-def line(axis, name: str, row: tuple[str, ...], columns: dict[str, float], label: str, style: str = "o-") -> None:
-    """Cells of a row of a table against a number for each column; cells without a number are left out."""
-    row_cells = cells(name, *row)
-    there = {x: row_cells[column] for column, x in columns.items() if row_cells[column] != "-"}
-    axis.plot(list(there), [number(cell) for cell in there.values()], style, label=label, markersize=6, linewidth=2)
+def lines(axis, table: str, row: tuple[str, ...], names: dict[str, str], columns: dict[str, float]) -> None:
+    """Rows of a table, by name, against a number for each column; cells without a number are left out."""
+    for name, label in names.items():
+        found = cells(table, *row, name)
+        there = {x: number(found[column]) for column, x in columns.items() if found[column] != "-"}
+        style = "o-" if "(ours)" in label else "s--"
+        axis.plot(list(there), list(there.values()), style, label=label, markersize=6, linewidth=2)
 
 
 def draw(path: Path) -> None:
@@ -39,27 +41,24 @@ def draw(path: Path) -> None:
         figure, (pair, nodes, boxes) = plt.subplots(1, 3, figsize=(14, 5), layout="constrained")
 
         columns = {f"{n} cells": n for n in (2, 4, 6)}
-        line(pair, "matching/accuracy", ("relative",), columns, "attention, relative (ours)")
-        line(pair, "matching/accuracy", ("frames",), columns, "attention, frames (ours)")
-        line(pair, "matching/accuracy", ("G-CNN + mean",), columns, "group CNN", "s--")
-        line(pair, "matching/accuracy", ("deep G-CNN + mean",), columns, "group CNN, 4 layers", "s--")
+        names = {"relative": "attention, relative (ours)", "frames": "attention, frames (ours)"}
+        names |= {"G-CNN + mean": "group CNN", "deep G-CNN + mean": "group CNN, 4 layers"}
+        lines(pair, "matching/accuracy", (), names, columns)
         pair.set(title="Which two patterns are equal?\nAttention compares content", ylim=(0, 104))
         pair.set(xlabel="patterns in the image", ylabel="accuracy, %", xticks=[2, 4, 6])
 
         columns = {"as trained": 1, "2 times the nodes": 2, "4 times the nodes": 4}
-        line(nodes, "depots/displacement", ("far offsets, pairs",), columns, "far offsets, pairs (ours)")
-        line(nodes, "depots/displacement", ("dense, centred",), columns, "dense attention", "s--")
-        line(nodes, "depots/displacement", ("Performer, centred",), columns, "PyG's Performer", "s--")
-        line(nodes, "depots/displacement", ("GATv2",), columns, "GATv2, messages alone", "s--")
+        names = {"far offsets, pairs": "far offsets, pairs (ours)", "dense, centred": "dense attention"}
+        names |= {"Performer, centred": "PyG's Performer", "GATv2": "GATv2, messages alone"}
+        lines(nodes, "depots/displacement", (), names, columns)
         nodes.set(title="Where is the far node I look for?\nOffsets carry over to larger graphs", yscale="log")
         nodes.set(xlabel="nodes, times those of training", ylabel="share of the variance left")
 
         columns = {"field or force": 1, "field or force, 2 times the charges": 2}
         columns |= {f"field or force, {n} times": n for n in (4, 8)}
-        line(boxes, "long_range/errors", ("forces", "EwaldAttention"), columns, "Ewald attention (ours)")
-        line(boxes, "long_range/errors", ("forces", "Ewald message passing"), columns, "Ewald message passing", "s--")
-        line(boxes, "long_range/errors", ("forces", "all pairs"), columns, "messages along all pairs", "s--")
-        line(boxes, "long_range/errors", ("forces", "none"), columns, "near messages alone", "s--")
+        names = {"EwaldAttention": "Ewald attention (ours)", "Ewald message passing": "Ewald message passing"}
+        names |= {"all pairs": "messages along all pairs", "none": "near messages alone"}
+        lines(boxes, "long_range/errors", ("forces",), names, columns)
         boxes.set(title="Forces on charges in larger boxes\nEwald attention has the smallest error", yscale="log")
         boxes.set(xlabel="charges, times those of training", ylabel="share of the variance left")
         for axis, ticks in ((nodes, (1, 2, 4)), (boxes, (1, 2, 4, 8))):

@@ -22,7 +22,6 @@ PRESETS = {
     "quick": "seconds: does it run?",
     "study": "what the README's tables were made with; runs whose rows are there already are left out",
     "nearest": "the nearest of three, at the settings of its table",
-    "ablations": "the study's model, with parts of it left out",
     "full": "the paper's model, data and schedule; for a GPU",
 }
 

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from .devices import index_of, is_cuda
 from .loading import Batches
-from .settings import Settings, SettingsError
+from .settings import Settings
 
 Predict = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
 
 class Learner(lightning.LightningModule):
     """Adam on a loss; the learning rate falls as half a cosine, with ``--warmup`` after one that rises (one cycle, in
-    which the first beta goes from 0.95 to 0.85 and back, too), or (``constant``) stays. Measures ``metric``.
+    which the first beta goes from 0.95 to 0.85 and back, too). Measures ``metric``.
 
     Every epoch starts from a seed of its own, so a resumed run draws what an uninterrupted one would.
     """
@@ -35,11 +35,9 @@ class Learner(lightning.LightningModule):
     mode: str
     loss: Callable[[Tensor, Tensor], Tensor]
 
-    def __init__(self, model: nn.Module, predict: Predict, settings: Settings, constant: bool = False) -> None:
+    def __init__(self, model: nn.Module, predict: Predict, settings: Settings) -> None:
         super().__init__()
-        if constant and settings.warmup:
-            raise SettingsError(f"--warmup must be 0 where the learning rate is constant, got {settings.warmup}")
-        self.model, self.predict, self.settings, self.constant = model, predict, settings, constant
+        self.model, self.predict, self.settings = model, predict, settings
 
     def measure(self, out: Tensor, target: Tensor) -> Tensor:
         raise NotImplementedError
@@ -65,8 +63,6 @@ class Learner(lightning.LightningModule):
     def configure_optimizers(self):
         settings = self.settings
         optimizer = torch.optim.Adam(self.parameters(), settings.learning_rate, weight_decay=settings.weight_decay)
-        if self.constant:
-            return optimizer
         schedules, steps = torch.optim.lr_scheduler, int(self.trainer.estimated_stepping_batches)
         if settings.warmup and steps > 4:
             rising = max(settings.warmup, 2 / steps)  # two steps at least, which torch's schedule needs
