@@ -79,6 +79,7 @@ bench: setup
 
 report: setup
 	$(RUN) -W ignore examples/studies/report.py
+	$(RUN) -W ignore docs/front_page.py
 
 setup: $(READY)
 setup-all: $(READY_ALL)

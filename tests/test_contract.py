@@ -202,7 +202,7 @@ class Positional(torch.nn.Module):
 SAME_PROGRAM = {
     "LiftingAttention volume", "GroupAttention disk", "GroupTransformer masked", "GroupTransformer batch",
     "SE3HyenaOperator radial local", "IrrepsSE3HyenaOperator local", "IrrepsSE3HyenaOperator implicit",
-    "IrrepsVectorSelfAttention local", "PixelGraphClassifier clipped", "PixelGraphClassifier sinusoid",
+    "IrrepsVectorSelfAttention local",
     *(name for name in CASES if name.startswith("R3")),
 }  # fmt: skip
 PARTS = {

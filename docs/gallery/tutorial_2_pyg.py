@@ -18,7 +18,8 @@ import io
 import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
-from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier, RelativePerformerConv
+from tg_equiattn.integrations.pyg import PixelGraph, RelativePerformerConv
+from tg_equiattn.nn import RelativePerformer
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GINEConv, GPSConv, global_mean_pool
@@ -94,49 +95,45 @@ print(tuple(Model()(data).shape))
 # ---------------------
 #
 # Translations of a graph change no output, because positions enter through differences only. The errors below are those of
-# class scores in float64, with near pairs (``"window"``) and with the three kinds of positions in the paper, for one draw of
+# features in float64, with near pairs (``"window"``) and with the two kinds of relative positions in the paper, for one draw of
 # the random features:
 
-
-def made(position):
-    return (
-        PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, position=position, cutoff=4)
-        .double()
-        .eval()
-    )
-
-
-for position in ("window", "clipped", "sinusoid", "absolute"):
-    model, nodes = made(position), data.x.double()
+for position in ("window", "clipped", "sinusoid"):
+    options = {"position": position, "cutoff": 4, "method": "features"}
+    layer, nodes = RelativePerformerConv(1, 16, heads=4, **options).double(), data.x.double()
     here, there = data.pos.double(), data.pos.double() + torch.tensor([5.0, -3.0])
     with torch.no_grad():
-        expected = model(nodes, data.edge_index, data.batch, here)
-        moved = model(nodes, data.edge_index, data.batch, there)
+        expected = layer(nodes, data.edge_index, data.batch, pos=here)
+        moved = layer(nodes, data.edge_index, data.batch, pos=there)
     print(f"{position:9} {((moved - expected).abs().max() / expected.abs().max()).item():.0e}")
 
 # %%
-# Near pairs and ``"clipped"`` are exact for every draw. ``"sinusoid"`` is exact only in expectation over draws. ``"absolute"``
-# is the usual encoding, for comparison.
+# Near pairs and ``"clipped"`` are exact for every draw. ``"sinusoid"`` is exact only in expectation over draws.
 #
 # Feature maps of an image and of the moved image
 # -----------------------------------------------
 #
 # A digit, and the same digit moved four pixels to the right and two down. The maps show one channel in the last block of an
-# untrained model. With near pairs the map moves with the digit. With ``"absolute"`` positions it changes.
+# untrained model, :class:`~tg_equiattn.nn.RelativePerformer` on the pixels of the image. With near pairs the map moves with the
+# digit. With ``"absolute"`` positions, the usual encoding, it changes.
 
 canvas = torch.zeros(1, 20, 20)
 canvas[0, 3:11, 3:11] = images[5, 0]
 moved = canvas.roll((2, 4), (1, 2))
-wide = PixelGraph(cutoff=4).grid(20, 20)
+
+
+def made(position, **options):
+    options |= {"channels": 16, "num_layers": 2, "heads": 4, "cutoff": 4}
+    return RelativePerformer(1, 10, position=position, **options).double().eval()
 
 
 def channel(model, image):
     seen = []
     hook = model.blocks[-1].register_forward_hook(lambda block, inputs, out: seen.append(out))
     with torch.no_grad():
-        model(image.flatten(1).T.double(), neighbors=wide)
+        model(image[None].double())
     hook.remove()
-    return seen[0].T.unflatten(1, (20, 20))[2]
+    return seen[0][0].T.unflatten(1, (20, 20))[2]
 
 
 figure, axes = plt.subplots(2, 4, figsize=(8, 4), layout="constrained")
@@ -156,12 +153,11 @@ plt.show()
 
 # %%
 # Pixels near the border have fewer neighbors, as in a convolution with padding, so the difference is measured in the middle.
-# ``PixelGraph(periodic=True)`` joins opposite borders. A roll is then exact everywhere.
+# ``periodic=True``, of the model and of ``PixelGraph``, joins opposite borders. A roll is then exact everywhere.
 
-model = made("window")
-torus = PixelGraph(cutoff=4, periodic=True).grid(20, 20)
+model = made("window", periodic=True)
 with torch.no_grad():
-    first, second = (model(x.flatten(1).T.double(), neighbors=torus) for x in (canvas, moved))
+    first, second = (model(x[None].double()) for x in (canvas, moved))
 print(f"on a torus: {(second - first).abs().max():.0e}")
 
 # %%

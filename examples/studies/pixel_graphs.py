@@ -1,6 +1,6 @@
-"""Classify images as graphs of pixels with linear-time attention, and look at what shifts do to it.
+"""Classify images as sets of pixels with linear-time attention, and look at what shifts do to it.
 
-Real digits (scikit-learn's 1797 images of 8 x 8) are put in the middle of a larger canvas and become pixel graphs.
+Real digits (scikit-learn's 1797 images of 8 x 8) are put in the middle of a larger canvas, whose pixels are the tokens.
 Trains the Relative Performer with no positions, absolute ones, and the relative "sinusoid", "clipped" and "window";
 then shifts the test images pixel by pixel, as far as no bright pixel leaves. Prints a table like the paper's Table 1,
 and accuracy against shift, as its Figure 1.
@@ -19,16 +19,15 @@ import torch
 import torch.nn.functional as F
 from data.digits import sklearn_digits
 from harness import study
-from harness.loading import Batches
+from harness.loading import tensor_batches
 from harness.results import Row
 from harness.settings import Settings, flag
 from harness.tables import grouped, markdown, mean_and_spread, published
 from harness.training import Classifier, Outcome, fit
-from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier
 from torch import Tensor
-from torch.utils.data import TensorDataset
-from torch_geometric.data import Batch, Data
 from tqdm import tqdm
+
+from tg_equiattn.nn import RelativePerformer
 
 NAMES = {
     "none": "Performer (No Pos.)", "absolute": "Performer (Absolute)", "sinusoid": "Performer (Rel. S1)",
@@ -94,46 +93,30 @@ PRESETS = {
 }  # fmt: skip
 
 
-def parts(settings: PixelGraphs) -> list[TensorDataset]:
-    """Digits in the middle of canvases, to train and to test on."""
+def parts(settings: PixelGraphs) -> list[tuple[Tensor, Tensor]]:
+    """Digits in the middle of canvases and their labels, to train and to test on."""
     images, labels, *indices = sklearn_digits()
     left = (settings.size - 8) // 2
     right = settings.size - 8 - left
     images = F.pad(images, (left, right, left, right))
-    return [TensorDataset(images[part], labels[part]) for part in indices]
+    limits = settings.train_images, settings.test_images
+    return [(images[part[:limit]], labels[part[:limit]]) for part, limit in zip(indices, limits, strict=True)]
 
 
-def graphs(images: Tensor, labels: Tensor, transform: PixelGraph) -> Batch:
-    """Images as a batch of pixel graphs."""
-    return Batch.from_data_list([transform(Data(image=x, y=y)) for x, y in zip(images, labels, strict=True)])
+def predict(model: RelativePerformer, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Logits and labels of a batch of images."""
+    images, labels = batch
+    return model(images), labels
 
 
-def batches(
-    part: TensorDataset, limit: int | None, size: int, settings: PixelGraphs, seed: int | None = None
-) -> Batches:
-    """Batches of a part's first images; their graphs are made when they are asked for, and share edges till then."""
-    transform = PixelGraph(settings.cutoff)
-
-    def get(indices: list[int]) -> Batch:
-        images, labels = part[indices]
-        return graphs(images, labels, transform)
-
-    return Batches(get, min(limit or len(part), len(part)), size, seed)
-
-
-def predict(model: PixelGraphClassifier, data: Batch) -> tuple[Tensor, Tensor]:
-    """Logits and labels of a batch of graphs."""
-    return model(data.x, data.edge_index, data.batch, data.pos, batch_size=data.num_graphs), data.y
-
-
-def build(in_channels: int, settings: PixelGraphs) -> PixelGraphClassifier:
+def build(settings: PixelGraphs) -> RelativePerformer:
     (position,) = settings.positions
     width = settings.channels // settings.heads
     features = {
         "redraw_interval": settings.redraw_interval, "num_random_features": max(16, int(width * math.log(width))),
     }  # fmt: skip
-    return PixelGraphClassifier(
-        in_channels, 10, channels=settings.channels, num_layers=settings.layers, heads=settings.heads,
+    return RelativePerformer(
+        1, 10, channels=settings.channels, num_layers=settings.layers, heads=settings.heads,
         position=None if position == "none" else position,
         cutoff=settings.cutoff, dropout=0.0, norm="batch", attn_kwargs=features,
     )  # fmt: skip
@@ -154,18 +137,17 @@ def shifted(images: Tensor, columns: int) -> Tensor:
 
 @torch.no_grad()
 def accuracies_at_shifts(
-    model: PixelGraphClassifier, images: Tensor, labels: Tensor, settings: PixelGraphs
+    model: RelativePerformer, images: Tensor, labels: Tensor, settings: PixelGraphs
 ) -> dict[str, float]:
     """Percent of images classified right at each shift."""
     model.to(settings.device).eval()
-    transform = PixelGraph(settings.cutoff)
     accuracies = {}
     shifts = range(-settings.shift, settings.shift + 1)
     for shift in tqdm(shifts, desc="shifts", leave=False, disable=not settings.progress):
         right = 0
         for some, wanted in zip(shifted(images, shift).split(256), labels.split(256), strict=True):
-            logits, wanted = predict(model, graphs(some, wanted, transform).to(settings.device))
-            right += int((logits.argmax(1) == wanted).sum())
+            logits = model(some.to(settings.device))
+            right += int((logits.argmax(1).cpu() == wanted).sum())
         accuracies[str(shift)] = 100 * right / len(images)
     return accuracies
 
@@ -173,13 +155,10 @@ def accuracies_at_shifts(
 def train(settings: PixelGraphs) -> Outcome:
     """One model, trained and tested, on images where they are and shifted."""
     training, testing = parts(settings)
-    outcome = fit(
-        learner := Classifier(build(training[0][0].shape[0], settings), predict, settings),
-        batches(training, settings.train_images, settings.batch, settings, settings.seed),
-        None,
-        batches(testing, settings.test_images, 256, settings),
-    )
-    images, labels = movable(testing[: settings.test_images], settings.shift)
+    learner = Classifier(build(settings), predict, settings)
+    batches = tensor_batches(training, settings.batch, settings.seed, device=settings.device)
+    outcome = fit(learner, batches, None, tensor_batches(testing, 256, device=settings.device))
+    images, labels = movable(testing, settings.shift)
     outcome.more["shiftable"] = len(images)
     if len(images):
         outcome.more["shifts"] = accuracies_at_shifts(learner.model, images, labels, settings)

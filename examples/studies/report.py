@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from harness import front_page, results, study
+from harness import results, study
 from harness.settings import EXAMPLES, Settings
 from harness.tables import check_cells
 
@@ -69,7 +69,6 @@ def main() -> None:
         for name, table in found.items():
             text = filled(text, name, table)
         page.write_text(text)
-    front_page.draw(ROOT / "docs" / "_static" / "front_page.png")
     print(f"{len(found)} tables, from the rows of {', '.join(STUDIES)}")
 
 

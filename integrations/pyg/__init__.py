@@ -4,9 +4,8 @@ from .._host import require
 
 require("torch_geometric", "pyg")
 
-from .classifier import PixelGraphClassifier  # noqa: E402
 from .conv import RelativePerformerConv  # noqa: E402
 from .gps import RelativeGPSBlock  # noqa: E402
 from .pixel_graph import PixelGraph  # noqa: E402
 
-__all__ = ["PixelGraph", "PixelGraphClassifier", "RelativeGPSBlock", "RelativePerformerConv"]
+__all__ = ["PixelGraph", "RelativeGPSBlock", "RelativePerformerConv"]

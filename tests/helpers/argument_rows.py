@@ -226,8 +226,6 @@ MODULES |= {
         IMAGES, lambda: {"image": torch.rand(2, 1, 5, 6)}, {**CLASSIFIER, "periodic": refused(False, True)}
     ),
     "RelativePerformerConv": Table(ATTENTION, nodes, CONV, message_passing),
-    "PixelGraphClassifier": Table(IMAGES, lambda: {"x": torch.rand(9, 1), "pos": torch.arange(18.0).view(9, 2)},
-                                   CLASSIFIER),
     "RelativeGPSBlock": gps,
 }  # fmt: skip
 

@@ -418,13 +418,10 @@ def on_graphs(kind, **options):
         wide = {"num_random_features": 11, "cutoff": 3, **options}
         if kind == "RelativePerformerConv":
             return pyg.RelativePerformerConv(12, 15, 3, **{"method": "features", **wide})
-        if kind == "RelativeGPSBlock":
-            from torch_geometric.nn import SAGEConv
+        from torch_geometric.nn import SAGEConv
 
-            attention = {"method": "features", **wide}
-            return pyg.RelativeGPSBlock(12, SAGEConv(12, 12), 3, norm="layer_norm", attn_kwargs=attention)
-        wide = {"cutoff": 3, "attn_kwargs": {"num_random_features": 11}, **options}
-        return pyg.PixelGraphClassifier(12, 5, channels=12, num_layers=2, heads=3, dropout=0.0, **wide)
+        attention = {"method": "features", **wide}
+        return pyg.RelativeGPSBlock(12, SAGEConv(12, 12), 3, norm="layer_norm", attn_kwargs=attention)
 
     def inputs(step):
         pairs, batch = near(sizes=ragged(step)), batch_of(ragged(step))
@@ -434,7 +431,7 @@ def on_graphs(kind, **options):
         }  # fmt: skip
         if kind == "RelativeGPSBlock" or "values" in options:  # offsets are those of positions
             del given["edge_offset"]
-        more = {"pos": d(len(batch), 2)} if options.get("position") == "sinusoid" or len(given) < 5 else {}
+        more = {"pos": d(len(batch), 2)} if len(given) < 5 else {}
         return given | more | ({"max_num_nodes": max(ragged(step))} if options.get("method") == "pairs" else {})
 
     return Case(make, inputs, "torch_geometric")
@@ -478,10 +475,7 @@ CASES = {
     "RelativePerformerConv": on_graphs("RelativePerformerConv"),
     "RelativePerformerConv mlp": on_graphs("RelativePerformerConv", offset="mlp", values="offset"),
     "RelativePerformerConv pairs": on_graphs("RelativePerformerConv", method="pairs", offset="mlp", values="offset"),
-    "PixelGraphClassifier clipped": on_graphs("PixelGraphClassifier", position="clipped"),
-    "PixelGraphClassifier sinusoid": on_graphs("PixelGraphClassifier", position="sinusoid"),
     "RelativeGPSBlock": on_graphs("RelativeGPSBlock", offset="distance"),
-    "PixelGraphClassifier": on_graphs("PixelGraphClassifier"),
     "LongTensorProduct": on_irreps("LongTensorProduct", "2x0e+1x1o", "1x1o", "2x1o+1x2e"),
     "IrrepsSE3HyenaOperator": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT),
     "LongTensorProduct causal": on_irreps("LongTensorProduct", *["2x0e+1x1o"] * 3, causal=True),

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier, RelativeGPSBlock, RelativePerformerConv
+from tg_equiattn.integrations.pyg import PixelGraph, RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.data import Data
 
 from tg_equiattn.grids import PixelGrid
@@ -93,10 +93,6 @@ conv = functools.partial(RelativePerformerConv, 11, 35, 5)
         (lambda: RelativePerformerConv(0, 35, 5), "in_channels must be"),
         (lambda: RelativePerformerConv(11, 0, 5), "out_channels must be"),
         (lambda: RelativePerformerConv(11, 35, 0), "heads must be"),
-        (lambda: PixelGraphClassifier(1, 10, embedding="conv"), "embedding must be one of"),
-        (lambda: PixelGraphClassifier(1, 10, channels=30, heads=5, position="absolute"), "multiple of 4 .* got 30"),
-        (lambda: PixelGraphClassifier(1, 0), "num_classes must be"),
-        (lambda: PixelGraphClassifier(1, 10, num_layers=0), "num_layers must be"),
         (lambda: PixelGraph(0), "cutoff must be a positive number, got 0"),
         (lambda: PixelGraph(3, periodic="no"), "periodic must be True or False"),
         (lambda: PixelGraph(3, spacing=0.0), "spacing must be a positive number"),
@@ -122,10 +118,6 @@ def test_other_forms_of_edges():
     adjacency = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(6), (8, 8))
     with pytest.raises(ValueError, match=r"edge_index must be a 7 x 7 adjacency, got \(8, 8\)"):
         call(edge_index=adjacency)
-    model = PixelGraphClassifier(12, 5, channels=12, num_layers=1, heads=3, cutoff=3)
-    with pytest.raises(ValueError, match="neighbors must fill every graph and stand for batch"):
-        model(X, neighbors=PixelGrid((2, 3), 3))
-    assert model(X, pos=POS - 0.25, batch=BATCH).shape == (2, 5)
     assert repr(PixelGraph(3, spacing=2.0)) == "PixelGraph(cutoff=3, periodic=False, spacing=2.0)"
 
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier
-from torch_geometric.data import Batch, Data
+from tg_equiattn.integrations.pyg import PixelGraph
+from torch_geometric.data import Data
 
 from tg_equiattn.grids import PixelGrid
 
@@ -69,58 +69,9 @@ def double(data):
     return data.apply(lambda t: t.double() if t.is_floating_point() else t)
 
 
-def arguments(data):
-    given = {name: data[name] for name in ("x", "edge_index", "pos", "edge_offset", "cell") if name in data}
-    return given if data.batch is None else {**given, "batch": data.batch}
-
-
-def make_classifier(position="window", **options):
-    options |= {"channels": 20, "num_layers": 2, "heads": 5, "cutoff": 3, "attn_kwargs": {"num_random_features": 19}}
-    return PixelGraphClassifier(3, 11, position=position, **options)
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_classifier_in_batches_and_on_a_grid(on_device, position, randomise, equal):
-    model = randomise(make_classifier(position), 0.4).double().eval()
-    data = double(Batch.from_data_list(images([(5, 7), (1, 1), (2, 11), (7, 5)])))
-    given = arguments(data)
-    out = model(**given)
-    assert out.shape == (4, 11)
-    equal(model(**{**given, "batch": None, "ptr": data.ptr}), out)
-    equal(model(**given, batch_size=4), out)
-    order = torch.randperm(len(data.x))
-    mixed = {name: given[name][order] for name in ("x", "pos", "batch")}
-    equal(model(edge_index=order.argsort()[data.edge_index], **mixed), out)
-    for number, graph in enumerate(data.to_data_list()):
-        equal(model(**arguments(graph)), out[number : number + 1])
-    data = double(Batch.from_data_list(images(3 * [(5, 7)])))
-    equal(model(data.x, neighbors=PixelGraph(3).grid(5, 7)), model(**arguments(data)))
-    assert float((out[0] - out[3]).abs().max().detach()) > 1e-3
-
-
-@pytest.mark.parametrize("position", ["window", "clipped", "absolute", None])
-def test_classifier_sees_rolls_by_its_position_alone(position, randomise):
-    model = randomise(make_classifier(position), 0.4).double().eval()
-    image, transform = torch.rand(3, 5, 7).double(), PixelGraph(3, periodic=True)
-    first, second = (model(**arguments(double(transform(Data(image=i))))) for i in (image, image.roll((2, 3), (1, 2))))
-    difference = float(((first - second).abs().max() / first.abs().max()).detach())
-    assert (difference > 1e-6) if position == "absolute" else (difference <= 1e-10)
-
-
-def test_classifier_has_the_papers_size():
-    model = PixelGraphClassifier(1, 10)
-    papers = [p for name, p in model.named_parameters() if not name.endswith("key_bias.weight")]
-    assert sum(p.numel() for p in papers) == pytest.approx(4.7e6, abs=0.05e6)
-    assert len(model.blocks) == 6
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.int16, torch.bool])
 def test_integer_images_give_floats(dtype):
     image = torch.randint(2 if dtype == torch.bool else 127, (3, 5, 7)).to(dtype)
     data = PixelGraph(3)(Data(image=image))
     assert data.x.dtype == torch.get_default_dtype()
     torch.testing.assert_close(data.x * (255 if dtype == torch.uint8 else 1), image.flatten(1).T.float())
-    if dtype == torch.uint8:  # as the lookup of intensities reads them
-        model = make_classifier(embedding="lookup").eval()
-        levels = image.flatten(1).T
-        torch.testing.assert_close(model(**arguments(data)), model(**{**arguments(data), "x": levels}))

@@ -3,14 +3,13 @@
 import inspect
 
 import pytest
-from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier, RelativePerformerConv
+from tg_equiattn.integrations.pyg import PixelGraph, RelativePerformerConv
 
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.nn import PerformerAttention, RelativePerformer
+from tg_equiattn.nn import PerformerAttention
 
 CLASSES = {
     "attention": (PerformerAttention, RelativePerformerConv, {"kwargs"}),  # those of MessagePassing
-    "model": (RelativePerformer, PixelGraphClassifier, {"periodic"}),  # edges say so
     "grid": (PixelGrid, PixelGraph, {"shape"}),  # of each image
 }
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tg_equiattn.integrations.pyg import PixelGraphClassifier, RelativeGPSBlock, RelativePerformerConv
+from tg_equiattn.integrations.pyg import RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.nn import GPSConv, HeteroConv, Sequential, global_add_pool
 
 
@@ -80,7 +80,6 @@ def test_scripting_is_refused():
     message = r"does not support TorchScript .* use torch\.compile, or torch\.export"
     for model in (
         RelativeGPSBlock(12, None, 3),
-        PixelGraphClassifier(12, 5, channels=12, num_layers=1, heads=3),
         GPSConv(12, RelativePerformerConv(12, 12, 3), heads=2),
     ):
         with pytest.raises(NotImplementedError, match=message):

@@ -59,8 +59,6 @@ class RelativePerformer(DrawsFeatures, StoresSettings):
         torch.Size([3, 10])
     """
 
-    attention_class: type[nn.Module] = PerformerAttention
-
     def __init__(
         self,
         in_channels: int,
@@ -91,7 +89,7 @@ class RelativePerformer(DrawsFeatures, StoresSettings):
         self.embedding = PixelEmbedding(in_channels, channels, embedding)
         self.absolute = AbsoluteEncoding(channels, pos_dim) if position == "absolute" else None
         self.blocks = nn.ModuleList(
-            PerformerBlock(self.attention_class(channels, channels, heads, **options), channels, dropout)
+            PerformerBlock(PerformerAttention(channels, channels, heads, **options), channels, dropout)
             for _ in range(num_layers)
         )
         self.readout = MeanReadout(channels, num_classes, norm)
