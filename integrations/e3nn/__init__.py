@@ -5,7 +5,7 @@ from .._host import require
 
 require("e3nn", "e3nn")
 
-from .charge_interaction import IrrepsChargeInteraction  # noqa: E402
+from .charge_interaction import IrrepsChargeInteraction, IrrepsPredictedChargeInteraction  # noqa: E402
 from .ewald_attention import IrrepsEwaldAttention  # noqa: E402
 from .long_tensor_product import LongTensorProduct  # noqa: E402
 from .se3_hyena import IrrepsSE3Hyena, IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention  # noqa: E402
@@ -14,6 +14,7 @@ from .tensor_product_hyena import TensorProductHyenaOperator  # noqa: E402
 __all__ = [
     "IrrepsChargeInteraction",
     "IrrepsEwaldAttention",
+    "IrrepsPredictedChargeInteraction",
     "IrrepsSE3Hyena",
     "IrrepsSE3HyenaOperator",
     "IrrepsVectorSelfAttention",

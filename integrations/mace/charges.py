@@ -1,4 +1,4 @@
-"""Charges of elements in a MACE model: what is fitted to them at the start, and labels of charge in the loss."""
+"""Charges in a MACE model: layers, what is fitted at the start, and labels of charge in the loss."""
 
 from __future__ import annotations
 
@@ -7,38 +7,43 @@ from typing import Any
 
 import torch
 from ase.data import chemical_symbols
+from e3nn import o3
 from mace.modules.models import MACE
 from torch import Tensor
 
 from tg_equiattn.checks import not_negative
-from tg_equiattn.nn.waves.charge_start import ChargeStart
-from tg_equiattn.nn.waves.charges import ChargeOutputs
+from tg_equiattn.nn.waves.charge_start import ChargeStart, PredictedStart
+from tg_equiattn.nn.waves.charges import ChargeOutputs, known
+from tg_equiattn.node_batch import NodeBatch
 
 from ..e3nn.atoms_attention import total_charge_of
-from ..e3nn.charge_interaction import IrrepsChargeInteraction
+from ..e3nn.charge_interaction import IrrepsChargeInteraction, IrrepsPredictedChargeInteraction
 from .features import edge_vectors, graphs_of
+
+Layer = IrrepsChargeInteraction | IrrepsPredictedChargeInteraction
 
 
 def charges_for(
-    model: MACE, charges: Mapping[str, float], learn: bool, width: float | None, **options: Any
-) -> IrrepsChargeInteraction:
+    model: MACE, charges: Mapping[str, float] | str, learn: bool, width: float | None, **options: Any
+) -> Layer:
     """The layer of charges for the elements and features of a model."""
-    names = [chemical_symbols[z] for z in model.atomic_numbers.tolist()]
+    names, like = [chemical_symbols[z] for z in model.atomic_numbers.tolist()], next(model.parameters())
+    share = 0.6 if isinstance(charges, str) else 0.4  # of the cutoff; charges in molecules are larger
+    options |= {
+        "cutoff": float(model.r_max), "width": share * float(model.r_max) if width is None else width,
+        "avg_num_neighbors": float(model.interactions[-1].avg_num_neighbors),
+    }  # fmt: skip
+    if isinstance(charges, str):
+        irreps = sum((product.linear.irreps_out for product in model.products), o3.Irreps())
+        return IrrepsPredictedChargeInteraction(names, irreps, **options).to(like.device, like.dtype)
     if unknown := [name for name in charges if name not in names]:
         raise ValueError(f"charges must be of elements of the model, {', '.join(names)}, got {', '.join(unknown)}")
     irreps = model.products[-1].linear.irreps_out if learn else None
-    layer = IrrepsChargeInteraction(
-        {name: charges.get(name, torch.nan) for name in names}, irreps, cutoff=float(model.r_max),
-        width=0.4 * float(model.r_max) if width is None else width,
-        avg_num_neighbors=float(model.interactions[-1].avg_num_neighbors), **options,
-    )  # fmt: skip
-    like = next(model.parameters())
+    layer = IrrepsChargeInteraction({name: charges.get(name, torch.nan) for name in names}, irreps, **options)
     return layer.to(like.device, like.dtype)
 
 
-def interact(
-    layer: IrrepsChargeInteraction, data: dict[str, Any], displacement: Tensor | None, features: Tensor
-) -> ChargeOutputs:
+def interact(layer: Layer, data: dict[str, Any], displacement: Tensor | None, features: Tensor) -> ChargeOutputs:
     """Energies, charges and dipoles for the data of a call, from the features of all blocks."""
     own: dict[str, Any] = {}
     if layer.weights is not None:
@@ -48,22 +53,53 @@ def interact(
     return layer(elements, total_charge=total_charge, **own, **graphs_of(data, displacement))
 
 
-def fit_start(model: MACE, layer: IrrepsChargeInteraction, batches: Iterable[dict[str, Any]], search: bool) -> None:
+def fit_start(model: MACE, layer: Layer, batches: Iterable[dict[str, Any]], search: bool) -> None:
     """Fit the layer, and the scale of the model, to batches of data."""
+    if isinstance(layer, IrrepsPredictedChargeInteraction):
+        factor = _fit_predicted(model, layer, list(batches))
+    else:
+        factor = _fit_given(model, layer, batches, search)
+    if hasattr(model, "scale_shift"):
+        model.scale_shift.scale.mul_(factor)
+
+
+def _fit_given(model: MACE, layer: IrrepsChargeInteraction, batches: Iterable[dict[str, Any]], search: bool) -> float:
     start, squares = ChargeStart(layer, float(model.r_max), search), []
     for data in batches:
         out = model(dict(data))
         if layer.weights is not None:
-            squares.append(out["node_feats"][:, -layer.irreps_in.dim :].detach().square().mean())
+            squares.append(layer.scalars_of(_features(layer, out)).detach().square().mean())
         start.add(
             data["node_attrs"].argmax(1), graphs_of(data, None), data["edge_index"], edge_vectors(data),
             total_charge_of(data), data.get("forces"), out["forces"],
         )  # fmt: skip
-    factor = start.finish()
-    if hasattr(model, "scale_shift"):
-        model.scale_shift.scale.mul_(factor)
     if squares and (size := torch.stack(squares).mean().sqrt()) > 0:
-        layer.feature_size.copy_(size)
+        layer.feature_size.fill_(size)
+    return start.finish()
+
+
+def _fit_predicted(model: MACE, layer: IrrepsPredictedChargeInteraction, batches: list[dict[str, Any]]) -> float:
+    start = PredictedStart(layer)
+    for data in batches:
+        features = layer.scalars_of(model(dict(data), compute_force=False)["node_feats"])
+        elements = data["node_attrs"].argmax(1)
+        charge = known(total_charge_of(data))
+        start.add(elements, features, graphs_of(data, None), data["edge_index"], charge, data.get("forces"))
+    start.fit()
+    for data in batches:
+        data = dict(data)
+        out = model(data, training=True)
+        elements, pos = data["node_attrs"].argmax(1), data["positions"]
+        energies = interact(layer, data, None, out["node_feats"]).energies
+        (slopes,) = torch.autograd.grad(energies.sum(), pos)
+        node_batch = NodeBatch.flat(elements, data["batch"], data["ptr"].numel() - 1)
+        start.record(elements, node_batch, energies, data.get("forces"), out["forces"], -slopes)
+    return start.finish()
+
+
+def _features(layer: Layer, out: dict[str, Any]) -> Tensor:
+    """The features of the blocks that a layer reads: the last ones."""
+    return out["node_feats"][:, -layer.irreps_in.dim :]
 
 
 class ChargeLoss(torch.nn.Module):
@@ -75,7 +111,8 @@ class ChargeLoss(torch.nn.Module):
             NaN where an atom has none.
         dipole: Weight of dipoles, in (e Å)². Graphs have them as ``dipole``, and MACE's ``dipole_weight`` says which
             have none.
-        total_charge: Weight of total charges, in e², which the learned factor of charges changes.
+        total_charge: Weight of total charges, in e², which the learned factor of charges changes. With charges that are
+            predicted, it is the weight of the charge that is missing and shared.
 
     Example::
 
@@ -101,7 +138,9 @@ class ChargeLoss(torch.nn.Module):
         if self.dipole:
             off = (pred["dipole"] - ref["dipole"].view(-1, 3)).square() * ref["dipole_weight"].view(-1, 3)
             out = out + self.dipole * off.mean()
-        if self.total_charge:
+        if self.total_charge and "shared_charge" in pred:
+            out = out + self.total_charge * pred["shared_charge"].square().mean()
+        elif self.total_charge:
             found = torch.zeros_like(ref["total_charge"]).index_add(0, ref["batch"], pred["charges"])
             out = out + self.total_charge * (found - ref["total_charge"]).square().mean()
         return out

@@ -17,8 +17,8 @@ from torch import Tensor
 from tg_equiattn.checks import of_values, python_numbers
 
 from ..e3nn.atoms_attention import AtomsEwaldAttention
-from ..e3nn.charge_interaction import IrrepsChargeInteraction
-from .charges import charges_for, fit_start, interact
+from ..e3nn.charge_interaction import IrrepsPredictedChargeInteraction
+from .charges import Layer, charges_for, fit_start, interact
 from .features import CALCULATION, CALL, Call, LongRangeFeatures, directions_of
 
 
@@ -27,7 +27,7 @@ def add_long_range(
     model: MACE,
     after: Sequence[int] | None = None,
     *,
-    charges: Mapping[str, float] | None = None,
+    charges: Mapping[str, float] | Literal["predicted"] | None = None,
     batch: Any,
     learn: bool | Literal["scale"] = False,
     dielectric: float = 1.0,
@@ -55,12 +55,14 @@ def add_long_range(
     .. math:: E_{\mathrm{long}} = \frac{e^2}{8 \pi \epsilon_0} \sum_{ij} S_i S_j\,
         \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}
 
-    and the model has the outputs ``charges`` and ``dipole``. Its call has the arguments ``compute_long_range_energy``
-    and ``compute_born_charges``, ``False`` by default, for the outputs ``long_range_energy`` and ``born_charges``; data
-    with ``born_charges`` ask for the latter, too. At the start a part of
-    :math:`E_{\mathrm{long}}` for each element is fitted to ``batch`` and taken off, and the scale of a
+    and the model has the outputs ``charges`` and ``dipole``, and ``shared_charge`` if charges are predicted. Its call
+    has the arguments ``compute_long_range_energy`` and ``compute_born_charges``, ``False`` by default, for the outputs
+    ``long_range_energy`` and ``born_charges``; data with ``born_charges`` ask for the latter, too. At the start a part
+    of :math:`E_{\mathrm{long}}` for each element is fitted to ``batch`` and taken off, and the scale of a
     ``ScaleShiftMACE`` is fitted to the forces of the data without those of charges. So atomic energies of the model
-    are those of the data, as without long range.
+    are those of the data, as without long range. Charges that are predicted
+    (:class:`tg_equiattn.nn.PredictedChargeInteraction`) are fitted to total charges of ``batch`` and to net forces
+    between separate fragments; a message of level INFO says how much of these forces they explain.
 
     All parameters and buffers of the model keep their names, and all but the scale with charges their values: older
     checkpoints load with ``strict=False``. With attention a trained model predicts as before until g moves from 0.
@@ -76,7 +78,8 @@ def add_long_range(
             attention with ``charges``. After the last block attention changes scalars alone.
         charges: Charge of each element by its symbol, in e: oxidation states, or Born effective charges divided by the
             root of ``dielectric``. The charges of a graph must sum to its ``total_charge`` divided by the same root.
-            The default, ``None``, means attention.
+            "predicted" learns charges, which sum to ``total_charge``, from the scalars of all blocks. The default,
+            ``None``, means attention.
         batch: Sample of the training data, as MACE's loaders give it, typical of the data. With ``charges`` it may be
             several batches, such as a loader; it should have all elements and most compositions, and forces.
         learn: With ``charges``, True if a factor of all charges and transfers of charge between neighbors are learned,
@@ -85,7 +88,8 @@ def add_long_range(
         dielectric: With ``charges``, the electronic dielectric constant of the data. Born charges are derivatives of
             the dipole times its root. The default is 1.
         width: Width of the narrowest kernel, in the unit of positions. The default, ``None``, means half of the model's
-            ``r_max``, and 0.4 ``r_max`` for charges: messages already model shorter distances.
+            ``r_max``, and for charges 0.4 ``r_max``, or 0.6 ``r_max`` if they are predicted: messages already model
+            shorter distances.
         gain: Initial value of the learned gain of attention. The default, 0, leaves a model as it is.
         max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an
             octave of its own between the two.
@@ -130,6 +134,11 @@ def add_long_range(
             raise ValueError(
                 f"after, gain and settings of attention must be left out with charges, got after={after}, gain={gain}, "
                 f"{attn_kwargs}: call add_long_range for one of the two"
+            )
+        if isinstance(charges, str) and (charges != "predicted" or learn):
+            raise ValueError(
+                'charges must be a charge for each element, or "predicted" without learn, got '
+                f"{charges!r} with learn={learn!r}"
             )
         batches = [batch] if hasattr(batch, "to_dict") or isinstance(batch, Mapping) else batch
         layer = charges_for(model, charges, learn is True, width, dielectric=dielectric, **sums)
@@ -208,7 +217,7 @@ class _LongRangeModel(MACE):
         )
 
     @property
-    def long_range(self) -> IrrepsChargeInteraction | None:
+    def long_range(self) -> Layer | None:
         """Energies of charges, or ``None``. They lie beside the last readout, so that MACE's optimizers find them."""
         return getattr(self.readouts[-1], "long_range", None)
 
@@ -261,7 +270,7 @@ class _LongRangeModel(MACE):
         return out
 
 
-def _add_charges(layer: IrrepsChargeInteraction, out: dict[str, Any], call: Call, training: bool, born: bool) -> Tensor:
+def _add_charges(layer: Layer, out: dict[str, Any], call: Call, training: bool, born: bool) -> Tensor:
     """Add energies of charges to the energies that MACE returned, and the outputs of charges. Return the energy of the
     charges of each graph."""
     data, found = call.data, interact(layer, call.data, call.displacement, out["node_feats"])
@@ -272,7 +281,12 @@ def _add_charges(layer: IrrepsChargeInteraction, out: dict[str, Any], call: Call
         if name in out:
             out[name] = out[name] + energies
     out["charges"], out["dipole"] = found.charges, found.dipole
+    predicted = isinstance(layer, IrrepsPredictedChargeInteraction)
+    if predicted:
+        out["shared_charge"] = found.shared
     if born:
+        if predicted:
+            _refuse_born_charges(directions_of(data))
         out["born_charges"] = layer.born_charges(found.dipole, data["positions"], training)
     return long_range
 
@@ -289,6 +303,15 @@ for own, kind in ((LongRangeMACE, MACE), (LongRangeScaleShiftMACE, ScaleShiftMAC
     own.__name__ = kind.__name__  # MACE's tools ask for the name before they build a model; __init__ has the reason
 
 _LONG_RANGE = {MACE: LongRangeMACE, ScaleShiftMACE: LongRangeScaleShiftMACE}
+
+
+@of_values
+def _refuse_born_charges(pbc: Tensor) -> None:
+    if bool(pbc.any()):
+        raise ValueError(
+            "born_charges must be asked of open graphs where charges are predicted, got graphs that repeat, whose "
+            "dipole is not defined: give charges for elements"
+        )
 
 
 @of_values

@@ -9,7 +9,8 @@ from mace.modules.models import MACE
 from mace.tools.scripts_utils import remove_pt_head
 from torch import nn
 
-from ..e3nn.charge_interaction import IrrepsChargeInteraction
+from tg_equiattn.nn.waves.charges import ChargeLayer
+
 from .features import LongRangeFeatures
 from .long_range import _LONG_RANGE, LongRangeProduct
 
@@ -52,7 +53,7 @@ def copy_long_range(source: MACE, target: MACE) -> MACE:
     own = dict(target.named_modules())
     for name, module in source.named_modules():
         layer = getattr(module, "long_range", None)
-        if isinstance(layer, (LongRangeFeatures, IrrepsChargeInteraction)):
+        if isinstance(layer, (LongRangeFeatures, ChargeLayer)):
             layer = copy.deepcopy(layer).to(like.device, like.dtype).requires_grad_()  # frozen, as MACE saves stage two
             if isinstance(layer, LongRangeFeatures):
                 neutral = layer.attention.neutral
@@ -60,7 +61,7 @@ def copy_long_range(source: MACE, target: MACE) -> MACE:
                     setattr(neutral, of_elements, nn.Parameter(getattr(neutral, of_elements).detach()[rows]))
                 own[name].__class__ = LongRangeProduct
             else:
-                layer.select(rows)
+                layer.select(rows)  # type: ignore[operator]
             own[name].long_range = layer
     target.__class__ = _LONG_RANGE[type(target)]
     return target

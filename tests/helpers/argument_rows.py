@@ -275,6 +275,9 @@ CHARGES = {
     "width": refused(1.0, 0.9), "cutoff": refused(2.0, 3.0), "avg_num_neighbors": refused(1.0, 2.0),
     "dielectric": refused(1.0, 2.0), "coulomb_constant": refused(1.0, 2.0), **sums(),
 }  # fmt: skip
+PREDICTED = {name: row for name, row in CHARGES.items() if not name.startswith("charges")} | {
+    "names": refused(["Na", "Cl"], ["Na", "Br"], ["Cl", "Na"]), "hidden": refused(16, 8),
+}  # fmt: skip
 KERNELS = {"width": 1.0, "max_width": 2.0, "num_gaussians": 1, "num_coulomb": 1}
 
 
@@ -333,6 +336,16 @@ MODULES |= {
     "ChargeInteraction": Table(
         {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "scalars": 2, "cutoff": 2.0},
         lambda: charged() | {"features": torch.randn(4, 2)}, {"scalars": refused(0, 2, 3), **CHARGES},
+    ),
+    "PredictedChargeInteraction": Table(
+        {"names": ["Na", "Cl"], "width": 1.0, "scalars": 2, "cutoff": 2.0},
+        lambda: charged() | {"features": torch.randn(4, 2), "total_charge": torch.ones(1)},
+        {"scalars": refused(2, 3), **PREDICTED},
+    ),
+    "IrrepsPredictedChargeInteraction": Table(
+        {"names": ["Na", "Cl"], "width": 1.0, "irreps_in": "2x0e+2x1o", "cutoff": 2.0},
+        lambda: charged() | {"features": torch.randn(4, 8), "total_charge": torch.ones(1)},
+        {"irreps_in": refused("2x0e+2x1o", "2x1o+2x0e"), **PREDICTED},
     ),
     "IrrepsChargeInteraction": Table(
         {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "irreps_in": "2x0e+2x1o", "cutoff": 2.0},

@@ -225,8 +225,9 @@ SCALARS = {"q": (3, 11, 2), "k": (3, 11, 2)}
 VECTORS = {"q": (3, 11, 2, 3), "k": (3, 11, 2, 3)}
 
 
-def charged(make, columns, host="torch"):
-    """Neutral clouds of two elements with features of these columns, and bonds between neighbors in the order."""
+def charged(make, columns, host="torch", total=False):
+    """Clouds of two elements with features of these columns, and bonds between neighbors in the order: neutral ones, or
+    with total charges."""
 
     def inputs(step):
         sizes = [4 + 2 * step, 12, 2]
@@ -235,7 +236,7 @@ def charged(make, columns, host="torch"):
         return {
             "elements": torch.arange(sum(sizes)) % 2, "pos": d(sum(sizes), 3), "batch": batch_of(sizes),
             "features": d(sum(sizes), columns), "edge_index": edges, "edge_vectors": d(sum(sizes), 3), "batch_size": 3,
-            "max_num_nodes": 32,
+            "max_num_nodes": 32, **({"total_charge": d(3)} if total else {}),
         }  # fmt: skip
 
     return Case(make, inputs, host)
@@ -374,6 +375,11 @@ CORE = {
         pos=(25, 3), batch=flat_batch(RAGGED),
     ),
     "ChargeInteraction": charged(lambda: layers.ChargeInteraction(**IONS, scalars=3), 3),
+    "PredictedChargeInteraction": charged(
+        lambda: layers.PredictedChargeInteraction(["Na", "Cl"], width=1.0, cutoff=2.0, scalars=3, hidden=4),
+        3,
+        total=True,
+    ),
     "VectorTransformer": tokens(lambda: layers.VectorTransformer(S, V, 0, 1, num_layers=1, pool="mean", **SMALL)),
 }  # fmt: skip
 
@@ -494,6 +500,14 @@ CASES = {
         ),
         6,
         "e3nn",
+    ),
+    "IrrepsPredictedChargeInteraction": charged(
+        lambda: importlib.import_module("tg_equiattn.integrations.e3nn").IrrepsPredictedChargeInteraction(
+            ["Na", "Cl"], "3x0e+1x1o", width=1.0, cutoff=2.0
+        ),
+        6,
+        "e3nn",
+        total=True,
     ),
     "TensorProductHyenaOperator": on_irreps("TensorProductHyenaOperator", "3x0e+2x1o", "1x0e+2x1o"),
     "IrrepsSE3HyenaOperator implicit": on_irreps(

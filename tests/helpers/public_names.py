@@ -25,14 +25,14 @@ PUBLIC = {
     "scalar_long_conv softmax_features vector_attention vector_long_conv window_attention",
     "nn": "ChargeInteraction "
     "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "
-    "GroupLinear GroupTransformer LiftingAttention PerformerAttention RegularGlobalNorm RegularLayerNorm "
-    "RelativePerformer SE3Hyena "
+    "GroupLinear GroupTransformer LiftingAttention PerformerAttention PredictedChargeInteraction "
+    "RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
     "SE3HyenaOperator VectorSelfAttention VectorTransformer",
     "integrations.escnn": "R2AttentionBlock R2GlobalAttention R2GroupAttention R2LiftingAttention R2RegularLayerNorm "
     "R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention R3RegularLayerNorm between_fields export "
     "group_from_gspace",
     "integrations.pyg": "PixelGraph RelativeGPSBlock RelativePerformerConv",
-    "integrations.e3nn": "IrrepsChargeInteraction "
+    "integrations.e3nn": "IrrepsChargeInteraction IrrepsPredictedChargeInteraction "
     "IrrepsEwaldAttention IrrepsSE3Hyena IrrepsSE3HyenaOperator IrrepsVectorSelfAttention "
     "LongTensorProduct TensorProductHyenaOperator",
     "integrations.mace": "ChargeLoss LongRangeCalculator add_long_range copy_long_range select_head without_long_range",

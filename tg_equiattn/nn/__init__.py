@@ -13,7 +13,7 @@ from .performer.attention import PerformerAttention
 from .performer.relative_performer import RelativePerformer
 from .vector.clifford import CliffordMLP
 from .vector.self_attention import VectorSelfAttention, VectorTransformer
-from .waves.charges import ChargeInteraction
+from .waves.charges import ChargeInteraction, PredictedChargeInteraction
 from .waves.ewald_attention import EwaldAttention
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "GroupTransformer",
     "LiftingAttention",
     "PerformerAttention",
+    "PredictedChargeInteraction",
     "RegularGlobalNorm",
     "RegularLayerNorm",
     "RelativePerformer",

@@ -42,6 +42,10 @@ def charged():
         batch = batch_of(salt(), slab(), molecule("H2O")) if batch is None else batch
         own = {"charges": charges, "learn": learn, "width": width, "dielectric": dielectric}
         model = add_long_range(make_mace(**options), batch=batch, **own)
+        if charges == "predicted":
+            with torch.no_grad():
+                for p in model.long_range.parameters():
+                    p += torch.randn_like(p)
         if learn is True:
             with torch.no_grad():
                 model.long_range.weights.normal_(0, 3)
@@ -51,10 +55,13 @@ def charged():
     return charged
 
 
-@pytest.mark.parametrize("learn", [False, True])
+KINDS = [{"learn": False}, {"learn": True}, {"charges": "predicted"}]
+
+
+@pytest.mark.parametrize("options", KINDS)
 @pytest.mark.parametrize(("kind", "make_atoms"), [("MACE", salt), ("ScaleShiftMACE", salt), ("ScaleShiftMACE", slab)])
-def test_forces_and_stress_are_derivatives(kind, make_atoms, learn, charged):
-    model, atoms = charged(kind=kind, learn=learn), make_atoms()
+def test_forces_and_stress_are_derivatives(kind, make_atoms, options, charged):
+    model, atoms = charged(kind=kind, **options), make_atoms()
     out = model(batch_of(atoms).to_dict(), compute_stress=True)
     assert error(model(batch_of(atoms).to_dict())["forces"], out["forces"]) < 1e-9
     stress = out["stress"][0] if atoms.pbc.all() else None  # MACE divides by a volume that it chose across a slab
@@ -340,3 +347,64 @@ def test_what_is_missing_is_named(charged):
     screened = charged(dielectric=4.0)
     with pytest.raises(ValueError, match=r"sum to 1\.4 times the root of dielectric=4, and total_charge is 0\.7"):
         screened(ion | {"total_charge": torch.tensor([0.7])})
+
+
+def with_charges(systems):
+    """The data of a batch, with the total charges of its frames."""
+    charges = torch.tensor([atoms.info.get("charge", 0.0) for atoms in systems])
+    return batch_of(*systems).to_dict() | {"total_charge": charges}
+
+
+def test_predicted_charges(charged):
+    """They sum to the total charge of each graph, which data and calculators name. Graphs of a batch are as alone."""
+    model, systems = charged(charges="predicted"), [molecule("H2O"), molecule("CH3OH"), salt()]
+    for atoms, charge in zip(systems, (-1.0, 0.0, 2.0), strict=True):
+        atoms.info["charge"] = charge
+    out = model(with_charges(systems), compute_long_range_energy=True)
+    sums = torch.stack([q.sum() for q in out["charges"].split([3, 6, 8])])
+    assert error(sums, torch.tensor([-1.0, 0.0, 2.0])) < 1e-12
+    assert out["shared_charge"].abs().min() > 1e-3
+    for n, atoms in enumerate(systems):
+        alone = model(with_charges([atoms]), compute_long_range_energy=True)
+        for name in ("energy", "long_range_energy", "shared_charge"):
+            assert error(alone[name][0], out[name][n]) < 1e-10
+    calculator = LongRangeCalculator(models=[model], default_dtype="float64")
+    for atoms, wanted in zip(systems, out["energy"].tolist(), strict=True):
+        atoms.calc = calculator
+        assert abs(atoms.get_potential_energy() - wanted) < 1e-8
+    assert np.isfinite(systems[1].get_dipole_moment()).all()
+    with pytest.raises(PropertyNotImplementedError):
+        systems[0].get_dipole_moment()  # charged
+    born = calculator.get_property("born_charges", systems[1])
+    assert np.abs(born.sum(0)).max() < 1e-10
+    with pytest.raises(ValueError, match="born_charges must be asked of open graphs where charges are predicted"):
+        calculator.get_property("born_charges", systems[2])
+
+
+@pytest.mark.parametrize("reflect", [False, True])
+def test_predicted_charges_are_scalars(reflect, charged):
+    model, atoms, r = charged(charges="predicted"), salt(), motion(reflect=reflect)
+    out, other = (model(batch_of(x).to_dict()) for x in (atoms, *turned([atoms], r.numpy())))
+    assert error(other["charges"], out["charges"]) < 1e-10
+    assert error(other["energy"], out["energy"]) < 1e-10
+    assert error(other["forces"], out["forces"] @ r.T) < 1e-9
+
+
+def test_predicted_charges_start_from_total_charges(charged):
+    """And are copied, saved and refused as others are; the loss of the total charge is that of what is shared."""
+    ions = [Atoms("Na", info={"charge": 1.0}), Atoms("Cl", info={"charge": -1.0}), molecule("H2O")]
+    torch.manual_seed(3)
+    model = add_long_range(make_mace(), charges="predicted", batch=with_charges(ions))
+    out = model(with_charges(ions))
+    assert out["shared_charge"].abs().max() < 0.2  # of charges of 1 and -1
+    assert model.long_range.offsets.isfinite().all()
+    base, batch = modules.WeightedEnergyForcesLoss(0.0, 0.0), batch_of(*ions)
+    found = ChargeLoss(base, total_charge=5.0)(ref=batch, pred=out)
+    torch.testing.assert_close(found, 5 * out["shared_charge"].square().mean())
+    few = copy_long_range(model, make_mace(numbers=[1, 8]))
+    data = batch_of(molecule("H2O"), numbers=[1, 8]).to_dict()
+    assert few.long_range.names == ("H", "O")
+    assert few(data)["charges"].sum().abs() < 1e-12
+    for wrong in ({"charges": "learned"}, {"charges": "predicted", "learn": True}):
+        with pytest.raises(ValueError, match='charges must be a charge for each element, or "predicted" without learn'):
+            add_long_range(make_mace(), batch=batch_of(*ions), **wrong)

@@ -1,9 +1,9 @@
-"""Charges of elements and transfers between neighbors: energies, dipoles and Born effective charges."""
+"""Charges that are given for elements, or predicted from features: energies, dipoles and Born effective charges."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 COULOMB_CONSTANT = 14.3996454785  # e² / 4 pi epsilon_0 in eV Å
+UNIT = 0.1  # charge in e that parameters of size 1 give: with 1, steps of optimizers change energies too much
+_LEAST = 1e-2  # smallest weight of a node
 _TOLERANCE = 1e-4  # of sums of charges, relative to the sum of their absolute values
 
 
@@ -29,15 +31,154 @@ class ChargeOutputs(NamedTuple):
         offsets: the part of the energies that the elements have by themselves, which a model takes off.
         charges: charges of nodes.
         dipole: dipole of each graph; in graphs that repeat, it is defined up to charges times lattice vectors.
+        shared: charge that is missing to the total charge of each graph and is shared by its nodes; zero if charges are
+            given.
     """
 
     energies: Float[Tensor, " nodes"]
     offsets: Float[Tensor, " nodes"]
     charges: Float[Tensor, " nodes"]
     dipole: Float[Tensor, "graphs 3"]
+    shared: Float[Tensor, " graphs"]
 
 
-class ChargeInteraction(NotScriptable, StoresSettings):
+def known(total_charge: Tensor | None) -> Tensor:
+    """The total charges that predicted charges sum to. Raise ValueError without them."""
+    if total_charge is None:
+        raise ValueError(
+            "total_charge must be given for predicted charges, which sum to it, got None: give the total charge of "
+            "every graph, 0 for neutral ones"
+        )
+    return total_charge
+
+
+class _Charges(NamedTuple):
+    """Charges of nodes, their first moments, the part of their energies that elements have by themselves, and the
+    charge of each graph that is shared."""
+
+    charges: Float[Tensor, " nodes"]
+    moments: Float[Tensor, "nodes 3"]
+    offsets: Float[Tensor, " nodes"]
+    shared: Float[Tensor, " graphs"]
+
+
+class ChargeLayer(NotScriptable, StoresSettings):
+    """The base class of layers of charges: settings, energies, dipoles and Born effective charges. A subclass has
+    ``_charges``."""
+
+    offsets: Tensor
+    feature_size: Tensor
+
+    def __init__(
+        self, names: Sequence[str], *, width: float, scalars: int, cutoff: float | None, avg_num_neighbors: float,
+        dielectric: float, coulomb_constant: float, error: float, method: str, max_hkl: Sequence[int] | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        checks.positive_number(
+            width=width, dielectric=dielectric, avg_num_neighbors=avg_num_neighbors, coulomb_constant=coulomb_constant
+        )
+        checks.whole(scalars=scalars)
+        if scalars:
+            checks.positive_number(cutoff=cutoff)  # type: ignore[arg-type]
+        if not names:
+            raise ValueError("charges must have a charge for each element, got none")
+        self.names, self.width, self.cutoff, self.avg_num_neighbors = tuple(names), width, cutoff, avg_num_neighbors
+        self.dielectric, self.coulomb_constant = dielectric, coulomb_constant
+        self.error, self.method, self.max_hkl = error, method, max_hkl
+        self.register_buffer("offsets", torch.zeros(len(names)))
+        self.register_buffer("feature_size", torch.ones(scalars))
+        self.weights = nn.Parameter(torch.zeros(scalars)) if scalars else None
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "elements": list(self.names), "width": float(self.width), "dielectric": float(self.dielectric),
+            "cutoff": self.cutoff and float(self.cutoff), "avg_num_neighbors": float(self.avg_num_neighbors),
+            "coulomb_constant": float(self.coulomb_constant),
+        }  # fmt: skip
+
+    def forward(
+        self,
+        elements: Tensor,
+        pos: Tensor,
+        batch: Tensor | None = None,
+        *,
+        features: Tensor | None = None,
+        edge_index: Tensor | None = None,
+        edge_vectors: Tensor | None = None,
+        total_charge: Tensor | None = None,
+        cell: Tensor | None = None,
+        pbc: Tensor | None = None,
+        batch_size: int | None = None,
+        max_num_nodes: int | None = None,
+    ) -> ChargeOutputs:
+        """Energies, charges and dipoles.
+
+        Args:
+            elements: int64 ``(T,)``, the number of the element of each node.
+            pos: Positions ``(T, 3)``. Give large coordinates in float64.
+            batch: Sorted int64 ``(T,)``, the graph of each node. ``None`` means one graph.
+            features: Invariant features ``(T, scalars)``, if the layer has ``scalars``.
+            edge_index: int64 ``(2, E)``, edges in both directions, if the layer has ``scalars``.
+            edge_vectors: ``(E, 3)``, vector of each edge from its first to its second node, if the layer has
+                ``scalars``.
+            total_charge: ``(B,)``, total charge of each graph. ``None`` means that all are neutral if charges are
+                given; predicted charges need it.
+            cell: Lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``.
+            pbc: bool ``(3,)`` or ``(B, 3)``, the lattice vectors along which graphs repeat: three, two or none.
+                ``None`` means all that are not zero.
+            batch_size: Number of graphs. ``None`` reads it from ``batch``, which torch.compile cannot.
+            max_num_nodes: Bound of the number of nodes of a graph. ``None`` reads it from ``batch``.
+        """
+        checks.full_parameters(self.offsets if self.weights is None else self.weights)
+        node_batch = NodeBatch.flat(elements, batch, batch_size, max_num_nodes)
+        with full_precision(elements.device):
+            found = self._charges(elements, pos, node_batch, total_charge, features, edge_index, edge_vectors)
+            energies = charge_energies(
+                found.charges, pos, batch, width=self.width, cell=cell, pbc=pbc, method=self.method, error=self.error,
+                max_hkl=self.max_hkl, batch_size=batch_size, max_num_nodes=max_num_nodes,
+            )  # fmt: skip
+            dipole = node_batch.sum(found.moments).to(found.charges.dtype)
+            energies = self.coulomb_constant * energies
+            return ChargeOutputs(energies, found.offsets, found.charges, dipole, found.shared)
+
+    def _charges(
+        self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None,
+        features: Tensor | None, edge_index: Tensor | None, edge_vectors: Tensor | None,
+    ) -> _Charges:  # fmt: skip
+        raise NotImplementedError
+
+    def born_charges(self, dipole: Tensor, pos: Tensor, create_graph: bool = False) -> Float[Tensor, "nodes 3 3"]:
+        """Born effective charges: derivatives of the component a of the dipole by the coordinate b of each node, at
+        ``[node, a, b]``, times the root of the dielectric constant. Their sum over a neutral graph is zero.
+
+        Args:
+            dipole: the dipole of a call.
+            pos: positions of the same call, which need gradients.
+            create_graph: true if Born charges will be differentiated, as in training on them.
+        """
+        rows = [torch.autograd.grad(x.sum(), pos, retain_graph=True, create_graph=create_graph)[0]
+                for x in dipole.unbind(1)]  # fmt: skip
+        return self.dielectric**0.5 * torch.stack(rows, 1)
+
+    def _with_transfers(
+        self, charges: Tensor, moments: Tensor, features: Tensor | None, edge_index: Tensor | None,
+        edge_vectors: Tensor | None,
+    ) -> tuple[Float[Tensor, " nodes"], Float[Tensor, "nodes 3"]]:  # fmt: skip
+        """Charges and moments with what goes along edges, from the first node to the second."""
+        given: dict[str, Any] = {"features": features, "edge_index": edge_index, "edge_vectors": edge_vectors}
+        if lacking := [name for name, x in given.items() if x is None]:
+            raise ValueError(f"{lacking[0]} must be given, since transfers are learned, got None")
+        features, edge_index, edge_vectors = given.values()
+        first, second = edge_index
+        square = edge_vectors.square().sum(1).to(features.dtype)
+        near = (1 - square / self.cutoff**2).clamp(min=0) ** 3 / self.avg_num_neighbors  # type: ignore[operator]
+        own = (features / self.feature_size) @ cast("Tensor", self.weights) / features.shape[1]
+        transfers = near * (own.index_select(0, first) - own.index_select(0, second))
+        moments = moments.index_add(0, first, (0.5 * transfers)[:, None] * edge_vectors.to(moments.dtype))
+        return charges.index_add(0, second, transfers), moments
+
+
+class ChargeInteraction(ChargeLayer):
     r"""Energies of charges of elements, dipoles and Born effective charges, in molecules, slabs and crystals.
 
     .. math:: E = \frac{C}{2} \sum_{ij} S_i S_j\, \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}, \qquad
@@ -90,8 +231,6 @@ class ChargeInteraction(NotScriptable, StoresSettings):
     """
 
     constants: Tensor
-    offsets: Tensor
-    feature_size: Tensor
 
     def __init__(
         self,
@@ -107,22 +246,11 @@ class ChargeInteraction(NotScriptable, StoresSettings):
         method: str = "auto",
         max_hkl: Sequence[int] | None = None,
     ) -> None:
-        super().__init__()
-        checks.positive_number(
-            width=width, dielectric=dielectric, avg_num_neighbors=avg_num_neighbors, coulomb_constant=coulomb_constant
-        )
-        checks.whole(scalars=scalars)
-        if scalars:
-            checks.positive_number(cutoff=cutoff)  # type: ignore[arg-type]
-        if not charges:
-            raise ValueError("charges must have a charge for each element, got none")
-        self.names, self.width, self.cutoff, self.avg_num_neighbors = tuple(charges), width, cutoff, avg_num_neighbors
-        self.dielectric, self.coulomb_constant = dielectric, coulomb_constant
-        self.error, self.method, self.max_hkl = error, method, max_hkl
+        super().__init__(
+            tuple(charges), width=width, scalars=scalars, cutoff=cutoff, avg_num_neighbors=avg_num_neighbors,
+            dielectric=dielectric, coulomb_constant=coulomb_constant, error=error, method=method, max_hkl=max_hkl,
+        )  # fmt: skip
         self.register_buffer("constants", torch.tensor([float(q) for q in charges.values()]))
-        self.register_buffer("offsets", torch.zeros(len(charges)))
-        self.register_buffer("feature_size", torch.ones(()))
-        self.weights = nn.Parameter(torch.zeros(scalars)) if scalars else None
         if scalars:
             self.scale = nn.Parameter(torch.ones(()))
         else:
@@ -138,91 +266,18 @@ class ChargeInteraction(NotScriptable, StoresSettings):
         self.names = tuple(self.names[n] for n in elements)
         self.constants, self.offsets = self.constants[[*elements]], self.offsets[[*elements]]
 
-    def settings(self) -> dict[str, Any]:
-        return {
-            "elements": list(self.names), "width": float(self.width), "dielectric": float(self.dielectric),
-            "cutoff": self.cutoff and float(self.cutoff), "avg_num_neighbors": float(self.avg_num_neighbors),
-            "coulomb_constant": float(self.coulomb_constant),
-        }  # fmt: skip
-
-    def forward(
-        self,
-        elements: Tensor,
-        pos: Tensor,
-        batch: Tensor | None = None,
-        *,
-        features: Tensor | None = None,
-        edge_index: Tensor | None = None,
-        edge_vectors: Tensor | None = None,
-        total_charge: Tensor | None = None,
-        cell: Tensor | None = None,
-        pbc: Tensor | None = None,
-        batch_size: int | None = None,
-        max_num_nodes: int | None = None,
-    ) -> ChargeOutputs:
-        """Energies, charges and dipoles.
-
-        Args:
-            elements: int64 ``(T,)``, the number of the element of each node.
-            pos: Positions ``(T, 3)``. Give large coordinates in float64.
-            batch: Sorted int64 ``(T,)``, the graph of each node. ``None`` means one graph.
-            features: Invariant features ``(T, scalars)``, if the layer has ``scalars``.
-            edge_index: int64 ``(2, E)``, edges in both directions, if the layer has ``scalars``.
-            edge_vectors: ``(E, 3)``, vector of each edge from its first to its second node, if the layer has
-                ``scalars``.
-            total_charge: ``(B,)``, total charge of each graph. ``None`` means that all are neutral.
-            cell: Lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``.
-            pbc: bool ``(3,)`` or ``(B, 3)``, the lattice vectors along which graphs repeat: three, two or none.
-                ``None`` means all that are not zero.
-            batch_size: Number of graphs. ``None`` reads it from ``batch``, which torch.compile cannot.
-            max_num_nodes: Bound of the number of nodes of a graph. ``None`` reads it from ``batch``.
-        """
-        checks.full_parameters(self.scale)
-        node_batch = NodeBatch.flat(elements, batch, batch_size, max_num_nodes)
-        with full_precision(elements.device):
-            constants = self.constants.index_select(0, elements)
-            self.check(constants.detach(), elements, total_charge, node_batch)
-            charges = self.scale * constants
-            moments = charges[:, None] * pos
-            if self.weights is not None:
-                first, second, vectors, transfers = self._transfers(self.weights, features, edge_index, edge_vectors)
-                moments = moments.index_add(0, first, (0.5 * transfers)[:, None] * vectors.to(moments.dtype))
-                charges = charges.index_add(0, second, transfers)
-            energies = charge_energies(
-                charges, pos, batch, width=self.width, cell=cell, pbc=pbc, method=self.method, error=self.error,
-                max_hkl=self.max_hkl, batch_size=batch_size, max_num_nodes=max_num_nodes,
-            )  # fmt: skip
-            offsets = self.scale.square() * self.offsets.index_select(0, elements)
-            dipole = node_batch.sum(moments).to(charges.dtype)
-            return ChargeOutputs(self.coulomb_constant * energies, offsets, charges, dipole)
-
-    def born_charges(self, dipole: Tensor, pos: Tensor, create_graph: bool = False) -> Float[Tensor, "nodes 3 3"]:
-        """Born effective charges: derivatives of the component a of the dipole by the coordinate b of each node, at
-        ``[node, a, b]``, times the root of the dielectric constant. Their sum over a neutral graph is zero.
-
-        Args:
-            dipole: the dipole of a call.
-            pos: positions of the same call, which need gradients.
-            create_graph: true if Born charges will be differentiated, as in training on them.
-        """
-        rows = [torch.autograd.grad(x.sum(), pos, retain_graph=True, create_graph=create_graph)[0]
-                for x in dipole.unbind(1)]  # fmt: skip
-        return self.dielectric**0.5 * torch.stack(rows, 1)
-
-    def _transfers(
-        self, weights: Tensor, features: Tensor | None, edge_index: Tensor | None, edge_vectors: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The nodes and the vector of each edge, and the charge that goes along it from the first node to the
-        second."""
-        given: dict[str, Any] = {"features": features, "edge_index": edge_index, "edge_vectors": edge_vectors}
-        if lacking := [name for name, x in given.items() if x is None]:
-            raise ValueError(f"{lacking[0]} must be given, since transfers are learned, got None")
-        features, edge_index, edge_vectors = given.values()
-        first, second = edge_index
-        square = edge_vectors.square().sum(1).to(features.dtype)
-        near = (1 - square / self.cutoff**2).clamp(min=0) ** 3 / self.avg_num_neighbors  # type: ignore[operator]
-        own = features @ weights / weights.shape[0] / self.feature_size
-        return first, second, edge_vectors, near * (own.index_select(0, first) - own.index_select(0, second))
+    def _charges(
+        self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None,
+        features: Tensor | None, edge_index: Tensor | None, edge_vectors: Tensor | None,
+    ) -> _Charges:  # fmt: skip
+        constants = self.constants.index_select(0, elements)
+        self.check(constants.detach(), elements, total_charge, node_batch)
+        charges = self.scale * constants
+        moments = charges[:, None] * pos
+        if self.weights is not None:
+            charges, moments = self._with_transfers(charges, moments, features, edge_index, edge_vectors)
+        offsets = self.scale.square() * self.offsets.index_select(0, elements)
+        return _Charges(charges, moments, offsets, charges.new_zeros(node_batch.count))
 
     def check(self, constants: Tensor, elements: Tensor, total_charge: Tensor | None, node_batch: NodeBatch) -> None:
         """Raise ValueError if a charge is missing, or if charges of a graph do not sum to its total charge."""
@@ -245,3 +300,118 @@ class ChargeInteraction(NotScriptable, StoresSettings):
             )
 
         checks.must_hold(~off.any(), "charges of a graph must sum to its total charge", different)
+
+
+class PredictedChargeInteraction(ChargeLayer):
+    r"""Energies of charges that are predicted from features and sum to the total charge of each graph.
+
+    .. math:: E = \frac{C}{2} \sum_{ij} S_i S_j\, \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}, \qquad
+        S_i = q_i + \frac{w_i}{\sum_j w_j} \Big( \frac{Q}{\sqrt\epsilon} - \sum_j q_j \Big), \qquad
+        q_i = c_{z_i} + f(x_i) + \sum_j t_{ji}
+
+    with a learned constant c for each element z, a linear map and a perceptron f of the invariant features x, and the
+    transfers t of :class:`ChargeInteraction`. What is missing to the total charge Q of the graph is shared by positive
+    weights w of elements and features. Sums include the node itself and all images.
+
+    The shared charge can move charge between distant parts of a graph. Training on graphs whose total charges are known
+    drives it to zero: ``shared`` of the outputs has its size. Separate neutral molecules are neutral up to this size.
+    In graphs that repeat, dipoles and Born effective charges are not defined.
+
+    Args:
+        names: Names of the elements, in the order of the numbers in ``elements``.
+        width: Width s of the kernel, in the unit of positions. Use 0.4 of the message-passing cutoff.
+        scalars: Number of invariant features of each node.
+        cutoff: Largest length of an edge, for transfers.
+        avg_num_neighbors: Constant by which transfers are divided, 1 by default.
+        hidden: Width of the perceptron, 16 by default.
+        dielectric: Electronic dielectric constant of the data, 1 by default. The charges of a graph sum to its total
+            charge divided by the root of this constant.
+        coulomb_constant: The constant C, by default in eV Å for charges in units of e.
+        error: Promised error of sums over reciprocal vectors, relative to the largest value of the kernel, 1e-4 by
+            default.
+        method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :class:`EwaldAttention`.
+        max_hkl: Largest Miller indices along the lattice vectors. If given, cells are not read, which torch.compile
+            needs. The default, ``None``, reads them.
+
+    Raises:
+        ValueError: if an argument is not allowed, or does not fit another one; in a call, if ``total_charge`` is
+            missing.
+
+    Source: PhysNet (arXiv 1902.08408), whose remainder is shared evenly.
+
+    Example:
+        >>> import torch
+        >>> layer = PredictedChargeInteraction(["H", "O"], width=2.0, scalars=8, cutoff=5.0)
+        >>> pos = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> edge_index = torch.tensor([[0, 1], [1, 0]])
+        >>> edges = {"edge_index": edge_index, "edge_vectors": pos[edge_index[1]] - pos[edge_index[0]]}
+        >>> features, charge = torch.randn(2, 8), torch.tensor([-1.0])
+        >>> out = layer(torch.tensor([1, 0]), pos, features=features, total_charge=charge, **edges)
+        >>> round(float(out.charges.detach().sum()), 5)
+        -1.0
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        width: float,
+        scalars: int,
+        cutoff: float,
+        avg_num_neighbors: float = 1.0,
+        hidden: int = 16,
+        dielectric: float = 1.0,
+        coulomb_constant: float = COULOMB_CONSTANT,
+        error: float = 1e-4,
+        method: str = "auto",
+        max_hkl: Sequence[int] | None = None,
+    ) -> None:
+        checks.positive(scalars=scalars, hidden=hidden)
+        super().__init__(
+            tuple(names), width=width, scalars=scalars, cutoff=cutoff, avg_num_neighbors=avg_num_neighbors,
+            dielectric=dielectric, coulomb_constant=coulomb_constant, error=error, method=method, max_hkl=max_hkl,
+        )  # fmt: skip
+        self.constants = nn.Parameter(torch.zeros(len(self.names), 2))  # of charges and of weights
+        self.linear = nn.Linear(scalars, 2, bias=False)
+        self.perceptron = nn.Sequential(nn.Linear(scalars, hidden), nn.SiLU(), nn.Linear(hidden, 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start with small charges."""
+        nn.init.zeros_(self.constants)
+        nn.init.zeros_(cast("Tensor", self.weights))
+        nn.init.normal_(self.linear.weight, std=self.linear.in_features**-0.5)
+        first, _, last = (cast("nn.Linear", layer) for layer in self.perceptron)
+        first.reset_parameters()
+        nn.init.normal_(last.weight, std=last.in_features**-0.5)
+        nn.init.zeros_(last.bias)
+
+    def select(self, elements: Sequence[int]) -> None:
+        """Keep some of the elements, in this order."""
+        self.names = tuple(self.names[n] for n in elements)
+        self.constants = nn.Parameter(self.constants.detach()[[*elements]])
+        self.offsets = self.offsets[[*elements]]
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"predicted": True}
+
+    def _charges(
+        self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None,
+        features: Tensor | None, edge_index: Tensor | None, edge_vectors: Tensor | None,
+    ) -> _Charges:  # fmt: skip
+        total_charge = known(total_charge)
+        if features is None:
+            raise ValueError("features must be given, since charges are predicted from them, got None")
+        x = features / self.feature_size
+        own = UNIT * (self.constants.index_select(0, elements) + self.linear(x) + self.perceptron(x))
+        charges, moments = own[:, 0], pos.new_zeros(pos.shape)
+        charges, moments = self._with_transfers(charges, moments, features, edge_index, edge_vectors)
+        weights = nn.functional.softplus(own[:, 1]) + _LEAST
+        wanted = total_charge.to(charges.dtype).reshape(-1) * self.dielectric**-0.5
+        shared = wanted - node_batch.sum(charges)
+        share = weights / node_batch.spread(node_batch.sum(weights))
+        missing = share * node_batch.spread(shared)
+        still = own[:, 0] + missing  # charges that do not move along edges
+        return _Charges(
+            charges + missing, moments + still[:, None] * pos, self.offsets.index_select(0, elements), shared
+        )

@@ -1,0 +1,169 @@
+"""Charges that are predicted: the formula by loops, sums, symmetries, their start, and what is refused."""
+
+import pytest
+import torch
+from space import error, motion
+
+from tg_equiattn.functional import charge_energies
+from tg_equiattn.nn import PredictedChargeInteraction
+from tg_equiattn.nn.waves.charge_start import PredictedStart
+
+CUTOFF, COULOMB = 2.0, 14.3996454785
+
+
+@pytest.fixture(autouse=True)
+def _double(double):
+    """In double precision."""
+
+
+def layer(scalars=3, **options):
+    torch.manual_seed(1)
+    made = PredictedChargeInteraction(["A", "B"], width=0.8, scalars=scalars, cutoff=CUTOFF, hidden=4, **options)
+    with torch.no_grad():
+        for p in made.parameters():
+            p.normal_(std=2.0)
+        made.feature_size.uniform_(0.5, 1.5)
+    return made
+
+
+def cloud(nodes=8):
+    torch.manual_seed(5)
+    return torch.arange(nodes) % 2, 3 * torch.rand(nodes, 3), torch.randn(nodes, 3)
+
+
+def near(pos):
+    vectors = pos[None] - pos[:, None]
+    length = vectors.detach().norm(dim=2)
+    first, second = ((length > 0) & (length < CUTOFF)).nonzero().T
+    return {"edge_index": torch.stack([first, second]), "edge_vectors": vectors[first, second]}
+
+
+def call(made, elements, pos, features, charge, **options):
+    return made(elements, pos, features=features, total_charge=torch.tensor([charge]), **near(pos), **options)
+
+
+def test_charges_are_the_formula():
+    """By loops over nodes and edges."""
+    made, (elements, pos, features) = layer(dielectric=4.0), cloud()
+    out = call(made, elements, pos, features, 1.5)
+    x = features / made.feature_size
+    own = [0.1 * (made.constants[z] + made.linear(f) + made.perceptron(f)) for z, f in zip(elements, x, strict=True)]
+    q, w = [o[0] for o in own], [torch.nn.functional.softplus(o[1]) + 0.01 for o in own]
+    edges = near(pos)
+    moved = [torch.zeros(())] * 8
+    for (i, j), vector in zip(edges["edge_index"].T.tolist(), edges["edge_vectors"], strict=True):
+        fade = (1 - (vector.norm() / CUTOFF) ** 2) ** 3
+        moved[j] = moved[j] + fade * (made.weights * (x[i] - x[j])).mean()
+    missing = 1.5 / 2 - sum(q)
+    charges = torch.stack([a + b + c / sum(w) * missing for a, b, c in zip(q, moved, w, strict=True)])
+    assert error(out.charges, charges) < 1e-12
+    assert error(out.shared[0], missing) < 1e-12
+    assert error(out.charges.sum(), torch.tensor(0.75)) < 1e-12
+    assert error(out.energies, COULOMB * charge_energies(charges, pos, width=0.8)) < 1e-12
+    assert error(out.dipole[0], (charges[:, None] * pos).sum(0)) < 1e-12  # in open space transfers are no exception
+
+
+def test_energy_is_not_linear_in_the_total_charge():
+    made, given = layer(), cloud()
+    low, middle, high = (call(made, *given, charge).energies.sum() for charge in (-1.0, 0.0, 1.0))
+    assert (low + high - 2 * middle).abs() > 1e-2
+
+
+@pytest.mark.parametrize("reflect", [False, True])
+def test_symmetries(reflect):
+    made, (elements, pos, features), r = layer(), cloud(), motion(reflect=reflect)
+    out, other = call(made, elements, pos, features, 0.0), call(made, elements, pos @ r.T + 7.0, features, 0.0)
+    assert error(other.energies, out.energies) < 1e-12
+    assert error(other.charges, out.charges) < 1e-12
+    assert error(other.dipole, out.dipole @ r.T) < 1e-11  # of neutral graphs, wherever they are
+    moved = call(made, elements, pos @ r.T, features + 0.1, 0.0)
+    assert error(moved.charges, out.charges) > 1e-3
+
+
+def test_crystals():
+    """A cell that is repeated, and atoms in other cells, change nothing per atom."""
+    made, (elements, pos, features), cell = layer(), cloud(), 4.0 * torch.eye(3)
+    none = {"edge_index": torch.zeros(2, 0, dtype=torch.int64), "edge_vectors": torch.zeros(0, 3)}
+    out = made(elements, pos, features=features, total_charge=torch.zeros(1), cell=cell, **none)
+    double = made(
+        elements.repeat(2), torch.cat([pos, pos + cell[0] - 3 * cell[1]]), features=features.repeat(2, 1),
+        total_charge=torch.zeros(1), cell=cell * torch.tensor([[2.0], [1.0], [1.0]]), **none,
+    )  # fmt: skip
+    assert error(double.energies, out.energies.repeat(2)) < 1e-11
+    assert error(double.charges, out.charges.repeat(2)) < 1e-12
+
+
+def pairs(count, charges, neutral=False):
+    """Graphs of two fragments of one or two nodes, with features that know the kind of the fragment; total charges; the
+    forces between point charges at their centers."""
+    torch.manual_seed(3)
+    kinds = torch.randint(len(charges), (count, 2))
+    if neutral:
+        kinds[:, 1] = 1 - kinds[:, 0]
+    q = torch.tensor(charges)[kinds]
+    nodes = 4 * torch.arange(count)[:, None] + torch.arange(4)
+    apart = torch.nn.functional.normalize(torch.randn(count, 3), dim=1) * (4 + 4 * torch.rand(count, 1))
+    inner = 0.5 * torch.randn(count, 1, 3)
+    pos = torch.cat([inner, -inner, apart[:, None] + inner, apart[:, None] - inner], 1)
+    features = torch.nn.functional.one_hot(kinds, len(charges)).double().repeat_interleave(2, 1)
+    force = -COULOMB * (q[:, :1] * q[:, 1:]) * apart / apart.norm(dim=1, keepdim=True) ** 3
+    forces = torch.stack([force / 2, force / 2, -force / 2, -force / 2], 1)
+    bonds = torch.cat([nodes[:, [0, 1]], nodes[:, [1, 0]], nodes[:, [2, 3]], nodes[:, [3, 2]]])
+    graphs = {"pos": pos.flatten(0, 1), "batch": torch.arange(count).repeat_interleave(4), "cell": None,
+              "pbc": None, "batch_size": count}  # fmt: skip
+    return torch.arange(4 * count) % 2, features.flatten(0, 1), graphs, bonds.T, q.sum(1), forces.flatten(0, 1)
+
+
+def fitted(*data, scalars):
+    made = PredictedChargeInteraction(["A", "B"], width=0.8, scalars=scalars, cutoff=CUTOFF)
+    start = PredictedStart(made)
+    start.add(*data)
+    return made, start.fit()
+
+
+def test_start_finds_the_charges_of_fragments(caplog):
+    """Cations, anions and neutral ones in one set; total charges and forces between fragments are explained."""
+    caplog.set_level("INFO")
+    data = pairs(60, [1.0, -1.0, 0.0, 2.0])
+    made, explained = fitted(*data, scalars=4)
+    assert explained > 0.98
+    assert "explain" in caplog.text
+    for kind, charge in enumerate([1.0, -1.0, 0.0, 2.0]):
+        q = made.constants[:, 0].sum() + 2 * made.linear.weight[0, kind] / made.feature_size[kind]
+        assert abs(0.1 * q - charge) < 0.15
+
+
+def test_start_from_forces_of_neutral_pairs():
+    """Total charges say nothing there, forces do, up to one sign of all charges."""
+    data = pairs(60, [1.0, -1.0], neutral=True)
+    elements, features = data[0], data[1]
+    _, explained = fitted(features[:, 0].long(), features, *data[2:], scalars=2)
+    assert explained > 0.95
+    silent = [*data[2:4], torch.zeros(60), torch.zeros(240, 3)]
+    assert fitted(elements, features, *silent, scalars=2)[1] is None
+
+
+def test_start_without_separate_fragments(caplog):
+    caplog.set_level("INFO")
+    elements, features, graphs, _, total, forces = pairs(5, [1.0, 0.0])
+    nodes = torch.arange(20)
+    first = torch.cat([nodes[:-1], nodes[1:]])
+    whole = torch.stack([first, torch.cat([nodes[1:], nodes[:-1]])])
+    graphs |= {"batch": torch.zeros(20, dtype=torch.int64), "batch_size": 1}
+    _, explained = fitted(elements, features, graphs, whole, total.sum()[None], forces, scalars=2)
+    assert explained is None
+    assert "no graph has two separate fragments" in caplog.text
+
+
+def test_what_is_refused():
+    made, (elements, pos, features) = layer(), cloud()
+    with pytest.raises(ValueError, match="total_charge must be given for predicted charges, which sum to it, got None"):
+        made(elements, pos, features=features, **near(pos))
+    with pytest.raises(ValueError, match="features must be given, since charges are predicted from them, got None"):
+        made(elements, pos, total_charge=torch.zeros(1), **near(pos))
+    for wrong, match in (
+        ({"scalars": 0}, "scalars must be"), ({"hidden": 0}, "hidden must be"), ({"names": []}, "charges must have"),
+        ({"cutoff": 0.0}, "cutoff must be"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=match):
+            PredictedChargeInteraction(**{"names": ["A"], "width": 1.0, "scalars": 2, "cutoff": 1.0} | wrong)
