@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from harness import results, study
-from polar_crystals import PARTS, PolarCrystalsStudy, only
+from polar_crystals import PARTS, PolarCrystalsStudy, best
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -22,14 +22,15 @@ STYLES = {
 
 def draw(path: Path) -> None:
     """Both optical branches along Gamma-X, means over seeds."""
-    rows = results.latest(results.read(study.committed("polar_crystals")), PolarCrystalsStudy)
+    rows = best(results.read(study.committed("polar_crystals"), PolarCrystalsStudy))
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     for axis, crystal in zip(axes, ("NaCl", "MgO"), strict=True):
         for model, (label, style) in STYLES.items():
             for kind in ("LO", "TO"):
                 found = [
                     row.more["branches"][f"{kind}2"]
-                    for row in only(rows, crystals=crystal, models=model)
+                    for row in rows
+                    if (row.setting("crystals"), row.setting("models")) == (crystal, model)
                 ]
                 means = [np.mean([one[str(n)] for one in found]) for n in PARTS]
                 axis.plot(

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from data.polar_crystals import branches, dynamical_matrix, load, reference
@@ -36,6 +36,8 @@ TRAIN, VALIDATION = 40, 20
 AXES = {"NaCl": (2,), "MgO": (2,), "AlN": (2, 0)}  # reciprocal vectors
 PARTS = 2, 3, 4, 6, 8, 12
 TESTS = {"validation": "validation", "small": "small cells", "large": "512 atoms"}
+Model = Literal["DFT", "MACE", "torch-pme", "charges", "searched", "learned"]
+RATES = {"NaCl": 0.03, "MgO": 0.06, "AlN": 0.03}  # learning rates with the least errors on validation data
 SHOWN = ("LO", 2), ("LO", 4), ("LO", 8), ("LO", 12), ("TO", 12)
 PLACES = {"LO2": "LO along c", "TO2": "TO along c", "LO0": "LO in the plane", "TO0": "TO in the plane"}
 
@@ -51,7 +53,7 @@ class PolarCrystalsStudy(Settings):
 
     crystals: tuple[Literal["NaCl", "MgO", "AlN"], ...] = ("NaCl",)
     """NaCl, MgO, AlN"""
-    models: tuple[Literal["DFT", "MACE", "torch-pme", "charges", "learned", "searched"], ...] = ("MACE", "charges")
+    models: tuple[Model, ...] = ("MACE", "charges")
     """models to train, or DFT"""
     data: Path | None = None
     """folder of the files"""
@@ -110,7 +112,8 @@ def train(settings: PolarCrystalsStudy) -> Outcome:
     def matrix(axis: int, n: int) -> np.ndarray:
         return dynamical_matrix(potential.lacking, crystal, axis, n)
 
-    more = {"errors": errors, "branches": branches(matrix, crystal, AXES[name], PARTS), "born": potential.born()}
+    found = branches(matrix, crystal, AXES[name], PARTS)
+    more = {"errors": errors, "branches": found, "born": potential.born()}
     return Outcome("force error", errors["small"], parameters(potential.model), seconds, more)
 
 
@@ -118,6 +121,15 @@ def only(rows: list[Row], **settings: Any) -> list[Row]:
     """Rows with these settings; others that may differ are the defaults, and ``...`` is any."""
     wanted = {name: PolarCrystalsStudy().identity()[name] for name in PolarCrystalsStudy.SHOWN} | settings
     return [row for row in rows if all(x is ... or row.setting(name) == x for name, x in wanted.items())]
+
+
+def best(rows: list[Row]) -> list[Row]:
+    """Rows with the learning rates of their crystals, and those of DFT."""
+    found = []
+    for name, rate in RATES.items():
+        every = only(rows, crystals=name, models=..., learning_rate=...)
+        found += [row for row in every if row.setting("models") == "DFT" or row.setting("learning_rate") == rate]
+    return found
 
 
 def table(rows: list[Row], *names: str) -> str:
@@ -139,12 +151,17 @@ def table(rows: list[Row], *names: str) -> str:
 
 
 def report(rows: list[Row]) -> dict[str, str]:
-    """Tables of phonons, and of how the training was chosen."""
-    care = ("epochs", "batch", "learning_rate")
-    return {
-        "phonons": table(only(rows), "crystals", "models"),
-        "training": table(only(rows, **dict.fromkeys(care, ...)), "crystals", "models", *care),
+    """Tables of phonons, of AlN, of cutoffs and layers of MACE alone, and of how the training was chosen."""
+    care, order = ("epochs", "batch", "learning_rate"), {name: n for n, name in enumerate(get_args(Model))}
+    rows = sorted(rows, key=lambda row: order[row.setting("models")])
+    cubic, others = [[row for row in some if row.setting("crystals") != "AlN"] for some in (best(rows), rows)]
+    parts = {
+        "phonons": (cubic, ("crystals", "models")),
+        "aluminium_nitride": ([row for row in best(rows) if row.setting("crystals") == "AlN"], ("models",)),
+        "local": (only(others, models="MACE", cutoff=..., layers=...), ("crystals", "cutoff", "layers")),
+        "training": (only(others, **dict.fromkeys(care, ...)), ("crystals", "models", *care)),
     }
+    return {name: table(part, *names) for name, (part, names) in parts.items() if part}
 
 
 if __name__ == "__main__":

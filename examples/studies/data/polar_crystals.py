@@ -140,9 +140,9 @@ def polar_mode(matrix: np.ndarray, crystal: PolarCrystal, direction: np.ndarray)
 
 def branches(
     matrix: Callable[[int, int], np.ndarray], crystal: PolarCrystal, axes: Sequence[int], parts: Sequence[int]
-) -> dict[str, dict[int, float]]:
+) -> dict[str, dict[str, float]]:
     """Frequencies of the longitudinal and transverse optical modes at 1 / n of the reciprocal vectors of these axes."""
-    found: dict[str, dict[int, float]] = {}
+    found: dict[str, dict[str, float]] = {}
     for axis in axes:
         along = crystal.unit.cell.reciprocal()[axis]
         along = along / np.linalg.norm(along)
@@ -150,7 +150,7 @@ def branches(
         for n in parts:
             one = matrix(axis, n)
             for kind, direction in (("LO", along), ("TO", across)):
-                found.setdefault(f"{kind}{axis}", {})[n] = polar_mode(one, crystal, direction)
+                found.setdefault(f"{kind}{axis}", {})[str(n)] = polar_mode(one, crystal, direction)
     return found
 
 
