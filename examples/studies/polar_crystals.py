@@ -37,7 +37,7 @@ AXES = {"NaCl": (2,), "MgO": (2,), "AlN": (2, 0)}  # reciprocal vectors
 PARTS = 2, 3, 4, 6, 8, 12
 TESTS = {"validation": "validation", "small": "small cells", "large": "512 atoms"}
 Model = Literal["DFT", "MACE", "torch-pme", "charges", "searched", "learned"]
-RATES = {"NaCl": 0.03, "MgO": 0.06, "AlN": 0.03}  # learning rates with the least errors on validation data
+RATES = {"NaCl": 0.03, "MgO": 0.06, "AlN": 0.06}  # learning rates with the least errors on validation data
 SHOWN = ("LO", 2), ("LO", 4), ("LO", 8), ("LO", 12), ("TO", 12)
 PLACES = {"LO2": "LO along c", "TO2": "TO along c", "LO0": "LO in the plane", "TO0": "TO in the plane"}
 
