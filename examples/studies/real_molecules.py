@@ -4,7 +4,6 @@
 and salt are computed, by tblite (data/tight_binding.py); Lennard-Jones molecules (data/lennard_jones.py) need neither.
 
 cumulenes       MACE   chains of carbons whose ends are turned, longer ones to test on (GNL)
-dimers          MACE   charged, polar and apolar molecules that part, in a cell of 30 A (LODE)
 C9H4            e3nn   the profile of a torsion (Frank et al.)
 SN2             e3nn   F- and CH3I along a path (Frank et al.)
 clusters        e3nn   32 atoms within 5 A (Frank et al.)
@@ -42,9 +41,8 @@ from harness.training import Outcome, Regressor, fit
 from torch import Tensor, nn
 
 SEED = 45  # of computed data
-COULOMB = 14.399645  # of two elementary charges, in eV A
-MACE = "cumulenes", "dimers"
-Set = Literal["cumulenes", "dimers", "C9H4", "SN2", "clusters", "AcAc", "chains", "salt", "Lennard-Jones"]
+MACE = ("cumulenes",)
+Set = Literal["cumulenes", "C9H4", "SN2", "clusters", "AcAc", "chains", "salt", "Lennard-Jones"]
 Model = Literal["without", "with"]
 
 
@@ -126,7 +124,6 @@ SUITED: dict[str, dict[str, Any]] = {
         "kernels": (0, 0, 24),
         "epochs": 120,
     },
-    "dimers": {"irreps": "32x0e", "cutoff": 5.0, "width": 2.5, "max_width": 5.0, "kernels": (0, 2, 0), "epochs": 120},
     "C9H4": {"cutoff": 3.0, "width": 1.5, "max_width": 12.0, "epochs": 150},
     "SN2": {"cutoff": 4.0, "max_width": 16.0, "epochs": 300},
     "clusters": {"cutoff": 3.0, "width": 1.5},
@@ -267,8 +264,6 @@ def train(settings: RealMoleculesStudy) -> Outcome:
     outcome = fit(learner, training, *held_out, checks=50)
     model = learner.model.cpu()
     outcome.more["errors"] = {name: errors(model, graphs[name], units) for name in tests}
-    if settings.sets == ("dimers",):
-        outcome.more["parting"] = {"CC": parting(model, parts["CC"], units, settings.cutoff)}
     outcome.metric = "force error" if "force" in outcome.more["errors"][tests[0]] else "energy error"
     outcome.value = outcome.more["errors"][tests[0]][outcome.metric.removesuffix(" error")]
     return outcome
@@ -289,41 +284,6 @@ def errors(model: Potential, graphs: list[Graph], units: Units) -> dict[str, flo
         forces.append((out - target)[:, 1:][graph["known"][:, 1] > 0].flatten())
     every = {"energy": torch.cat(energies), "force": torch.cat(forces)}
     return {name: float(x.square().mean().sqrt()) for name, x in every.items() if len(x)}
-
-
-def moved_apart(molecule: Molecule, by: float) -> tuple[Molecule, np.ndarray]:
-    """With the second fragment farther away, and the unit vector from the first to it."""
-    first = int(molecule.info["indexB"])
-    along = molecule.pos[first:].mean(0) - molecule.pos[:first].mean(0)
-    along /= np.linalg.norm(along)
-    pos = molecule.pos.copy()
-    pos[first:] += by * along
-    return molecule._replace(pos=pos), along
-
-
-def parting(model: Potential, dimer: list[Molecule], units: Units, cutoff: float) -> dict[str, list[list[float]]]:
-    """Of a dimer in its cell, at each distance, the known force between the fragments and the predicted one, in eV/A;
-    and of the same in the open, at distances from 20 A on, distance and predicted force."""
-
-    def force(molecule: Molecule, along: np.ndarray) -> float:
-        graph = batch_of([units.graph(molecule, cutoff)])
-        found = model(graph)[:, 1:].detach().double().numpy() * units.scale
-        return float(found[: int(molecule.info["indexB"])].sum(0) @ along)
-
-    inside, outside = [], []
-    for molecule in dimer:
-        _, along = moved_apart(molecule, 0.0)
-        assert molecule.forces is not None
-        known = float(molecule.forces[: int(molecule.info["indexB"])].sum(0) @ along)
-        inside.append([float(molecule.info["distance"]), known, force(molecule, along)])
-    last = dimer[-1]._replace(cell=None)
-    start = float(last.info["distance"])
-    for distance in (20.0, 25.0, 30.0, 40.0):
-        further, along = moved_apart(last, distance - start)
-        first = int(last.info["indexB"])
-        mean = np.linalg.norm(further.pos[first:].mean(0) - further.pos[:first].mean(0))
-        outside.append([float(mean), force(further, along)])
-    return {"in the cell": inside, "in the open": outside}
 
 
 def in_order(rows: list[Row]) -> list[Row]:
@@ -357,31 +317,11 @@ def summary(rows: list[Row]) -> str:
     return markdown(["set", "test", *columns], lines)
 
 
-def ions(rows: list[Row]) -> str:
-    """Forces between two ions over the known ones, in the cell of the data and in the open, for each model."""
-    header, lines = [""], []
-    for (name, which, *how), group in at_best_rates(rows, *NAMES).items():
-        if (name, which) != ("dimers", "with"):
-            continue
-        every = [row.more["parting"]["CC"] for row in group]
-        cell, known, predicted = np.mean([parts["in the cell"] for parts in every], 0).T
-        distance, in_open = np.mean([parts["in the open"] for parts in every], 0).T
-        ratios = *(predicted / known), *(in_open * distance**2 / COULOMB)
-        header = ["model", *(f"cell, {x:.0f} A" for x in cell), *(f"open, {x:.0f} A" for x in distance)]
-        lines.append([label(name, *how), *(f"{ratio:.2f}" for ratio in ratios)])
-    return markdown(header, lines)
-
-
-def label(name: str, after: int, epochs: int) -> str:
-    return f"{name}, {epochs} epochs{', linear readouts' if after else ''}"
-
-
 def report(rows: list[Row]) -> dict[str, str]:
-    """Errors without and with attention, and forces between parting ions."""
+    """Errors without and with attention."""
     defaults = RealMoleculesStudy().identity()
     rows = in_order([dataclasses.replace(row, settings=defaults | row.settings) for row in rows])
-    parted_ions = any("parting" in row.more and row.setting("models") == "with" for row in rows)
-    return {"summary": summary(rows)} | ({"ions": ions(rows)} if parted_ions else {})
+    return {"summary": summary(rows)}
 
 
 if __name__ == "__main__":

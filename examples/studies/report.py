@@ -22,7 +22,7 @@ from harness.tables import check_cells
 ROOT = EXAMPLES.parent
 STUDIES = (
     "rotated_digits", "pixel_graphs", "nbody", "associative_recall", "pyg_mixed_model", "long_range", "molecules",
-    "far_digits", "matching", "depots", "real_molecules", "proteins", "polar_crystals",
+    "far_digits", "matching", "depots", "real_molecules", "proteins", "polar_crystals", "ion_pairs",
 )  # fmt: skip
 
 

@@ -48,6 +48,13 @@ def test_quick_start(host, tmp_path):
     assert far[1] < 4 * own[1]
 
 
+def test_ion_pairs(tmp_path):
+    """The study of ions and molecules that part: data, training, tables."""
+    pytest.importorskip("lightning")
+    out = said("mace", tmp_path, EXAMPLES / "studies" / "ion_pairs.py", "--quick", "--output", "out")
+    assert "| predicted | 0.02 |" in out
+
+
 def test_crystal(tmp_path):
     out = said("mace", tmp_path, EXAMPLES / "ase_crystal.py")
     numbers = {name: float(x) for name, x in re.findall(r"(stress against differences|supercell): (\S+) relative", out)}

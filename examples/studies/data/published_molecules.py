@@ -85,29 +85,6 @@ def cumulenes(folder: Path) -> Parts:
     return parts
 
 
-DIMERS = {"CC": 0, "CA": 2, "PA": 3, "CP": 4, "PP": 5, "AA": 6}  # C charged, P polar, A apolar
-HELD_OUT = 5  # of the ten distances of each dimer in the file to train on, which chooses the epoch
-
-
-def dimers(folder: Path) -> Parts:
-    """Two rigid molecules at ten growing distances, and three larger ones to test on by class, in a cell of 30 A.
-
-    Energies are those of interaction, as forces in the files are: they vanish where molecules are far apart.
-    """
-
-    def read(name: str) -> list[Molecule]:
-        found = read_xyz(folder / "lode" / name)
-        return [molecule._replace(energy=float(molecule.info["inter_energy"])) for molecule in found]
-
-    parts: Parts = {TRAIN: [], VALIDATION: []}
-    for kind, number in DIMERS.items():
-        near = read(f"train-id{number}.xyz")
-        parts[TRAIN] += near[:HELD_OUT] + near[HELD_OUT + 1 :]
-        parts[VALIDATION].append(near[HELD_OUT])
-        parts[kind] = read(f"test-id{number}.xyz")
-    return parts
-
-
 def torsion(folder: Path) -> Parts:
     """C9H4, whose end is turned by 90 degrees in a thousand steps."""
     return parted(read_npz(folder / "efa" / "cumulene_profile.npz"), 200, 100, 0)
@@ -133,7 +110,6 @@ def acetylacetone(folder: Path) -> Parts:
 
 SETS: dict[str, tuple[Callable[[Path], Parts], str]] = {
     "cumulenes": (cumulenes, "gnl/ of github.com/LarsSchaaf/Guaranteed-Non-Local-Molecular-Dataset"),
-    "dimers": (dimers, "lode/ with train-id0.xyz and so on, of Grisafi and Ceriotti (2019)"),
     "C9H4": (torsion, "efa/cumulene_profile.npz of doi.org/10.5281/zenodo.14750286"),
     "SN2": (substitution, "efa/sn2_F_I.npz of doi.org/10.5281/zenodo.14750286"),
     "clusters": (clusters, "efa/3D_cluster_32_atoms_radius_5.npz of doi.org/10.5281/zenodo.14750286"),
