@@ -13,10 +13,10 @@ from nequip.nn import GraphModuleMixin, with_edge_vectors_
 from tg_equiattn import checks
 from tg_equiattn.modes import is_traced
 
-from ..e3nn.charge_interaction import IrrepsChargeInteraction
+from ..e3nn.charge_interaction import IrrepsChargeInteraction, IrrepsPredictedChargeInteraction
 from .frames import LongRangeModule
 
-ENERGY = "long_range_energy"
+ENERGY, SHARED = "long_range_energy", "shared_charge"
 
 
 @checks.python_numbers
@@ -31,11 +31,16 @@ class LongRangeCharges(LongRangeModule):
     ``long_range_energy`` of each frame, ``charges``, ``polarization`` (the dipole of each frame in e Å) and, if asked
     for, ``born_effective_charges``. Frames repeat as :class:`LongRange` describes it.
 
+    With ``charges="predicted"`` it is :class:`tg_equiattn.nn.PredictedChargeInteraction`: charges are learned from the
+    scalars of the last layer and sum to the total charge of each frame. The field ``shared_charge`` of a frame is what
+    was missing to it.
+
     Training needs the callback :class:`FitCharges`, which fits a part of the energies for each type to the data.
 
     Args:
         charges: Charge of each type by its name, in e: oxidation states, or Born effective charges divided by the root
-            of ``dielectric``. The charges of a frame must sum to its ``charge`` divided by the same root.
+            of ``dielectric``. The charges of a frame must sum to its ``charge`` divided by the same root. "predicted"
+            learns charges.
         learn: True if a factor of all charges and transfers of charge between neighbors are learned, for data with
             labels of charge. "scale" lets :class:`FitCharges` fit the factor to forces. The default, ``False``, holds
             charges.
@@ -43,8 +48,8 @@ class LongRangeCharges(LongRangeModule):
             root. The default is 1.
         born_charges: True if the model returns Born effective charges. Compiled models never do. The default is
             ``False``.
-        width: Width s of the kernel, in the unit of positions. The default, ``None``, means 0.4 ``r_max``, so that the
-            kernel does not compete with messages.
+        width: Width s of the kernel, in the unit of positions. The default, ``None``, means 0.4 ``r_max``, or 0.6
+            ``r_max`` for predicted charges, so that the kernel does not compete with messages.
         error: Promised error of sums over reciprocal vectors, relative to the largest value of the kernel, 1e-4 by
             default.
         method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :class:`LongRange`.
@@ -64,7 +69,7 @@ class LongRangeCharges(LongRangeModule):
 
     def __init__(
         self,
-        charges: Mapping[str, float],
+        charges: Mapping[str, float] | Literal["predicted"],
         *,
         learn: bool | Literal["scale"] = False,
         dielectric: float = 1.0,
@@ -87,19 +92,32 @@ class LongRangeCharges(LongRangeModule):
             irreps_in=dict(irreps_in)
             | {AtomicDataDict.CELL_KEY: "1o", AtomicDataDict.PBC_KEY: None, AtomicDataDict.TOTAL_CHARGE_KEY: None},
             required_irreps_in=[field, features],
-            irreps_out=own | ({AtomicDataDict.BORN_CHARGE_KEY: None} if born_charges else {}),
+            irreps_out=own
+            | ({AtomicDataDict.BORN_CHARGE_KEY: None} if born_charges else {})
+            | ({SHARED: "0e"} if charges == "predicted" else {}),
         )
         if learn not in (False, True, "scale"):
             raise ValueError(f'learn must be False, True or "scale", got {learn!r}')
-        if unknown := [name for name in charges if name not in type_names]:
-            raise ValueError(f"charges must be of types {', '.join(type_names)}, got {', '.join(unknown)}")
+        self.predicted = isinstance(charges, str)
         self.search, self.born_charges, self.r_max = learn == "scale", born_charges, r_max
-        self.interaction = IrrepsChargeInteraction(
-            {name: charges.get(name, torch.nan) for name in type_names},
-            o3.Irreps(irreps_in[features]) if learn is True else None, width=0.4 * r_max if width is None else width,
-            cutoff=r_max, avg_num_neighbors=avg_num_neighbors, dielectric=dielectric, error=error, method=method,
-            max_hkl=None if max_hkl is None else tuple(max_hkl),  # lists of configuration files cannot be packaged
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "width": (0.6 if self.predicted else 0.4) * r_max if width is None else width, "cutoff": r_max,
+            "avg_num_neighbors": avg_num_neighbors, "dielectric": dielectric, "error": error, "method": method,
+            "max_hkl": None if max_hkl is None else tuple(max_hkl),  # lists of configuration files cannot be packaged
+        }  # fmt: skip
+        irreps = o3.Irreps(irreps_in[features])
+        if isinstance(charges, str):
+            if charges != "predicted" or learn or born_charges:
+                raise ValueError(
+                    'charges must be a charge for each type, or "predicted" without learn and born_charges, got '
+                    f"{charges!r} with learn={learn!r} and born_charges={born_charges!r}"
+                )
+            self.interaction: Any = IrrepsPredictedChargeInteraction(type_names, irreps, **options)
+        else:
+            if unknown := [name for name in charges if name not in type_names]:
+                raise ValueError(f"charges must be of types {', '.join(type_names)}, got {', '.join(unknown)}")
+            given = {name: charges.get(name, torch.nan) for name in type_names}
+            self.interaction = IrrepsChargeInteraction(given, irreps if learn is True else None, **options)
         self.interaction.offsets.fill_(torch.nan)  # until they are fitted
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
@@ -119,6 +137,8 @@ class LongRangeCharges(LongRangeModule):
         each = data[AtomicDataDict.PER_ATOM_ENERGY_KEY]
         data[AtomicDataDict.PER_ATOM_ENERGY_KEY] = each + (energies - found.offsets[:, None]).to(each.dtype)
         data[AtomicDataDict.CHARGE_KEY], data[AtomicDataDict.POLARIZATION_KEY] = found.charges[:, None], found.dipole
+        if self.predicted:
+            data[SHARED] = found.shared[:, None]
         if self.born_charges and not is_traced(types):
             born = layer.born_charges(found.dipole, graphs["pos"], self.training)
             data[AtomicDataDict.BORN_CHARGE_KEY] = born

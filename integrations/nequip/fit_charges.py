@@ -9,9 +9,12 @@ import lightning
 import torch
 from nequip.data import AtomicDataDict
 from nequip.nn import PerTypeScaleShift, with_edge_vectors_
+from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.nn.waves.charge_start import ChargeStart
+from tg_equiattn.nn.waves.charge_start import ChargeStart, PredictedStart
+from tg_equiattn.nn.waves.charges import known
+from tg_equiattn.node_batch import NodeBatch
 
 from .charges import LongRangeCharges
 
@@ -52,24 +55,82 @@ class FitCharges(lightning.Callback):
 
 def fit_charges(model: torch.nn.Module, module: LongRangeCharges, batches: list[AtomicDataDict.Type]) -> None:
     """Fit charges of a model, and the scale of its energies, to batches of data."""
-    layer = module.interaction
+    layer, training = module.interaction, model.training
     layer.offsets.zero_()
-    start, training = ChargeStart(layer, module.r_max, module.search), model.training
     model.eval()
-    for batch in batches:
-        data = AtomicDataDict.to_(dict(batch), layer.constants.device)
-        with torch.enable_grad():
-            own = model(dict(data))[AtomicDataDict.FORCE_KEY]
-        data = with_edge_vectors_(data, with_lengths=False)
-        graphs, types = module.read_frames(data), data[AtomicDataDict.ATOM_TYPE_KEY].flatten()
-        graphs = {"batch_size": 1, **graphs}
-        start.add(
-            types, graphs, data[AtomicDataDict.EDGE_INDEX_KEY], data[AtomicDataDict.EDGE_VECTORS_KEY],
-            data.get(AtomicDataDict.TOTAL_CHARGE_KEY), data.get(AtomicDataDict.FORCE_KEY), own,
-        )  # fmt: skip
-    factor = start.finish()
+    batches = [AtomicDataDict.to_(dict(batch), layer.offsets.device) for batch in batches]
+    factor = (_fit_predicted if module.predicted else _fit_given)(model, module, batches)
     with torch.no_grad():
         for other in model.modules():
             if isinstance(other, PerTypeScaleShift) and other.field == AtomicDataDict.PER_ATOM_ENERGY_KEY:
                 other.scales.mul_(factor)
     model.train(training)
+
+
+def _fit_given(model: torch.nn.Module, module: LongRangeCharges, batches: list[AtomicDataDict.Type]) -> float:
+    start = ChargeStart(module.interaction, module.r_max, module.search)
+    for data in batches:
+        with torch.enable_grad():
+            own = model(dict(data))[AtomicDataDict.FORCE_KEY]
+        data = with_edge_vectors_(data, with_lengths=False)
+        types, graphs = _read(module, data)
+        start.add(
+            types, graphs, data[AtomicDataDict.EDGE_INDEX_KEY], data[AtomicDataDict.EDGE_VECTORS_KEY],
+            data.get(AtomicDataDict.TOTAL_CHARGE_KEY), data.get(AtomicDataDict.FORCE_KEY), own,
+        )  # fmt: skip
+    return start.finish()
+
+
+def _fit_predicted(model: torch.nn.Module, module: LongRangeCharges, batches: list[AtomicDataDict.Type]) -> float:
+    layer = module.interaction
+    start = PredictedStart(layer)
+    for data in batches:
+        features = layer.scalars_of(_calls(model, module, data)[0][AtomicDataDict.NODE_FEATURES_KEY])
+        types, graphs = _read(module, data)
+        charge = known(data.get(AtomicDataDict.TOTAL_CHARGE_KEY))
+        start.add(
+            types, features, graphs, data[AtomicDataDict.EDGE_INDEX_KEY], charge, data.get(AtomicDataDict.FORCE_KEY)
+        )
+    start.fit()
+    for data in batches:
+        _, total, far, energies = _calls(model, module, data)
+        types, graphs = _read(module, data)
+        node_batch = NodeBatch.flat(types, graphs["batch"], graphs["batch_size"])
+        start.record(types, node_batch, energies, data.get(AtomicDataDict.FORCE_KEY), total - far, far)
+    return start.finish()
+
+
+def _read(module: LongRangeCharges, data: AtomicDataDict.Type) -> tuple[Tensor, dict[str, Any]]:
+    """Types of atoms, and frames."""
+    return data[AtomicDataDict.ATOM_TYPE_KEY].flatten(), {"batch_size": 1, **module.read_frames(data)}
+
+
+def _calls(
+    model: torch.nn.Module, module: LongRangeCharges, data: AtomicDataDict.Type
+) -> tuple[AtomicDataDict.Type, Tensor, Tensor, Tensor]:
+    """The data that the charges get in a call of the model, forces of the model, forces of the charges, and their
+    energies."""
+    given: list[AtomicDataDict.Type] = []
+    found: list[Tensor] = []
+
+    def see(target: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        given.append(dict(inputs[0]))
+
+    def differentiate(target: torch.nn.Module, inputs: Any, out: Any) -> None:
+        pos, layer = out[AtomicDataDict.POSITIONS_KEY], module.interaction
+        edges = {"edge_index": out[AtomicDataDict.EDGE_INDEX_KEY], "edge_vectors": out[AtomicDataDict.EDGE_VECTORS_KEY]}
+        types, graphs = _read(module, out)
+        energies = layer(
+            types, features=given[0][AtomicDataDict.NODE_FEATURES_KEY], **edges,
+            total_charge=out.get(AtomicDataDict.TOTAL_CHARGE_KEY), **graphs,
+        ).energies  # fmt: skip
+        found.extend((-torch.autograd.grad(energies.sum(), pos, retain_graph=True)[0], energies.detach()))
+
+    hooks = module.register_forward_pre_hook(see), module.register_forward_hook(differentiate)
+    try:
+        with torch.enable_grad():
+            total = model(dict(data))[AtomicDataDict.FORCE_KEY].detach()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return given[0], total, *found

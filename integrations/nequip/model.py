@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from nequip.data import AtomicDataDict, register_fields
 from nequip.model import NequIPGNNModel, model_builder
 from nequip.nn import GraphModuleMixin
 
-from .charges import ENERGY, LongRangeCharges
+from .charges import ENERGY, SHARED, LongRangeCharges
 from .long_range import LongRange
 
-register_fields(graph_fields=[ENERGY])
+register_fields(graph_fields=[ENERGY, SHARED])
 
 
 @model_builder
 def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
     after: Sequence[int] | None = None,
     long_range: Mapping[str, Any] | None = None,
-    charges: Mapping[str, float] | None = None,
+    charges: Mapping[str, float] | Literal["predicted"] | None = None,
     **model: Any,
 ) -> GraphModuleMixin:
     """NequIP's ``NequIPGNNModel`` with :class:`LongRange` after some of its layers, or with :class:`LongRangeCharges`
@@ -31,8 +31,8 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
         long_range: Arguments of :class:`LongRange`, or of :class:`LongRangeCharges` with ``charges``. By default
             ``width`` is half of ``r_max`` (0.4 for charges), and ``avg_num_nodes`` and ``avg_num_neighbors`` are the
             mean of the model's ``avg_num_neighbors``, or 1 if it has none.
-        charges: Charge of each type of atoms by its name, in place of attention. The trainer needs the callback
-            :class:`FitCharges`.
+        charges: Charge of each type of atoms by its name, or "predicted", in place of attention. The trainer needs the
+            callback :class:`FitCharges`.
         model: Arguments of :func:`nequip.model.NequIPGNNModel`.
 
     Raises:

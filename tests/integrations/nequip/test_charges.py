@@ -51,12 +51,46 @@ def charged(learn=False, batches=(), charges=None, dtype="float64", **options):
     return model
 
 
-@pytest.mark.parametrize("learn", [False, True])
+def predicted(*systems, charges=None):
+    """A model with charges that are predicted, of which every parameter counts."""
+    batch = labelled(*(systems or (salt(), molecule("H2O"))))
+    batch["charge"] = torch.zeros(len(batch["num_atoms"]), 1) if charges is None else torch.tensor(charges)
+    model = charged(charges="predicted", born_charges=False, batches=[batch])
+    with torch.no_grad():
+        for p in model.model.func.long_range.parameters():
+            p += torch.randn_like(p)
+    return model
+
+
+@pytest.mark.parametrize("make", [charged, functools.partial(charged, True), predicted])
 @pytest.mark.parametrize("make_atoms", [salt, slab])
-def test_forces_and_stress_are_derivatives(make_atoms, learn):
-    model, atoms = charged(learn), make_atoms()
-    out = model(frame(atoms))
-    check_forces_and_stress(functools.partial(energy, model), atoms, out["forces"], out["stress"][0])
+def test_forces_and_stress_are_derivatives(make_atoms, make):
+    model, atoms = make(), make_atoms()
+    charge = {"charge": torch.zeros(1, 1)}
+
+    def of(atoms):
+        return model(frame(atoms) | charge)["total_energy"].item()
+
+    out = model(frame(atoms) | charge)
+    check_forces_and_stress(of, atoms, out["forces"], out["stress"][0])
+
+
+def test_predicted_charges_sum_to_total_charges():
+    """And frames of a batch are as alone; the start needs total charges; what does not fit is refused."""
+    systems, model = [molecule("H2O"), molecule("CO2"), salt()], predicted()
+    charges = torch.tensor([[1.0], [0.0], [-2.0]])
+    out = model(frames(*systems) | {"charge": charges})
+    sums = torch.stack([q.sum() for q in out["charges"].flatten().split([3, 3, 8])])
+    assert error(sums, charges.flatten()) < 1e-12
+    assert out["shared_charge"].abs().min() > 1e-3
+    for n, atoms in enumerate(systems):
+        alone = model(frame(atoms) | {"charge": charges[n : n + 1]})
+        assert error(alone["total_energy"][0], out["total_energy"][n]) < 1e-10
+    with pytest.raises(ValueError, match="total_charge must be given for predicted charges"):
+        charged(charges="predicted", born_charges=False)
+    for wrong in ({"charges": "learned", "born_charges": False}, {"charges": "predicted"}):
+        with pytest.raises(ValueError, match='charges must be a charge for each type, or "predicted" without learn'):
+            charged(**wrong)
 
 
 def test_energies_of_charges_join_those_of_the_model():
