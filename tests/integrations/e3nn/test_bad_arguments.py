@@ -36,8 +36,6 @@ CALLS = [
     (r"x must have shape .* got list", {"x": X.tolist()}),
     ("x must be a floating point tensor", {"x": X.long()}),
     ("x must be torch.float32 as the parameters are, got torch.float64", {"x": X.double()}),
-    ("x must be on cpu", {"x": X.to("meta")}),
-    (r"pos must have shape \(7, 3\), got \(7, 2\)", {"pos": POS[:, :2]}),
     ("batch must be sorted", {"batch": BATCH.flip(0)}),
     ("order must be a permutation", {"order": torch.zeros(7, dtype=torch.int64)}),
 ]
@@ -67,42 +65,32 @@ def test_bad_calls_of_ewald_attention():
         (r"cell must be \(3, 3\) or one a graph", {"cell": torch.eye(3).expand(3, 3, 3)}),
     ]
     module = IrrepsEwaldAttention(INSIDE, OUTSIDE, width=1.0)
-    check(module, {"x": X, "pos": POS, "batch": BATCH}, CALLS[:7] + wrong)
+    check(module, {"x": X, "pos": POS, "batch": BATCH}, CALLS[:5] + wrong)
 
 
-@pytest.mark.parametrize("kind", OPERATORS.values())
-def test_bad_irreps(kind):
+def test_bad_irreps():
     for message, irreps in [
         ("irreps_in must hold 0e, 0o, 1o and 1e only.*LongTensorProduct", ("2x0e+1x2e", "1x0e")),
         ("irreps_out must hold .*LongTensorProduct", ("2x0e", "1x3o+2x0e")),
         ("irreps_in must have at least one irrep", ("0x0e+0x1o", "1x0e")),
-        ("irreps_out must have at least one irrep", ("1x0e", "")),
         ("irreps_hidden must hold .*LongTensorProduct", (INSIDE, OUTSIDE, "2x0e+2x2e")),
-        ("irreps_hidden must have at least one irrep", (INSIDE, OUTSIDE, "")),
         ("irreps_out must be reachable .* 0o ", ("2x0e", "1x0e+1x0o", "2x0e")),
     ]:
         with pytest.raises(ValueError, match=message):
-            kind(*irreps)
+            IrrepsSE3HyenaOperator(*irreps)
 
 
 @pytest.mark.parametrize(
     ("message", "make"),
     [
-        ("order must be one of", lambda: TensorProductHyenaOperator(INSIDE, OUTSIDE, order=None)),
         ("short_conv must be None or an odd", lambda: TensorProductHyenaOperator(INSIDE, OUTSIDE, short_conv=2)),
-        ("filter must be one of", lambda: TensorProductHyenaOperator(INSIDE, OUTSIDE, filter="mlp")),
         (
             "attn_kwargs must be .*'filter'.*, got 'norm'",
             lambda: IrrepsSE3Hyena(INSIDE, OUTSIDE, attn_kwargs={"norm": "ortho"}),
         ),
         ("irreps_out must have a path from 2x0e x 1x1o", lambda: LongTensorProduct("2x0e", "1x1o", "1x2e")),
-        ("irreps_out must have a path", lambda: LongTensorProduct("1x1o", "1x1o", "1x0e", instructions=[])),
-        ("irreps_in must have at least", lambda: TensorProductHyenaOperator("", "1x0e")),
-        ("irreps_out must have at least", lambda: TensorProductHyenaOperator("1x0e", "")),
         ("irreps_hidden must have at least", lambda: TensorProductHyenaOperator("1x0e", "1x0e", "")),
         ("irreps_out must be reachable through irreps_hidden=1x0e", lambda: TensorProductHyenaOperator("1x0e", "1x2e")),
-        ("irreps_out must", lambda: TensorProductHyenaOperator("2x0e+1x2e", "1x3o", "2x0e+1x2e+1x3o")),
-        ("irreps_in must have at least one irrep", lambda: IrrepsEwaldAttention("", "1x0e", width=1.0)),
         ("irreps_out must have at least one irrep", lambda: IrrepsEwaldAttention("1x0e", "0x1o", width=1.0)),
         ("irreps_out must .* lmax=1, got 2 channels", lambda: IrrepsEwaldAttention("1x0e", "2x2e", width=1.0)),
     ],
@@ -118,10 +106,7 @@ def test_bad_products():
     wrong = [
         (r"x1 must have shape \(nodes, 9\), of irreps 3x0e\+2x1o, got \(7, 4\)", {"x1": x2}),
         (r"x2 must have shape .* got NoneType", {"x2": None}),
-        ("x2 must be torch.float32", {"x2": x2.double()}),
         ("x2 must have the 7 nodes of x1, got 5", {"x2": x2[:5]}),
-        ("batch must be sorted", {"batch": BATCH.flip(0)}),
-        ("order must be int64 of shape .*7", {"order": torch.arange(5)}),
     ]
     check(conv, {"x1": X, "x2": x2, "batch": BATCH}, wrong)
 
