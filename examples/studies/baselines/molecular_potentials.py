@@ -5,13 +5,16 @@ Batches are dictionaries as MACE has them: positions, node_attrs (one-hot elemen
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention  # isort: skip  (before e3nn 0.4.4, whose constants it lets torch load)
+with contextlib.suppress(ImportError):
+    import mace.modules  # before e3nn 0.4.4, which loads after it alone
 from e3nn import o3
+from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 from torch import Tensor, nn
 
 from tg_equiattn.neighbors import neighbor_list
