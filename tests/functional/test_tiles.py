@@ -3,34 +3,17 @@
 import dataclasses
 import functools
 import itertools
-from typing import NamedTuple
 
 import pytest
 import torch
-from torch.autograd import grad, gradcheck, gradgradcheck
+from torch.autograd import grad
 
 from tg_equiattn.functional.tiles import WHOLE, Shape, Tile, map_tiles, recomputed, tiled
-
-
-class Scale(NamedTuple):
-    power: int
-    factor: torch.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    scale: Scale
-    name: str = "sin"
 
 
 @dataclasses.dataclass
 class Loose:
     power: int = 2
-
-
-def rows(x, y, frozen):
-    """A formula of nodes x with records of tensors."""
-    return getattr(torch, frozen.name)(x @ y) * frozen.scale.factor**frozen.scale.power
 
 
 def window(power, x, y, mask):
@@ -56,21 +39,6 @@ def tiled_window(x, y, mask, steps):
     return tiled(window, tiles, (x, y, mask), (Shape((steps[-1],), True), Shape((3,))), (False, True, True))
 
 
-@pytest.mark.parametrize("steps", [(0, 7), (0, 3, 5, 7)])
-@pytest.mark.parametrize("masked", [False, True])
-def test_tiles_that_overlap(steps, masked):
-    """Windows read shared numbers, sums over all tiles are added up, and a mask may be missing."""
-    x, y, mask = d(9), d(7, seed=1), d(7, seed=2) if masked else None
-
-    def run(x, y):
-        return tiled_window(x, y, mask, steps)
-
-    for found, wanted in zip(run(x, y), window(2, x, y, mask), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
-    assert gradcheck(run, (x, y))
-    assert gradgradcheck(run, (x, y))
-
-
 def test_third_derivatives():
     found = []
     for run in (functools.partial(tiled_window, steps=(0, 3, 7)), functools.partial(window, 2)):
@@ -81,18 +49,6 @@ def test_third_derivatives():
             out = out.square().sum()
         found.append(grad(out, (x, y)))
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
-
-
-def test_map_of_nodes_with_records():
-    x, y, frozen = d(11, 3), d(3, 2, seed=1), Frozen(Scale(3, d(2, seed=2)))
-
-    def run(x, y, factor):
-        return map_tiles(rows, 4, (x,), y, Frozen(Scale(3, factor)))
-
-    torch.testing.assert_close(run(x, y, frozen.scale.factor), rows(x, y, frozen), rtol=1e-14, atol=1e-14)
-    assert gradgradcheck(run, (x, y, frozen.scale.factor))
-    with torch.no_grad():
-        torch.testing.assert_close(run(x, y, frozen.scale.factor), rows(x, y, frozen), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("by_tiles", [False, True])
@@ -111,25 +67,6 @@ def test_writing_to_a_tensor_before_backward_is_an_error():
             y.mul_(2)
         with pytest.raises(RuntimeError, match=r"a tensor has been written to|modified by an inplace operation"):
             (out if isinstance(out, torch.Tensor) else out[0]).sum().backward()
-
-
-@pytest.mark.parametrize("batched", [False, True])
-def test_transforms_that_begin_after_the_forward_pass(batched):
-    x, y, frozen = d(11, 3), d(3, 2, seed=1), Frozen(Scale(3, d(2, seed=2)))
-    directions, found = torch.eye(2, dtype=torch.float64), []
-    for out in (map_tiles(rows, 4, (x,), y, frozen).sum(0), rows(x, y, frozen).sum(0)):
-        if batched:
-            found.append(grad(out, (x, y), directions, is_grads_batched=True))
-        else:
-            found.append(torch.vmap(functools.partial(grad, out, (x, y), retain_graph=True))(directions))
-    torch.testing.assert_close(*found, rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])
-def test_transforms(transform):
-    y, frozen = d(3, 2, seed=1), Frozen(Scale(3, d(2, seed=2)))
-    found = transform(lambda x: map_tiles(rows, 4, (x,), y, frozen).sum())(d(11, 3))
-    torch.testing.assert_close(found, transform(lambda x: rows(x, y, frozen).sum())(d(11, 3)))
 
 
 class Module(torch.nn.Module):

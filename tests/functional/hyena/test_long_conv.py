@@ -1,4 +1,4 @@
-"""Long convolutions of scalars, vectors, with filters of the lag and by any bilinear product against double loops."""
+"""Long convolutions of scalars, vectors and with filters of the lag against double loops."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tg_equiattn.functional.hyena.fft_convolution import (
     first_lag,
     lag_convolution,
 )
-from tg_equiattn.functional.hyena.long_conv import MODES, bilinear_long_conv
+from tg_equiattn.functional.hyena.long_conv import MODES
 
 B, C = 3, 2
 
@@ -59,22 +59,6 @@ def test_equals_the_definition(kind, mode, n, ragged, device):
     compare(out, by_definition(kind, x, y, own, mode), holes, (x, y))
 
 
-@pytest.mark.parametrize("n", [1, 8, 11])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("norm", ["ortho", "backward"])
-def test_norms(norm, mode, n):
-    """At lengths that the FFT is fast at and others, ragged and not, by numbers, vectors and any product."""
-    for own in ((n,) * B, LENGTHS[n]):
-        lengths = None if own == (n,) * B else torch.tensor(own)
-        for kind in DATA:
-            q, k = inputs(kind, n)
-            out, wanted = fft_convolution(q, k, lengths, mode, norm), long_convolution(q, k, own, mode, norm=norm)
-            compare(out, wanted, (q, k))
-        q, k = inputs("scalar", n)
-        out = bilinear_long_conv(q, k, torch.mul, lengths, mode, norm)
-        close([out], [fft_convolution(q, k, lengths, mode, norm)])
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", DATA)
 def test_nothing_to_convolve(kind, mode):
@@ -84,9 +68,6 @@ def test_nothing_to_convolve(kind, mode):
             out = KINDS[kind](q, k, own, mode)
             assert out.shape[:3] == (count, n, C)
             out.sum().backward()
-        if kind == "scalar":
-            q, k = torch.ones(count, n, 2).double(), torch.ones(count, n, 3).double()
-            assert bilinear_long_conv(q, k, Product(), None, mode).shape == (count, n, 5)
     assert not KINDS[kind](*inputs(kind, 5), torch.zeros(B, dtype=torch.int64), mode).any()
 
 
@@ -100,32 +81,6 @@ def test_derivatives_by_lag(kind, mode, lengths):
     assert torch.autograd.gradgradcheck(convolve, (x, h), fast_mode=True)
     got = torch.vmap(lambda x: convolve(x, h))(torch.stack([x, 2 * x]))
     torch.testing.assert_close(got, torch.stack([convolve(x, h), 2 * convolve(x, h)]), rtol=1e-12, atol=1e-12)
-
-
-class Product(torch.nn.Module):
-    def __init__(self, c=2, d=3, e=5):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(c, d, e, dtype=torch.float64))
-
-    def forward(self, a, b):
-        return torch.einsum("...c,...d,cde->...e", a, b, self.weight)
-
-
-@pytest.mark.parametrize("block", [None, 5])
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("n", [1, 11])
-@pytest.mark.parametrize("mode", MODES)
-def test_bilinear_equals_the_definition(mode, n, ragged, block, device):
-    q, k = (torch.randn(B, n, c, dtype=torch.float64, requires_grad=True) for c in (2, 3))
-    product, own = Product(), LENGTHS[n] if ragged else (n,) * B
-    expected = long_convolution(q, k, own, mode, product)
-    wanted = gradients([expected], (q, k, product.weight))
-    lengths = torch.tensor(own, device=device) if ragged else None
-    out = bilinear_long_conv(q.to(device), k.to(device), product.to(device), lengths, mode, block=block)
-    close([out.cpu()], [expected])
-    torch.testing.assert_close(
-        [x.cpu() for x in gradients([out], (q, k, product.weight))], list(wanted), rtol=1e-11, atol=1e-12
-    )
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -46,19 +46,6 @@ def problem(request):
     return call, [s for s in shapes if s != PROJECTION]
 
 
-def test_vmap_over_backward(problem):
-    """Entered when forward has run already: torch's vectorised Jacobian, and vmap itself."""
-    call, shapes = problem
-    inputs = tuple(torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes)
-    rows, vectorised = (torch.autograd.functional.jacobian(call, inputs, vectorize=v) for v in (False, True))
-    out = call(*inputs)
-    one_hot = torch.eye(out.numel(), dtype=torch.float64).view(-1, *out.shape)
-    mapped = torch.vmap(lambda v: torch.autograd.grad(out, inputs, v, retain_graph=True))(one_hot)
-    for a, b, c in zip(rows, vectorised, mapped, strict=True):
-        torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(c.view_as(a), a, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("norm", [1.0, 100.0])
 def test_extreme_scores_stay_finite(problem, norm):
     """In float32, of scores up to ten thousand, by operators and plain compositions; outputs are means of values."""

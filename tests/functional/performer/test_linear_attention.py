@@ -8,8 +8,6 @@ from clouds import double, equal
 from space import batch_of
 
 from tg_equiattn.functional import linear_attention, orthogonal_projection, softmax_features
-from tg_equiattn.functional.performer.attention import linear_attention_impl
-from tg_equiattn.node_batch import NodeBatch
 
 B, HEADS, N, D, E, M = 3, 2, 13, 7, 5, 11
 
@@ -109,20 +107,3 @@ def test_unbiased_with_an_error_of_one_over_root_m():
     assert slopes == pytest.approx([0.5, 0.5], abs=0.12)
     independent = torch.randn(draws, 8, 8, generator=generator, dtype=torch.float64)
     assert errors[8] < float((estimated(independent) / exact - 1).square().mean().sqrt())
-
-
-def test_attention_with_a_variance_equals_its_features():
-    """A variance for each head, graphs of several sizes, and gradients of the variance."""
-    heads, sizes, d = 3, (5, 1, 11), 7
-    query, key = (torch.randn(heads, 17, d, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    value, projection = torch.randn(heads, 17, 2, dtype=torch.float64), orthogonal_projection(13, d)
-    variance = torch.tensor([0.6, 1.0, 2.3], dtype=torch.float64, requires_grad=True)
-    batch = torch.arange(3).repeat_interleave(torch.tensor(sizes))
-    nodes = NodeBatch.flat(query[0], batch, 3, whole=False)
-    out = linear_attention_impl(query, key, value, projection, nodes, variance)[0]
-    rows = []
-    for h in range(heads):
-        phi_query, phi_key = (softmax_features(x[h] / d**0.25, projection, variance[h]) for x in (query, key))
-        weights = (phi_query @ phi_key.T) * (batch[:, None] == batch)
-        rows.append(weights @ value[h] / weights.sum(1, keepdim=True))
-    equal(out, torch.stack(rows), (query, key, variance))

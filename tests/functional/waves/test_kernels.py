@@ -9,7 +9,6 @@ from ewald import Hat
 
 from tg_equiattn.functional import Coulomb, Gaussian
 from tg_equiattn.functional.waves.coulomb import ShortRangeCoulomb
-from tg_equiattn.functional.waves.kernel import Interaction
 
 BOUNDS = ((0.7, 1.4), (1.1, 2.2), (0.9, 1.8))
 HEADS, COUNT, LMAX = 2, 3, 2
@@ -58,36 +57,3 @@ def test_forms_are_transforms_of_each_other(kind):
     if kind is not OscillatingGaussian:  # whose transform at k = 0 is checked by sums over images
         whole = (real[0] * 4 * math.pi * step * r**2).sum(-1)
         torch.testing.assert_close(whole, at_wavenumbers(kernel, torch.zeros(1).double())[0, ..., 0])
-
-
-def test_coulomb_is_its_short_and_long_range_part():
-    kernel, width = make(Coulomb), 3.0
-    short, long = kernel.split(width)
-    assert isinstance(long, Coulomb)
-    assert not short.long_range
-    r, k = torch.linspace(0.1, 20, 50).double(), torch.linspace(0.1, 5, 50).double()
-    for form, x in ((at_distances, r), (at_wavenumbers, k)):
-        torch.testing.assert_close(form(short, x) + form(long, x), form(kernel, x), rtol=1e-10, atol=1e-12)
-    for c, (low, _) in enumerate(BOUNDS):
-        made = [part.ranges(4.0)[c] for part in (short, long)]
-        assert made == Coulomb.split_ranges(low, width, 4.0)
-
-
-@pytest.mark.parametrize("kind", [Gaussian, Coulomb, OscillatingGaussian, Hat, ShortRangeCoulomb])
-@pytest.mark.parametrize("error", [1e-2, 1e-5])
-def test_reach(kind, error):
-    """Beyond the cutoff in wavenumbers, and beyond the margin in distances, second derivatives are below the error."""
-    kernel = make(kind)
-    scaled = Interaction((kernel,), lambda *x: x[0], error, None).scaled_cutoff
-    for c, own in enumerate(kernel.ranges(scaled)):
-        assert own.long_range == (kind is Coulomb)
-        single = kernel.single(c)
-        grid = torch.linspace(0.01, 4, 400).double()
-        powers = torch.arange(LMAX + 1)[:, None, None, None]
-        k = grid * own.cutoff
-        transform = (at_wavenumbers(single, k) * k**powers).abs()
-        assert transform[..., grid > 1].amax() < 10 * error * transform.amax()
-        if not own.long_range:
-            r = grid * own.margin
-            values = (at_distances(single, r) * r**powers).abs()
-            assert values[..., grid > 1].amax() < 10 * error * values.amax()

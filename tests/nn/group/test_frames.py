@@ -80,30 +80,6 @@ def test_which_heads_look_by_content(make, randomise):
     assert make(group, locality=None, heads=9).content_heads == 9
 
 
-@pytest.mark.parametrize("shape", ["square", "disk"])
-@pytest.mark.parametrize("elements", [1, 8])
-def test_chunks_and_the_plain_form(shape, elements, device):
-    """Images whose scores are held in several chunks, in single precision; outputs and gradients."""
-    window, spatial = Window(2, 5, shape), (45, 40)
-    sizes = [(2, 2, 3, elements, *spatial)] * 3
-    operands = [torch.randn(s) for s in (*sizes, (8, window.count(), 3), (2, 8, window.count()))]
-    mask = torch.rand(2, *spatial) < 0.8
-
-    def run(backend, number):
-        inputs = [x.to(device).requires_grad_() for x in operands]
-        q, k, v, rho, bias = inputs
-        out = frame_attention(
-            *(x[:number] for x in (q, k, v)), rho, window=window, space_bias=bias,
-            mask=mask[:number].to(device), backend=backend,
-        )  # fmt: skip
-        return out, torch.autograd.grad((out * out.detach().cos()).sum(), inputs)
-
-    (out, grads), (plain, expected) = run("torch", 2), run("plain", 2)
-    torch.testing.assert_close(out, plain, rtol=0, atol=1e-5)
-    assert all((a - b).abs().max() <= 1e-4 * b.abs().max() for a, b in zip(grads, expected, strict=True))
-    torch.testing.assert_close(run("torch", 1)[0], out[:1], rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("kernel_size", [3, None])
 def test_extreme_scores(kernel_size, device):
     """Up to several hundred: as in double precision, and finite with finite gradients."""

@@ -4,7 +4,6 @@ from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GlobalPooling, RegularGlobalNorm, RegularLayerNorm
-from tg_equiattn.nn.group.linear import Pointwise
 from tg_equiattn.nn.group.norm import RegularBatchNorm
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.testing import equivariance_error
@@ -27,12 +26,6 @@ def test_norms_are_of_one_mean_and_variance(on_device, kind, randomise):
     torch.testing.assert_close(norm(x), expected, rtol=0, atol=1e-12)
     norm.eval()
     torch.testing.assert_close(norm(x[:1]), norm(x)[:1], rtol=0, atol=1e-12)
-
-
-def test_pointwise_is_a_linear_map(on_device, randomise):
-    layer, x = randomise(Pointwise(7, 5)).double().to(on_device), X.to(on_device)
-    expected = torch.nn.functional.linear(x.movedim(1, -1), layer.weight[..., 0], layer.bias).movedim(-1, 1)
-    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["C4", "D4", "octahedral"])
