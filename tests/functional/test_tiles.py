@@ -3,17 +3,34 @@
 import dataclasses
 import functools
 import itertools
+from typing import NamedTuple
 
 import pytest
 import torch
-from torch.autograd import grad
+from torch.autograd import grad, gradgradcheck
 
 from tg_equiattn.functional.tiles import WHOLE, Shape, Tile, map_tiles, recomputed, tiled
+
+
+class Scale(NamedTuple):
+    power: int
+    factor: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    scale: Scale
+    name: str = "sin"
 
 
 @dataclasses.dataclass
 class Loose:
     power: int = 2
+
+
+def rows(x, y, frozen):
+    """A formula of nodes x with records of tensors."""
+    return getattr(torch, frozen.name)(x @ y) * frozen.scale.factor**frozen.scale.power
 
 
 def window(power, x, y, mask):
@@ -37,6 +54,18 @@ def tiled_window(x, y, mask, steps):
         for a, b in itertools.pairwise(steps)
     ]
     return tiled(window, tiles, (x, y, mask), (Shape((steps[-1],), True), Shape((3,))), (False, True, True))
+
+
+def test_map_of_nodes_with_records():
+    x, y, frozen = d(11, 3), d(3, 2, seed=1), Frozen(Scale(3, d(2, seed=2)))
+
+    def run(x, y, factor):
+        return map_tiles(rows, 4, (x,), y, Frozen(Scale(3, factor)))
+
+    torch.testing.assert_close(run(x, y, frozen.scale.factor), rows(x, y, frozen), rtol=1e-14, atol=1e-14)
+    assert gradgradcheck(run, (x, y, frozen.scale.factor))
+    with torch.no_grad():
+        torch.testing.assert_close(run(x, y, frozen.scale.factor), rows(x, y, frozen), rtol=1e-14, atol=1e-14)
 
 
 def test_third_derivatives():
