@@ -56,10 +56,6 @@ def attention(*arguments):
     return lambda: F.vector_attention(*arguments)
 
 
-def scalars(*arguments):
-    return lambda: F.scalar_long_conv(*arguments)
-
-
 def vectors(x):
     return lambda: F.vector_long_conv(x, x)
 

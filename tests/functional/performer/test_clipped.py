@@ -1,55 +1,10 @@
-"""Strategy 2 against its naive double sum, whole and masked."""
+"""Strategy 2 where no node is far; its double sum is in tests/nn/performer/test_paper_positions.py."""
 
-import pytest
 import torch
-from clouds import double, equal
-from oracles import positive_features
 
 from tg_equiattn.functional.performer.clipped import clipped_attention_impl
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.node_batch import NodeBatch
-
-HEADS, D, E, M = 3, 5, 7, 11
-GRIDS = {"grid": PixelGrid((5, 7), 3), "torus": PixelGrid((5, 7), 3, periodic=True), "all near": PixelGrid((2, 3), 7)}
-
-
-def distance(i, j, grid):
-    height, width = grid.shape
-    dx, dy = abs(j % width - i % width), abs(j // width - i // width)
-    return min(dx, width - dx) + min(dy, height - dy) if grid.periodic else dx + dy
-
-
-def by_definition(query, value, table, projection, grid, exists):
-    """One row of queries (n, heads, d) of a grid, whose keys are the nodes that exist."""
-    n, k = len(grid), table.shape[1] - 1
-    phi_query, phi_table = (positive_features(t / D**0.25, projection) for t in (query, table))
-    keys, out = [j for j in range(n) if exists[j]], []
-    for i in range(n):
-        distances = [min(distance(i, j, grid), k) for j in keys]
-        w = torch.einsum("hm,hjm->jh", phi_query[i], phi_table[:, distances])
-        mean = torch.einsum("jh,jhe->he", w, value[keys]) / w.sum(0)[:, None]
-        out.append(mean if exists[i] else 0 * mean)
-    return torch.stack(out)
-
-
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS.keys())
-def test_equals_the_double_sum(on_device, grid, masked):
-    """Of two graphs; what a node that does not exist is given does not matter, nor what it gives."""
-    n, k = len(grid), int(grid.cutoff)
-    query, value = (double(2 * n, HEADS, width).requires_grad_() for width in (D, E))
-    table, projection = double(HEADS, k + 1, D).requires_grad_(), double(M, D)
-    mask = torch.rand(2, n) < 0.7 if masked else None
-    exists = torch.ones(2, n, dtype=torch.bool) if mask is None else mask
-    near = grid.neighbors(2, on_device)
-    near = near if mask is None else near.restricted(mask.flatten())
-    heads_first = query.transpose(0, 1), value.transpose(0, 1)
-    out = clipped_attention_impl(*heads_first, projection, table, near, NodeBatch.dense(2, n, mask, query.device))
-    out = out.transpose(0, 1)
-    parts = zip(query.split(n), value.split(n), exists.tolist(), strict=True)
-    expected = torch.cat([by_definition(q, v, table, projection, grid, e) for q, v, e in parts])
-    out = torch.where(exists.flatten()[:, None, None], out, 0.0)
-    equal(out, expected, (query, value, table))
 
 
 def test_stays_right_where_every_node_is_near():

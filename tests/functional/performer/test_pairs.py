@@ -19,15 +19,6 @@ def nodes():
     return NodeBatch.flat(torch.empty(NODES), batch_of(SIZES), len(SIZES))
 
 
-def test_equals_the_definition(nodes):
-    query, key, value = (double(HEADS, NODES, D).requires_grad_() for _ in range(3))
-    graph = batch_of(SIZES)
-    scores = torch.einsum("hid,hjd->hij", query, key) / D**0.5
-    shares = scores.masked_fill(graph[:, None] != graph, -torch.inf).softmax(-1)
-    wanted = torch.einsum("hij,hje->hie", shares, value)
-    equal(pair_attention_impl(query, key, value, nodes), wanted, [query, key, value])
-
-
 def test_ten_thousand_nodes():
     """One graph with near pairs, whose 10^8 scores are never in memory at once; some rows by definition."""
     count, rows = 10_000, torch.tensor([0, 4321, 9999])

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from e3nn import o3
-from space import error, motion
 from tg_equiattn.integrations.e3nn import IrrepsChargeInteraction
 
 from tg_equiattn.nn import ChargeInteraction
@@ -35,20 +34,6 @@ def test_it_is_the_core_on_scalars(double):
     found = call(made, elements, pos, features, edge_index)
     wanted = call(core, elements, pos, features[:, [6, 7, 8, 10, 11]], edge_index)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-
-
-@pytest.mark.parametrize("reflect", [False, True])
-def test_equivariance(reflect, double):
-    """Energies and charges are scalars 0e, dipoles vectors 1o; features turn as their irreps say."""
-    made, (elements, pos, features, edge_index), r = layer(), inputs(), motion(reflect=reflect)
-    turn = o3.Irreps(IRREPS).D_from_matrix(r)
-    out = call(made, elements, pos, features, edge_index)
-    other = call(made, elements, pos @ r.T, features @ turn.T, edge_index)
-    assert error(other.energies, out.energies) < 1e-12
-    assert error(other.charges, out.charges) < 1e-12
-    assert error(other.dipole, out.dipole @ r.T) < 1e-12
-    wrong = call(made, elements, pos, features @ turn.T + 0.1 * features, edge_index)
-    assert error(wrong.charges, out.charges) > 1e-3
 
 
 def test_features_without_scalars_are_refused():

@@ -1,11 +1,8 @@
 """e3nn's checker on every module: rotations, reflections and, where positions enter, translations."""
 
 import pytest
-import torch
-from e3nn import o3
 from e3nn.util.test import assert_equivariant
-from space import batch_of
-from tg_equiattn.integrations.e3nn import IrrepsSE3HyenaOperator, LongTensorProduct, TensorProductHyenaOperator
+from tg_equiattn.integrations.e3nn import IrrepsSE3HyenaOperator, TensorProductHyenaOperator
 
 SIZES = 7, 1, 11
 IRREPS = {
@@ -45,22 +42,6 @@ def test_operators(kind, irreps, default_dtype, device, make_module, graphs, che
     check_equivariant(call, list(moving.values()), [of[name] for name in moving], irreps[1])
 
 
-@pytest.mark.parametrize(
-    ("irreps", "causal"),
-    [
-        (("2x0e+3x1o+1x2e", "1x0o+2x1e+1x3o", "2x1o+1x2o+1x3e+2x0o"), False),
-        (("1x3o+2x1o", "1x3o+1x2e", "1x0e+1x3e+2x2e+1x1o+1x3o"), True),
-        (("2x1e+3x0e", "2x1e+3x0e", "3x0e+2x2e+1x1e"), False),
-        (("1x1o+2x0e+1x1o", "1x1o+1x0e", "2x1e+1x0e+1x1o+3x1o"), True),
-    ],
-)
-def test_long_tensor_product(irreps, causal, default_dtype, device, randomise, check_equivariant):
-    conv = randomise(LongTensorProduct(*irreps, causal=causal)).to(device)
-    batch = batch_of((7, 1, 11, 2)).to(device)
-    x1, x2 = (o3.Irreps(inside).randn(len(batch), -1).to(device) for inside in irreps[:2])
-    check_equivariant(lambda x1, x2: conv(x1, x2, batch), [x1, x2], list(irreps[:2]), irreps[2])
-
-
 @pytest.mark.parametrize(("claimed", "parity_only"), [("3x0e+2x1e", True), ("3x0o+2x1o", True), ("9x0e", False)])
 def test_wrong_labels_are_seen(claimed, parity_only, default_dtype, randomise, graphs):
     inside = "3x0e+2x1o"
@@ -76,22 +57,6 @@ def test_wrong_labels_are_seen(claimed, parity_only, default_dtype, randomise, g
         check(claimed)
     if parity_only:
         check(claimed, do_parity=False)
-
-
-def test_positions_as_features_are_seen(default_dtype, randomise, graphs):
-    module = randomise(IrrepsSE3HyenaOperator("3x0e+1x1o", "2x1o"))
-    x, pos, batch = graphs(module, SIZES).values()
-
-    def check(**options):
-        irreps_in = ["3x0e", "cartesian_points"]
-        function = lambda x, pos: module(torch.cat([x, pos], 1), batch=batch).detach()  # noqa: E731
-        assert_equivariant(function, [x[:, :3], pos], irreps_in, "2x1o", **options)
-
-    check(do_translation=False)
-    with pytest.raises(
-        AssertionError, match=r"^[^\n]*parity_k=0, did_translate=True.*\n.*parity_k=1, did_translate=True[^\n]*$"
-    ):
-        check()
 
 
 @pytest.mark.parametrize("hidden", ["2x0o+3x1e", "2x1o+1x1e", "2x2e"])

@@ -5,7 +5,6 @@ import torch
 from oracles import performer_double_sum
 from torch_geometric.utils import to_dense_batch
 
-SIZES = (7, 2, 9)
 pytestmark = pytest.mark.filterwarnings("ignore:offset='distance' leaves out")  # of edges of any length
 
 
@@ -27,23 +26,6 @@ def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, devic
     direction, inputs = torch.randn_like(out), [x, *conv.parameters()]
     for pair in zip(*(torch.autograd.grad((y * direction).sum(), inputs) for y in (out, expected)), strict=True):
         equal(*pair, 1e-10)
-
-
-@pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
-def test_translation(on_device, joined, near_conv, point_graphs, error):
-    """Exact for any draw of the features, though the draws differ, and for each graph's own translation."""
-    conv, data = near_conv, point_graphs((11, 1, 23))
-    moves = torch.tensor([[2.7, -31.4], [0.1, 5.9], [-7.3, 13.2]]).double()[data.batch]
-    if not joined and not conv.attention.whole_offsets:
-        data.pos = data.pos + torch.rand_like(data.pos)  # no distance at the limit, where rounding decides
-    edges = data.edge_index if joined else None
-    draws = []
-    for _ in range(3):
-        draws.append(conv(data.x, edges, pos=data.pos, batch=data.batch))
-        assert error(conv(data.x, edges, pos=data.pos + moves, batch=data.batch), draws[-1]) <= 1e-10
-        conv.redraw_features()
-    if conv.attention.method != "pairs":
-        assert error(draws[0], draws[1]) > 1e-3 < error(draws[1], draws[2])
 
 
 def test_no_position_sees_nodes_as_a_set(make_conv, point_graphs, equal):
@@ -99,15 +81,3 @@ def test_nan_stays_in_its_graph(on_device, any_conv, point_graphs, equal):
     out = conv(data.x, batch=data.batch, **arguments(data))
     equal(out[~bad], expected[~bad])
     assert bool(out[bad].isnan().all())
-
-
-def test_node_permutation(on_device, any_conv, point_graphs, arbitrary_graphs, equal, error):
-    conv, data = any_conv, point_graphs(SIZES)
-    order = torch.cat([start + torch.randperm(n) for start, n in zip(data.ptr.tolist(), SIZES, strict=False)])
-    place = torch.argsort(order)
-    for graph in (data, arbitrary_graphs(SIZES)):
-        given = {"batch": data.batch, "edge_offset": graph.edge_offset}
-        expected = conv(data.x, graph.edge_index, pos=graph.pos, **given)
-        out = conv(data.x[order], place[graph.edge_index], pos=graph.pos[order], **given)
-        equal(out, expected[order])
-        assert error(out, expected) > 1e-3

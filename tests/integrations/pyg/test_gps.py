@@ -147,14 +147,6 @@ def test_features_are_suggested_once_for_large_graphs(sizes):
     RelativeGPSBlock(4, None, attn_kwargs={"position": None})(x, batch=torch.arange(len(x)) // 512)
 
 
-def test_positions_in_space_meet_the_defaults(graph):
-    block = RelativeGPSBlock(CHANNELS, None, HEADS).double()
-    space = {**graph, "edge_attr": None, "pos": torch.nn.functional.pad(graph["pos"], (0, 1))}
-    message = r"pos has 3 coordinates but pos_dim is 2: .*RelativeGPSBlock: attn_kwargs=\{'pos_dim': 3, 'offset': 'dist"
-    with pytest.raises(ValueError, match=message):
-        block(**space)
-
-
 def test_near_pairs_are_shared(make, graph, equal, error):
     """The same pairs once for all blocks, or others than messages pass along."""
     block = make()

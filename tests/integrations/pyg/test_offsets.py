@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from tg_equiattn.integrations.pyg import RelativePerformerConv
 
 from tg_equiattn.neighbors import neighbor_list
-from tg_equiattn.nn import PerformerAttention
 
 LATTICE = torch.cartesian_prod(torch.arange(5), torch.arange(7))
 
@@ -50,11 +48,3 @@ def test_float32_refuses_positions_that_it_does_not_hold(whole_conv):
     for way in ("found", "edges"):
         with pytest.raises(ValueError, match="pos must be float64 so far from the origin"):
             ways(whole_conv, torch.randn(35, 12, dtype=torch.float64), pos)[way]()
-
-
-@pytest.mark.parametrize("options", [{"offset": "table"}, {"offset": "mlp", "cutoff": 6.0}, {"position": "clipped"}])
-def test_clouds_of_too_many_near_pairs_are_refused(options):
-    x, pos = torch.randn(3000, 12), torch.rand(3000, 2)
-    for kind in (RelativePerformerConv, PerformerAttention):
-        with pytest.raises(ValueError, match=r"more than 1000 pairs a node.*edge_index.*cutoff, or scale pos"):
-            kind(12, 12, 3, **options)(x, pos=pos)

@@ -9,8 +9,6 @@ from torch_geometric.data import Data
 
 from tg_equiattn.grids import PixelGrid
 
-POSITIONS = ["window", "clipped", "sinusoid", "absolute", None]
-
 
 @pytest.mark.parametrize(("shape", "distance", "periodic"), [((5, 7), 3, True), ((7, 5), 2.5, False)])
 def test_edges_are_those_of_the_grid(shape, distance, periodic):
@@ -59,14 +57,6 @@ def test_volumes_and_unequal_spacing(shape, distance, spacing, make_conv, equal)
         table = make_conv(pos_dim=len(shape))
         with pytest.raises(ValueError, match="grid must have spacing 1 where offsets are counted"):
             table(data.x, neighbors=transform.grid(*shape))
-
-
-def images(shapes, channels=3):
-    return [PixelGraph(3)(Data(image=torch.rand(channels, *s), y=n)) for n, s in enumerate(shapes)]
-
-
-def double(data):
-    return data.apply(lambda t: t.double() if t.is_floating_point() else t)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.int16, torch.bool])

@@ -11,14 +11,11 @@ from tg_equiattn.nn import (
     GroupLinear,
     GroupTransformer,
     RegularGlobalNorm,
-    RegularLayerNorm,
 )
-from tg_equiattn.nn.group.norm import RegularBatchNorm
 from tg_equiattn.nn.group.pooling import SpatialCrop
 from tg_equiattn.testing import off_lattice_errors
 
 C4, SCALES, X = cyclic(4), dyadic(3, cyclic(4)), torch.zeros(2, 3, 4, 4, 5)
-NORMS = RegularGlobalNorm, RegularLayerNorm, RegularBatchNorm
 FINITE = "group must be finite, without scales"
 
 
