@@ -18,51 +18,29 @@ from tg_equiattn.groups import cyclic
 FOLDER = Path(__file__).parents[1] / "golden"
 
 
-def _group():
-    model = nn.GEViT(cyclic(4), 1, 3, channels=(4, 4), heads=2, kernel_size=3)
-    return model, (torch.randn(1, 1, 7, 7),), {}
-
-
-def _frames():
-    return (
-        nn.GroupAttention(cyclic(4), 3, 2, heads=4, head_channels=3, kernel_size=3),
-        (torch.randn(1, 3, 4, 5, 6),),
-        {},
-    )
-
-
-def _performer():
-    layer = nn.PerformerAttention(4, 4, heads=2, num_random_features=5, pos_dim=2, offset="distance", cutoff=1.5)
-    return layer, (torch.randn(11, 4),), {"pos": torch.randn(11, 2)}
-
-
-def _hyena():
-    model = nn.SE3Hyena(2, 1, 1, 1, hidden_scalars=3, hidden_vectors=2, num_layers=1)
-    return model, (torch.randn(1, 5, 2), torch.randn(1, 5, 1, 3)), {"pos": torch.randn(1, 5, 3)}
-
-
-def _vectors():
-    layer = nn.VectorSelfAttention(2, 2)
-    return layer, (torch.randn(1, 5, 2), torch.randn(1, 5, 2, 3)), {"pos": torch.randn(1, 5, 3)}
-
-
-def _ewald():
-    layer = nn.EwaldAttention(2, 1, width=1.0, avg_num_nodes=5)
-    return layer, (torch.randn(1, 5, 2), torch.randn(1, 5, 1, 3)), {"pos": torch.randn(1, 5, 3)}
-
-
-FAMILIES = {name[1:]: make for name, make in list(globals().items()) if name.startswith("_") and callable(make)}
+NODES = (1, 5, 2), (1, 5, 1, 3), {"pos": (1, 5, 3)}
+FAMILIES = {  # a module, shapes of its arguments, and those of named ones
+    "group": (lambda: nn.GEViT(cyclic(4), 1, 3, channels=(4, 4), heads=2, kernel_size=3), (1, 1, 7, 7), {}),
+    "frames": (
+        lambda: nn.GroupAttention(cyclic(4), 3, 2, heads=4, head_channels=3, kernel_size=3), (1, 3, 4, 5, 6), {},
+    ),
+    "performer": (
+        lambda: nn.PerformerAttention(
+            4, 4, heads=2, num_random_features=5, pos_dim=2, offset="distance", cutoff=1.5
+        ), (11, 4), {"pos": (11, 2)},
+    ),
+    "hyena": (lambda: nn.SE3Hyena(2, 1, 1, 1, hidden_scalars=3, hidden_vectors=2, num_layers=1), *NODES),
+    "vectors": (lambda: nn.VectorSelfAttention(2, 2), (1, 5, 2), (1, 5, 2, 3), {"pos": (1, 5, 3)}),
+    "ewald": (lambda: nn.EwaldAttention(2, 1, width=1.0, avg_num_nodes=5), *NODES),
+}  # fmt: skip
 
 
 def made(name):
     """A module of a family in float64, and the arguments of its call; the same in every run."""
     torch.manual_seed(7)
-    module, arguments, named = FAMILIES[name]()
-    return (
-        module.double().eval(),
-        tuple(x.double() for x in arguments),
-        {key: x.double() for key, x in named.items()},
-    )
+    make, *shapes, named = FAMILIES[name]
+    module, arguments = make(), tuple(torch.randn(shape).double() for shape in shapes)
+    return module.double().eval(), arguments, {key: torch.randn(shape).double() for key, shape in named.items()}
 
 
 def outputs(out):
