@@ -6,6 +6,7 @@ from attention_operands import RELATIONS, Largest, table_operands
 
 from tg_equiattn.functional import frame_attention, group_attention
 from tg_equiattn.functional.group.definition import windowed_attention_definition
+from tg_equiattn.functional.group.dense import dense_attention
 from tg_equiattn.functional.group.windowed import flat_operands, windowed_attention
 from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic
@@ -108,6 +109,24 @@ def test_no_tensor_holds_all_scores(relation):
     power = {"frame": 1, "relative": 2}.get(relation, 3)
     scores = 2 * 3 * 8**power * window.count() * 24 * 24
     assert largest.count < scores / (1 if power == 1 else 8)
+
+
+@pytest.mark.parametrize("index", [None, "relative", "ge_vit"])
+def test_dense_chunks_change_nothing(index):
+    """Over all pixels, of images, heads and query pixels; gradients too."""
+    relation, spatial = index or "frame", (2, 3)
+    (query, key, value, *_), index = table_operands(relation, Window(2, 3), spatial)
+    shapes = (3, 15, 3), (2, 3, 15), (2, 0 if index is None else 3, 4)
+    tables = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    tensors = [x for x in (query, key, value, *tables) if x.numel()]
+    mask, found = torch.rand(2, 6) < 0.8, []
+    operands = query, key.flatten(4), value.flatten(4), *tables, index, mask, torch.tensor(5)
+    for chunk in (1 << 22, 150, 1):
+        for dropout in (0.0, 0.3):
+            out = dense_attention(*operands, dropout, chunk)
+            found.append((dropout, [out, *torch.autograd.grad(out.square().sum(), tensors)]))
+    for dropout, x in found[2:]:
+        assert_equal(x, found[dropout > 0][1])
 
 
 @pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit"])
