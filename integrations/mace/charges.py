@@ -68,7 +68,7 @@ def _fit_given(model: MACE, layer: IrrepsChargeInteraction, batches: Iterable[di
     for data in batches:
         out = model(dict(data))
         if layer.weights is not None:
-            squares.append(layer.scalars_of(_features(layer, out)).detach().square().mean())
+            squares.append(layer.scalars_of(out["node_feats"][:, -layer.irreps_in.dim :]).detach().square().mean())
         start.add(
             data["node_attrs"].argmax(1), graphs_of(data, None), data["edge_index"], edge_vectors(data),
             total_charge_of(data), data.get("forces"), out["forces"],
@@ -95,11 +95,6 @@ def _fit_predicted(model: MACE, layer: IrrepsPredictedChargeInteraction, batches
         node_batch = NodeBatch.flat(elements, data["batch"], data["ptr"].numel() - 1)
         start.record(elements, node_batch, energies, data.get("forces"), out["forces"], -slopes)
     return start.finish()
-
-
-def _features(layer: Layer, out: dict[str, Any]) -> Tensor:
-    """The features of the blocks that a layer reads: the last ones."""
-    return out["node_feats"][:, -layer.irreps_in.dim :]
 
 
 class ChargeLoss(torch.nn.Module):
