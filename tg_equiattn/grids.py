@@ -101,16 +101,18 @@ class Window:
     def circular(self) -> bool:
         return self.padding_mode == "circular"
 
-    def check(self, spatial: Sequence[int]) -> None:
-        """Raise ValueError unless a grid of this size can be attended over."""
+    def check(self, spatial: Sequence[int], step: int = 1) -> None:
+        """Raise ValueError unless a grid of this size can be attended over. Neighbouring offsets of the window are
+        ``step`` pixels apart."""
         if len(spatial) != self.dim:
             raise ValueError(f"the input must have {self.dim} spatial axes, got {tuple(spatial)}")
         if min(spatial) < 1:
             raise ValueError(f"the input must have at least one pixel on every spatial axis, got {tuple(spatial)}")
-        if self.circular and self.kernel_size is not None and min(spatial) < self.kernel_size // 2:
+        if self.circular and self.kernel_size is not None and min(spatial) < step * (self.kernel_size // 2):
+            scaled = "" if step == 1 else f" at the largest scale, {step}"
             raise ValueError(
-                f"kernel_size must be at most {2 * min(spatial) + 1} with padding_mode='circular' for input sides "
-                f"{tuple(spatial)}, which a window may reach around once, got {self.kernel_size}"
+                f"kernel_size must be at most {2 * (min(spatial) // step) + 1} with padding_mode='circular' for input "
+                f"sides {tuple(spatial)}, which a window may reach around once{scaled}, got {self.kernel_size}"
             )
 
     def count(self, spatial: Sequence[int] | None = None) -> int:

@@ -75,6 +75,7 @@ def test_kinds_of_windows(options, masked, randomise):
         x = given(randomise(layer, 0.5), (4, 8))
         assert max(dilation_errors(module, group, x)) <= TOLERANCE[torch.float64]
         if options is CIRCULAR:
+            x = x[..., :7]  # whatever the scales
             rolled = layer(x.roll((1, -3), (-2, -1)))
             torch.testing.assert_close(rolled, layer(x).roll((1, -3), (-2, -1)), rtol=0, atol=1e-12)
 

@@ -18,7 +18,7 @@ from tg_equiattn.testing import act
 
 D4 = GROUPS["D4"]
 INSIDE = (..., slice(1, 5), slice(2, 5))  # 4 x 3 pixels of 6 x 7
-SCALES = dyadic(3, cyclic(4))  # phases of its images have pixels that are none
+SCALES = dyadic(3, cyclic(4))
 CASES = [*((name, D4, {}) for name in LAYERS), ("global", D4, {"window_shape": "disk", "kernel_size": 5}),
          ("lifted", dihedral(2), {"kernel_size": 9}), ("lifting", SCALES, {}), ("relative", SCALES, {})]  # fmt: skip
 

@@ -76,7 +76,7 @@ REFUSED = [
     ("norm must be 'batch' or 'layer' for groups of scales", scaled(block, norm="global")),
     ("crop must be .* for groups of scales.*twice as large", scaled(block, crop=1)),
     ("crops must be .* for groups of scales.*twice as large", model(SCALES, crops=(1, 0))),
-    (r"input sides must be multiples of the largest scale, 4.*\(4, 6\)", circular(SCALES, 3, 4, 6)),
+    (r"kernel_size must be at most 1 .*\(3, 6\), .* once at the largest scale, 4, got 3", circular(SCALES, 3, 3, 6)),
     ("channels must hold the width of at least one block, got 8", model(channels=8)),
     ("pools must be block numbers from 0 to 2", model(pools=(1.5,))),
     (r"crops must be one number or 2 \(one for each block\), got \(1,\)", model(crops=(1,))),

@@ -18,7 +18,7 @@ from .operands import check_attention
 from .windowed import windowed_attention
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 
 def group_attention(
@@ -118,13 +118,14 @@ def _checked_attention(
 
 def group_attention_impl(
     query, key, value, offset_encoding, element_encoding, index, window, space_bias=None, group_bias=None, dropout=0.0,
-    key_mask=None, plain=False,
+    key_mask=None, plain=False, step=1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:func:`group_attention` without checks. Operands must be finite at masked pixels; outputs are not masked.
 
     ``index=None`` means frame attention, or lifting attention if queries, keys and values have one element.
     ``key_mask`` is true at valid keys; queries without a valid key have the output zero. With a global window,
-    encodings may be ``None``, and keys may then lie on another grid.
+    encodings may be ``None``, and keys may then lie on another grid. Neighbouring offsets of a window are ``step``
+    pixels apart.
 
     Returns the output and the log-sum-exps of the scores of each query: ``(B, heads, |H|, *spatial)``, or ``(B, heads,
     |H|, |H|, *spatial)`` with a sum over t. A global window has none.
@@ -147,10 +148,47 @@ def group_attention_impl(
             numbers *= index.shape[-1]
     definition = choose_form(query, numbers // 4, plain) == DEFINITION
     attend = windowed_attention_definition if definition else windowed_attention
-    settings = window.kernel_size, window.selection, window.circular, dropout
+    settings = window.kernel_size, window.selection, window.circular, dropout, step
     out, lse = attend(query, key, value, *tables, index, key_mask, seed, *settings)
     out = out if key_mask is None else zero_without_keys(out, lse)
     return out.to(kind), lse.squeeze(3)
+
+
+def scaled_attention_impl(
+    query, key, value, offset_encoding: Float[Tensor, "M D C"], element_encoding: Float[Tensor, "U C"] | None,
+    index: Int[Tensor, "M M"] | None, window, space_bias: Float[Tensor, "heads M D"] | None,
+    group_bias: Float[Tensor, "heads U"] | None, dropout, key_mask, plain, scales, scale_window,
+) -> Tensor:  # fmt: skip
+    r"""Lifting and group attention over scales, without checks. Operands must be finite at masked pixels; outputs are
+    not masked. Queries without a key that is valid in ``key_mask`` have the output zero.
+
+    The group is the product of scales :math:`2^j` and a finite group M with elements m and n:
+
+    .. math::
+        \mathrm{out}(i, j, m) = \sum_{D, l, n} \mathrm{softmax}_{D, l, n}\big(c\, \langle q(i, j, m),\;
+        k(i + 2^j D, l, n) + \rho(m^{-1} D, (l - j, m^{-1} n)) \rangle + b\big)\; v(i + 2^j D, l, n)
+
+    The sum runs over the offsets D of the window and the scales l in ``scale_window`` around j. Operands are those of
+    :func:`group_attention`, except for these:
+
+    - query, key and value have all scales and elements, scales first; for lifting they have one element
+    - U = ``scale_window`` |M|, scales first
+    - index is that of relation "relative" of M; ``None`` for lifting
+    """
+    elements, reach, found = len(offset_encoding), scale_window // 2, []
+    for scale in range(scales):
+        operands, of_scales = (query, key, value), index
+        if index is not None:
+            seen = range(max(0, scale - reach), min(scales, scale + reach + 1))
+            keys = slice(seen.start * elements, seen.stop * elements)
+            of_scales = torch.cat([index + (other - scale + reach) * elements for other in seen], 1)
+            own = slice(scale * elements, (scale + 1) * elements)
+            operands = query[:, :, :, own], key[:, :, :, keys], value[:, :, :, keys]
+        encodings, biases = (offset_encoding, element_encoding), (space_bias, group_bias)
+        settings = dropout, key_mask, plain, 2**scale
+        out, _ = group_attention_impl(*operands, *encodings, of_scales, window, *biases, *settings)
+        found.append(out)
+    return torch.cat(found, 3)
 
 
 def _tables(

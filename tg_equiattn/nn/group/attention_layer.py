@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from ... import checks
 from ...encodings.group import GroupEncoding, rotated_offsets
 from ...encodings.locality import Locality
-from ...functional.group.attention import group_attention_impl
-from ...functional.group.dilation import dilation_attention_impl
+from ...functional.group.attention import group_attention_impl, scaled_attention_impl
 from ...functional.group.masks import attention_weights, zero_where_masked
 from ...functional.group.separable import separable_attention_impl
 from ...functional.tiles import joined
@@ -259,15 +258,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         elements = len(self.group) if self._relation.input_has_elements else None
         checks.features(x, self.in_channels, self.window.dim, elements, self.out.weight)
         spatial = x.shape[-self.window.dim :]
-        self.window.check(spatial)
-        if isinstance(self.group, DilationGroup) and self.window.circular:
-            largest = 2 ** (self.group.scales - 1)  # its dilated windows must be circular, too
-            if any(side % largest for side in spatial):
-                raise ValueError(
-                    f"input sides must be multiples of the largest scale, {largest}, with padding_mode='circular', got "
-                    f"{tuple(spatial)}"
-                )
-            self.window.check([side // largest for side in spatial])
+        self.window.check(spatial, 2 ** (getattr(self.group, "scales", 1) - 1))
         checks.pixel_mask(mask, x.shape[0], spatial, x.device)
         context = None if context is None else zero_where_masked(context, context_mask)
         return zero_where_masked(x, mask), context
@@ -308,9 +299,9 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         offset_encoding, element_encoding, space_bias, group_bias = self._scores(tuple(value.shape[4:]), value.device)
         count, parts = self.content_heads, []
         if isinstance(self.group, DilationGroup):
-            return dilation_attention_impl(
-                query, key, value, offset_encoding, element_encoding, index, self.group.scales, self.scale_window,
-                self.window, space_bias, group_bias, dropout, key_mask, self.plain,
+            return scaled_attention_impl(
+                query, key, value, offset_encoding, element_encoding, index, self.window, space_bias, group_bias,
+                dropout, key_mask, self.plain, self.group.scales, self.scale_window,
             )  # fmt: skip
         if count:
             bias = space_bias if space_bias is None else space_bias[:count]
