@@ -157,8 +157,7 @@ MIXED = ["GroupAttention", "PerformerAttention ragged window"]
 
 @pytest.mark.parametrize(
     "name",
-    ["frame_attention"]
-    + [pytest.param(n, marks=pytest.mark.slow) for n in ("GroupAttention full", MIXED[1], "SE3HyenaOperator flat")],
+    ["group_attention frames"] + [pytest.param(n, marks=pytest.mark.slow) for n in ("GroupAttention", MIXED[1])],
 )
 def test_programs_refuse_forward_mode_instead_of_zero_tangents(name):
     """Exported ones, which run our operators, here those that compile nothing; after that all is as before."""

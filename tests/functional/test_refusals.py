@@ -15,7 +15,6 @@ GROUP = IMAGES | {
     "offset_encoding": torch.ones(4, 9, 5), "element_encoding": torch.ones(4, 5),
     "index": relation_index(cyclic(4), "ge_vit"), "window": Window(2, 3),
 }  # fmt: skip
-GLOBAL = GROUP | {"index": relation_index(cyclic(4), "relative"), "projection": torch.ones(7, 5)}
 NEAR = PixelGrid((5, 7), 3).neighbors()
 WINDOW = {
     **dict.fromkeys(("query", "key", "value"), torch.ones(35, 3, 5)), "projection": torch.ones(11, 5),
@@ -34,10 +33,6 @@ CUBE = torch.eye(3)
 
 def group(name, value):
     return lambda: F.group_attention(**GROUP | {name: value})
-
-
-def everywhere(**change):
-    return lambda: F.global_group_attention(**GLOBAL | change)
 
 
 def linear(*tensors, **options):
@@ -90,10 +85,8 @@ REFUSED = [
     (r"dropout must be in \[0, 1\), got 1.0", group("dropout", 1.0)),
     ("window must be a tg_equiattn.grids.Window, got int", group("window", 3)),
     ("must have 3 spatial axes", group("window", Window(3, 3))),
-    ("index must have shape .*'relative'", everywhere(index=GROUP["index"])),
-    (r"projection must be \(m, 5\), got \(7, 4\)", everywhere(projection=torch.ones(7, 4))),
-    ("window must have a kernel_size", everywhere(window=Window(2, None), offset_encoding=torch.ones(4, 99, 5))),
-    (r"mask must be bool of shape \(2 or 1, 5, 6\)", everywhere(mask=torch.ones(2, 5, 6))),
+    ("index must be given with element_encoding or group_bias, got None", group("index", None)),
+    (r"mask must be bool of shape \(2 or 1, 5, 6\)", group("mask", torch.ones(2, 5, 6))),
     ("query, key and value must be", linear(Q, Q[..., :3], Q, W)),
     (r"projection must be \(m, 7\), got \(11, 5\)", linear(Q, Q, Q, W[:, :5])),
     ("projection must not require", linear(Q, Q, Q, W.clone().requires_grad_())),
@@ -140,6 +133,6 @@ def test_refused(message, call):
         call()
 
 
-@pytest.mark.parametrize("call", [group("dropout", 0.0), everywhere(), window(), ewald()])
+@pytest.mark.parametrize("call", [group("dropout", 0.0), window(), ewald()])
 def test_what_is_changed_is_good(call):
     call()

@@ -56,7 +56,6 @@ def by_backend(function):
 
 
 group_attention = by_backend(functional.group_attention)
-frame_attention = by_backend(functional.frame_attention)
 
 
 def gradients(out, tensors):

@@ -247,15 +247,6 @@ IONS = {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "cutoff": 2.0}
 
 CORE = {
     "group_attention": group_attention(),
-    "global_group_attention": function(
-        lambda projection, far_bias, **t: F.global_group_attention(
-            **t, projection=projection.detach(), window=Window(2, 3, padding_mode="circular"),
-            biases=(None, None, far_bias),
-        ),
-        query=(2, 2, 5, 3, 4, 5), key=(2, 2, 5, 3, 4, 5), value=(2, 2, 7, 3, 4, 5), offset_encoding=(3, 9, 5),
-        element_encoding=(3, 5), far_bias=(2, 3), projection=(11, 5),
-        index=lambda: relation_index(cyclic(3), "relative"), mask=lambda: torch.rand(1, 4, 5) < 0.7,
-    ),
     "lifting_attention": function(
         lambda **t: F.lifting_attention(**t, window=Window(2, 3)),
         query=(2, 2, 5, 4, 6), key=(2, 2, 5, 4, 6), value=(2, 2, 7, 4, 6), offset_encoding=(3, 9, 5),
@@ -274,8 +265,8 @@ CORE = {
     "vector_attention": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3)),
     "LiftingAttention": attention(layers.LiftingAttention, 4, 6, locality=4.0),
     "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
-    "frame_attention": function(
-        lambda **t: F.frame_attention(**t, window=Window(2, 3)),
+    "group_attention frames": function(
+        lambda **t: F.group_attention(**t, window=Window(2, 3)),
         query=(2, 2, 5, 3, 4, 6), key=(2, 2, 5, 3, 4, 6), value=(2, 2, 7, 3, 4, 6), offset_encoding=(3, 9, 5),
         space_bias=(2, 3, 9), mask=lambda: torch.rand(1, 4, 6) < 0.7,
     ),

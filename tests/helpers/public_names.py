@@ -20,8 +20,8 @@ PUBLIC = {
     "neighbors": "NeighborList mean_edge_length neighbor_list",
     "encodings": "relation_index",
     "testing": "act dilation_errors equivariance_error off_lattice_errors",
-    "functional": "Coulomb Gaussian Kernel charge_energies ewald_attention frame_attention "
-    "geometric_product global_group_attention group_attention lifting_attention linear_attention orthogonal_projection "
+    "functional": "Coulomb Gaussian Kernel charge_energies ewald_attention "
+    "geometric_product group_attention lifting_attention linear_attention orthogonal_projection "
     "scalar_long_conv softmax_features vector_attention vector_long_conv window_attention",
     "nn": "ChargeInteraction "
     "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "

@@ -1,7 +1,6 @@
 """Kernels: pure functions of tensors and tables, without parameters. One folder a family, every function here."""
 
-from .group.attention import frame_attention, group_attention, lifting_attention
-from .group.global_attention import global_group_attention
+from .group.attention import group_attention, lifting_attention
 from .hyena.long_conv import scalar_long_conv, vector_long_conv
 from .performer.attention import linear_attention
 from .performer.random_features import orthogonal_projection, softmax_features
@@ -20,9 +19,7 @@ __all__ = [
     "Kernel",
     "charge_energies",
     "ewald_attention",
-    "frame_attention",
     "geometric_product",
-    "global_group_attention",
     "group_attention",
     "lifting_attention",
     "linear_attention",

@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention_operands import RELATIONS, Largest, table_operands
 
-from tg_equiattn.functional import frame_attention, group_attention
+from tg_equiattn.functional import group_attention
 from tg_equiattn.functional.group.definition import windowed_attention_definition
 from tg_equiattn.functional.group.dense import dense_attention
 from tg_equiattn.functional.group.windowed import flat_operands, windowed_attention
@@ -149,8 +149,6 @@ def test_keys_of_another_image(relation):
 
     def attend(query, key, value):
         options = {"window": Window(2, None), "key_mask": mask}
-        if relation == "frame":
-            return frame_attention(query, key, value, None, **options)
         return group_attention(query, key, value, None, None, index, **options)
 
     lse = torch.zeros(2, 1, 1, 1, 2, 3, dtype=torch.float64)
@@ -164,12 +162,12 @@ def test_keys_of_another_image_are_refused_where_offsets_matter():
     (_, key, value, *_), _ = table_operands("frame", Window(2, 3), (4, 1))
     rho, window = torch.zeros(3, 15, 3, dtype=torch.float64), Window(2, None)
     with pytest.raises(ValueError, match="key must have the shape of query"):
-        frame_attention(query, key, value, rho, window=window)
+        group_attention(query, key, value, rho, window=window)
     with pytest.raises(ValueError, match="offset_encoding must be given for a window"):
-        frame_attention(query, query, query, None, window=Window(2, 3))
+        group_attention(query, query, query, None, window=Window(2, 3))
     mask, rho = torch.ones(1, 2, 2, dtype=torch.bool), torch.zeros(3, 9, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"key_mask must be bool of shape \(2 or 1, 2, 3\)"):
-        frame_attention(query, query, query, rho, window=Window(2, 3), key_mask=mask)
+        group_attention(query, query, query, rho, window=Window(2, 3), key_mask=mask)
 
 
 @pytest.mark.parametrize(("side", "recorded", "operators"), [(16, True, 0), (64, False, 0), (64, True, 1)])

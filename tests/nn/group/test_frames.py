@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_operands import frame_attention
+from attention_operands import group_attention
 from group_layers import attention, image, lifting
 from small_groups import GROUPS
 from torch import nn
@@ -87,8 +87,8 @@ def test_extreme_scores(kernel_size, device):
     sizes = [(1, 2, 3, 4, *spatial)] * 3
     exact = [20 * torch.randn(s).double() for s in (*sizes, (4, window.count(spatial), 3))]
     single = [x.float().to(device).requires_grad_() for x in exact]
-    out = frame_attention(*single, window=window)
-    expected = frame_attention(*exact, window=window, backend="plain")
+    out = group_attention(*single, window=window)
+    expected = group_attention(*exact, window=window, backend="plain")
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-2)
     assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(out.sum(), single))
 

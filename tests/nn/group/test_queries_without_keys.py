@@ -112,25 +112,20 @@ def test_maps(name, group, options, randomise):
 
 
 @pytest.mark.parametrize("kernel_size", [3, None])
-@pytest.mark.parametrize("name", ["lifting", "frame", "ge_vit", "relative", "global"])
+@pytest.mark.parametrize("name", ["lifting", "frame", "ge_vit", "relative"])
 def test_functions(name, kernel_size, randomise):
     """A function computes what its layer does between projections; NaN in masked places of operands has no effect."""
     options = {"content_heads": 2} if name in ("lifting", "frame") else {}
-    options |= {} if name == "global" else {"kernel_size": kernel_size}
-    layer, images, (mask, seen) = problem(name, D2, options, randomise)
+    layer, images, (mask, seen) = problem(name, D2, options | {"kernel_size": kernel_size}, randomise)
     keys = {"key_mask": seen}
-    if name in ("lifting", "global"):  # they have one mask
+    if name == "lifting":  # it has one mask
         mask, keys = seen, {}
     operands = zip(layer.project(*images), (mask, seen, seen), strict=True)
     q, k, v = (fill_where_masked(y, m, torch.nan) for y, m in operands)
     rho, of_elements, space_bias, group_bias = layer._scores((3, 4), q.device)
     more, index = {"mask": mask, "window": layer.window} | keys, layer.index and layer.index(q.device)
-    if name in ("lifting", "frame"):
-        attend = functional.lifting_attention if name == "lifting" else functional.frame_attention
-        heads = attend(q, k, v, rho, space_bias=space_bias, **more)
-    elif name == "global":
-        biases, directions = (space_bias, group_bias, layer.far_bias), layer.features.directions(q.device, q.dtype)
-        heads = functional.global_group_attention(q, k, v, directions, rho, of_elements, index, biases=biases, **more)
+    if name == "lifting":
+        heads = functional.lifting_attention(q, k, v, rho, space_bias=space_bias, **more)
     else:
         biases = {"space_bias": space_bias, "group_bias": group_bias}
         heads = functional.group_attention(q, k, v, rho, of_elements, index, **biases, **more)

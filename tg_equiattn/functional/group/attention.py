@@ -26,8 +26,8 @@ def group_attention(
     key: Tensor,
     value: Tensor,
     offset_encoding: Tensor | None,
-    element_encoding: Tensor | None,
-    index: Tensor,
+    element_encoding: Tensor | None = None,
+    index: Tensor | None = None,
     *,
     window: Window,
     space_bias: Tensor | None = None,
@@ -45,7 +45,9 @@ def group_attention(
         \mathrm{out}(i, h) = \sum_t \sum_{(j,s)} \mathrm{softmax}_{(j,s)}(\mathrm{score})\; v(j, s)
 
     Here u = ``index[h, t, s]`` and :math:`c = 1/\sqrt{C}`. Each head has its own biases b. If ``index`` has two axes
-    (relation ``"relative"``), only the scores with h = t are formed and there is no sum over t.
+    (relation ``"relative"``), only the scores with h = t are formed and there is no sum over t. Without ``index``
+    (relation ``"frame"``), only those with h = t = s are formed: an element attends to the same element of other
+    pixels, in its own frame, and the softmax runs over pixels.
 
     Scores are formed in chunks and recomputed in backward, which saves memory. With a global window, outputs are matrix
     products of weights and values; their operands are rounded if TF32 is enabled.
@@ -57,13 +59,15 @@ def group_attention(
         value: Values v, at the pixels of ``key``.
         offset_encoding: Encoding :math:`\rho_{space}` of rotated offsets. ``None`` means no encoding and needs a global
             ``window``.
-        element_encoding: Encoding :math:`\rho_{group}` of u. It may be ``None`` without ``offset_encoding``.
+        element_encoding: Encoding :math:`\rho_{group}` of u. It must be ``None`` without ``index``, and may be ``None``
+            without ``offset_encoding``.
         index: Element u for each (h, t, s), a permutation of the group along s; see
-            :func:`tg_equiattn.encodings.relation_index`.
+            :func:`tg_equiattn.encodings.relation_index`. ``None`` means relation ``"frame"``.
         window: Offsets of the keys of a query, or all pixels (a global window). It also decides whether pixels outside
             of the image are masked or continue at the opposite side.
         space_bias: Bias :math:`b_{space}` of rotated offsets for each head. ``None`` means zero.
-        group_bias: Bias :math:`b_{group}` of u for each head. ``None`` means zero.
+        group_bias: Bias :math:`b_{group}` of u for each head. ``None`` means zero; it must be ``None`` without
+            ``index``.
         dropout: Probability of dropping a weight, after the sum over t. The default is 0.
         mask: True at valid pixels of ``query``. Numbers of masked pixels have no effect, and their outputs are zero.
             ``None`` means that all pixels are valid.
@@ -88,23 +92,13 @@ def group_attention(
     Raises:
         ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
             ``query``, ``key`` and ``value`` do not have the same floating point dtype; if ``index`` is not a
-            permutation along its last axis; if ``window`` does not fit the image or the encodings; or if ``dropout`` is
-            not in [0, 1).
+            permutation along its last axis, or ``None`` with an encoding or a bias of u; if ``window`` does not fit the
+            image or the encodings; or if ``dropout`` is not in [0, 1).
 
     Source: GSA-Nets Eq. 14-16 (arXiv:2010.00977), GE-ViT Eq. 14-17 (arXiv:2306.06722). The published code divides
-    scores by the square root of the layer's input width; we divide by that of the head width.
+    scores by the square root of the layer's input width; we divide by that of the head width. Frames are ours; Platonic
+    Transformers (arXiv:2510.03511) use frames of group elements in three dimensions.
     """
-    return _checked_attention(
-        query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask,
-        key_mask,
-    )  # fmt: skip
-
-
-def _checked_attention(
-    query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask, key_mask
-) -> Tensor:
-    """Check the operands, set masked pixels to zero, and attend. By default ``key_mask`` is ``mask`` if queries and
-    keys have images of the same size."""
     encodings = offset_encoding, element_encoding
     biases = space_bias, group_bias
     check_attention(query, key, value, *encodings, index, window, *biases, dropout, mask, key_mask)
@@ -279,72 +273,4 @@ def lifting_attention(
     if offset_encoding.ndim != 3:
         raise ValueError(f"offset_encoding must have shape (|H|, D, C), got {tuple(offset_encoding.shape)}")
     operands = query.unsqueeze(3), key.unsqueeze(3), value.unsqueeze(3), offset_encoding
-    return frame_attention(*operands, window=window, space_bias=space_bias, dropout=dropout, mask=mask)
-
-
-def frame_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    offset_encoding: Tensor | None,
-    *,
-    window: Window,
-    space_bias: Tensor | None = None,
-    dropout: float = 0.0,
-    mask: Tensor | None = None,
-    key_mask: Tensor | None = None,
-) -> Tensor:
-    r"""Frame attention: each group element attends to the same element of other pixels, in its own frame.
-
-    .. math::
-        \mathrm{out}(i, h) = \sum_{D} \mathrm{softmax}_D\big(c\, \langle q(i, h),\; k(i + D, h)
-        + \rho(h^{-1} D) \rangle + b(h^{-1} D)\big)\; v(i + D, h)
-
-    The sum runs over the offsets D of the window, or of all pixels, :math:`c = 1/\sqrt{C}`, and each head has its own
-    bias b. Frame attention is equivariant for every group. It does not mix group elements; the linear maps before and
-    after it do (:class:`tg_equiattn.nn.GroupLinear`). Each pixel and head has :math:`|H| D` scores; in
-    :func:`group_attention` with relation ``"relative"`` it has :math:`|H|^2 D`. If queries, keys and values have one
-    element, this is lifting self-attention.
-
-    Scores are formed in chunks and recomputed in backward, which saves memory. With a global window, outputs are matrix
-    products of weights and values; their operands are rounded if TF32 is enabled.
-
-    Args:
-        query: Queries q.
-        key: Keys k. With a global ``window``, and without ``offset_encoding`` and ``space_bias``, they may come from an
-            image of another size (cross-attention).
-        value: Values v, at the pixels of ``key``.
-        offset_encoding: Encoding :math:`\rho` of rotated offsets. ``None`` means no encoding and needs a global
-            ``window``.
-        window: Offsets of the keys of a query, or all pixels (a global window). It also decides whether pixels outside
-            of the image are masked or continue at the opposite side.
-        space_bias: Bias b of rotated offsets for each head. ``None`` means zero.
-        dropout: Probability of dropping a weight. The default is 0.
-        mask: True at valid pixels of ``query``. Numbers of masked pixels have no effect, and their outputs are zero.
-            ``None`` means that all pixels are valid.
-        key_mask: True at valid pixels of ``key`` and ``value``. Masked pixels are not keys. A query without a valid key
-            has the output zero. ``None`` means ``mask`` if queries and keys have images of the same size, and otherwise
-            that all keys are valid.
-
-    Shapes:
-        - query: ``(B, heads, C, T, *spatial)``, T = ``|H|``, or 1 for lifting
-        - key: ``(B, heads, C, T, *spatial)``
-        - value: ``(B, heads, Cv, T, *spatial)``
-        - offset_encoding: ``(|H|, D, C)``. D counts the offsets of the window, or of all pairs of pixels, in the order
-          of :meth:`Window.offsets`.
-        - space_bias: ``(heads, |H|, D)``
-        - mask: bool ``(B or 1, *spatial)``
-        - key_mask: bool ``(B or 1, *key spatial)``
-        - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
-
-    Raises:
-        ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
-            ``query``, ``key`` and ``value`` do not have the same floating point dtype; if ``window`` does not fit the
-            image or ``offset_encoding``; or if ``dropout`` is not in [0, 1).
-
-    Source: GE-ViT Eq. 16 (arXiv:2306.06722) with t = s = h, so that the softmax runs over pixels only. Platonic
-    Transformers (arXiv:2510.03511) use frames of group elements in three dimensions.
-    """
-    return _checked_attention(
-        query, key, value, offset_encoding, None, None, window, space_bias, None, dropout, mask, key_mask
-    )
+    return group_attention(*operands, window=window, space_bias=space_bias, dropout=dropout, mask=mask)

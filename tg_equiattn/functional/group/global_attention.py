@@ -8,34 +8,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...grids import Window
 from ...merging import merge_attentions
 from ...modes import full_precision
 from ..backend import use_plain
 from ..performer.attention import feature_attention, feature_norm
 from .attention import group_attention_impl
-from .masks import zero_where_masked
-from .operands import check_attention, check_tensors
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-def global_group_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    projection: Tensor,
-    offset_encoding: Tensor,
-    element_encoding: Tensor | None,
-    index: Tensor,
-    *,
-    window: Window,
-    biases: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
-    dropout: float = 0.0,
-    mask: Tensor | None = None,
-) -> Tensor:
-    r"""Group attention to all pixels in linear time: exact softmax weights within a window, random features beyond.
+def global_group_attention_impl(
+    query, key, value, projection, offset_encoding, element_encoding, index, far_bias, window, space_bias=None,
+    group_bias=None, dropout=0.0, key_mask=None, plain=False,
+) -> Tensor:  # fmt: skip
+    r"""Group attention to all pixels in linear time, without checks. Operands must be finite at masked pixels; outputs
+    are not masked.
 
     The weight of the key (j, s) for the output (i, h) is, with u = ``index[h, s]``,
 
@@ -47,82 +35,14 @@ def global_group_attention(
     and outputs are averages of the values with these weights. :math:`\langle \phi(q), \phi(k) \rangle` is a random
     feature estimate of :math:`\exp(c \langle q, k \rangle)` with :math:`c = 1/\sqrt{C}`. n is the number of keys, so
     that the ratio of both terms does not depend on the size of the image. The group does not act on channels, on which
-    the features depend, so attention is exactly equivariant for every draw of the features. Time and memory are linear
-    in the number of pixels.
+    the features depend, so attention is exactly equivariant for every draw of the features.
 
-    Args:
-        query: Queries q.
-        key: Keys k, at the pixels of ``query``.
-        value: Values v, at the pixels of ``key``.
-        projection: Directions of the m random features; see :func:`orthogonal_projection`.
-        offset_encoding: Encoding :math:`\rho_{space}` of rotated offsets.
-        element_encoding: Encoding :math:`\rho_{group}` of u.
-        index: Element u for each (h, s), from :func:`tg_equiattn.encodings.relation_index` with relation
-            ``"relative"``.
-        window: Offsets of the keys with exact weights. It must not be global. It also decides whether pixels outside of
-            the image are masked or continue at the opposite side.
-        biases: Biases of each head: :math:`b_{space}` of rotated offsets, :math:`b_{group}` of u, and f of u. ``None``
-            in place of one means zero.
-        dropout: Probability of dropping a weight of the window, and of dropping an output of the features. The default
-            is 0.
-        mask: True at valid pixels. Masked pixels are not keys, their numbers have no effect, and their outputs are
-            zero. ``None`` means that all pixels are valid.
+    Operands are those of :func:`group_attention`, except for these:
 
-    Shapes:
-        - query: ``(B, heads, C, |H|, *spatial)``
-        - key: ``(B, heads, C, |H|, *spatial)``
-        - value: ``(B, heads, Cv, |H|, *spatial)``
-        - projection: ``(m, C)``
-        - offset_encoding: ``(|H|, D, C)``. D counts the offsets of the window, in the
-          order of :meth:`Window.offsets`.
-        - element_encoding: ``(|H|, C)``
-        - index: int64 ``(|H|, |H|)``
-        - biases: ``(heads, |H|, D)``, ``(heads, |H|)`` and ``(heads, |H|)``
-        - mask: bool ``(B or 1, *spatial)``
-        - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
-
-    Raises:
-        ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
-            ``query``, ``key`` and ``value`` do not have the same floating point dtype; if
-            ``index`` is not a permutation along its last axis; if ``window`` is global or does not fit the encodings;
-            or if ``dropout`` is not in [0, 1).
-
-    Source: GE-ViT Eq. 16 for the window; Choromanski et al. (2021) for the features; the sum of both is ours.
-    """
-    space_bias, group_bias, far_bias = biases
-    check_attention(
-        query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask
-    )
-    if index.ndim != 2:
-        raise ValueError(
-            f"index must have shape (|H|, |H|), got {tuple(index.shape)}; use relation_index(group, 'relative')"
-        )
-    if window.is_global:
-        raise ValueError(
-            f"window must have a kernel_size, got the global window {window}; use group_attention for exact attention "
-            "to all pixels"
-        )
-    if projection.ndim != 2 or projection.shape[1] != query.shape[2] or not projection.shape[0]:
-        raise ValueError(f"projection must be (m, {query.shape[2]}), got {tuple(projection.shape)}")
-    expected = query.shape[1], query.shape[3]
-    check_tensors(query, far_bias=(far_bias, expected))
-    far_bias = query.new_zeros(expected) if far_bias is None else far_bias
-    query, key, value = (zero_where_masked(x, mask) for x in (query, key, value))
-    out = global_group_attention_impl(
-        query, key, value, projection, offset_encoding, element_encoding, index, far_bias, window, space_bias,
-        group_bias, dropout, mask,
-    )  # fmt: skip
-    return zero_where_masked(out, mask)
-
-
-def global_group_attention_impl(
-    query, key, value, projection, offset_encoding, element_encoding, index, far_bias, window, space_bias=None,
-    group_bias=None, dropout=0.0, key_mask=None, plain=False,
-) -> Tensor:  # fmt: skip
-    """:func:`global_group_attention` without checks. Operands must be finite at masked pixels; outputs are not masked.
-
-    ``index=None`` means relation ``"frame"``: element h attends to keys of h only. ``far_bias`` is then (heads, 1).
-    ``key_mask`` is true at valid keys. In an image without a valid key outputs are zero.
+    - index is (H, S) and means relation ``"relative"``; ``None`` means ``"frame"``: element h attends to keys of h only
+    - projection, (m, C), holds the directions of the m random features
+    - far_bias holds f, (heads, U); in frames it is (heads, 1)
+    - key_mask is true at valid keys. In an image without a valid key outputs are zero
     """
     near, lse = group_attention_impl(
         query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout,

@@ -40,7 +40,7 @@ def _check_features(query: Tensor, key: Tensor, value: Tensor, other_pixels: boo
         raise ValueError(f"key must have at least one pixel on every spatial axis, got {tuple(key.shape)}")
 
 
-def check_tensors(query: Tensor, **tensors: tuple[Tensor | None, tuple[int, ...]]) -> None:
+def _check_tensors(query: Tensor, **tensors: tuple[Tensor | None, tuple[int, ...]]) -> None:
     """Raise ValueError unless each tensor is None, or floating point, on the device of the queries and of the expected
     shape. Arguments are pairs of a tensor and its shape, by name."""
     for name, (x, expected) in tensors.items():
@@ -59,8 +59,7 @@ def check_attention(
     index: Tensor | None, window: Window, space_bias: Tensor | None, group_bias: Tensor | None, dropout: float,
     mask: Tensor | None, key_mask: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Raise ValueError unless the operands of :func:`.group_attention` fit each other, or those of
-    :func:`.frame_attention` if ``index`` is None."""
+    """Raise ValueError unless the operands of :func:`.group_attention` fit each other."""
     if not isinstance(window, Window):
         raise ValueError(f"window must be a tg_equiattn.grids.Window, got {type(window).__name__}")
     positions = any(x is not None for x in (offset_encoding, space_bias))
@@ -71,6 +70,11 @@ def check_attention(
     if index is not None:
         outputs = len(index)
         _check_index(index, query)
+    elif element_encoding is not None or group_bias is not None:
+        raise ValueError(
+            "index must be given with element_encoding or group_bias, got None; make it with relation_index, or leave "
+            "both out for relation 'frame'"
+        )
     window.check(query.shape[4:])
     checks.probability(dropout=dropout)
     checks.pixel_mask(mask, query.shape[0], query.shape[4:], query.device)
@@ -82,10 +86,10 @@ def check_attention(
                 "attention without positions"
             )
     else:
-        check_tensors(query, offset_encoding=(offset_encoding, (outputs, window.count(query.shape[4:]), channels)))
+        _check_tensors(query, offset_encoding=(offset_encoding, (outputs, window.count(query.shape[4:]), channels)))
         if index is not None and element_encoding is None:
             raise ValueError(f"element_encoding must have shape ({elements}, {channels}), got None")
-    check_tensors(
+    _check_tensors(
         query, element_encoding=(element_encoding, (elements, channels)), group_bias=(group_bias, (heads, elements)),
         space_bias=(space_bias, (heads, outputs, window.count(query.shape[4:]))),
     )  # fmt: skip

@@ -173,7 +173,7 @@ class GroupAttention(AttentionLayer):
         ValueError: if an argument is not allowed, or does not fit another one.
 
     Source: GSA-Nets Eq. 16; GE-ViT Eq. 16-17. u comes from the Cayley table, so the layer is equivariant for dihedral
-    groups as well. ``"frame"`` is ours; see :func:`~tg_equiattn.functional.frame_attention`. Scales: GSA-Nets App. E,
+    groups as well. ``"frame"`` is ours; see :func:`~tg_equiattn.functional.group_attention`. Scales: GSA-Nets App. E,
     Eq. 21, without its factor :math:`1/h^{d+1}`.
 
     Example:

@@ -65,8 +65,7 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
     Raises:
         ValueError: if an argument is not allowed, or does not fit another one.
 
-    Source: GE-ViT Eq. 16 with h = t for the window; Choromanski et al. (2021) for the features; see
-    :func:`~tg_equiattn.functional.global_group_attention`.
+    Source: GE-ViT Eq. 16 with h = t for the window; Choromanski et al. (2021) for the features; their sum is ours.
 
     Example:
         >>> import torch
