@@ -136,13 +136,3 @@ def offenders(folder):
 def test_private_names_stay_in_their_folder(folder):
     found = [line for line in offenders(folder) if not line.endswith("_host require")]  # of all integrations
     assert found == []
-
-
-def test_a_private_import_is_seen(tmp_path):
-    """Negative control."""
-    (tmp_path / "some.py").write_text(
-        "from tg_equiattn.functional import _secret\nfrom ._mine import x\nfrom .._theirs import y\n"
-        "monkeypatch.setattr(module, '_TILE', 1)\n"
-    )
-    seen = [(level, module, name) for _, level, module, name in imports(tmp_path / "some.py")]
-    assert seen == [(0, "tg_equiattn.functional", "_secret"), (1, "_mine", "x"), (2, "_theirs", "y"), (9, "", "_TILE")]

@@ -1,6 +1,5 @@
 """Where heads look at the start, and the content-free scores of offsets and group elements."""
 
-import pytest
 import torch
 
 from tg_equiattn.encodings.locality import Locality, starting_offsets
@@ -15,19 +14,6 @@ def test_starts_written_down():
     assert places[9:11] == [((0, 0), 1, 0), ((-1, 0), 2, 0)]
     assert places[36:38] == [((0, 0), 0, 1), ((-1, 0), 1, 1)]  # 36 pairs are taken: a second round
     assert starting_offsets(11, Window(2, 3))[9:] == [((0, 0), 0, 1), ((-1, 0), 0, 1)]
-
-
-@pytest.mark.parametrize("elements", [None, 3])
-def test_formula(elements, randomise):
-    module = randomise(Locality(5, Window(2, 5), 1.5, elements=elements, element_preference=True)).double()
-    offsets = torch.randn(4, 7, 2, dtype=torch.float64)
-    space, group = module(offsets)
-    assert bool((module.locality_strength < 0).any())  # its size counts
-    square = (offsets[None] - module.centre[:, None, None]).square().sum(-1)
-    torch.testing.assert_close(space, -module.locality_strength.abs()[:, None, None] * square, rtol=1e-12, atol=0)
-    assert group is (None if elements is None else module.preference)
-    inputs = list(module.parameters())
-    assert torch.autograd.gradcheck(lambda *_: tuple(x for x in module(offsets) if x is not None), inputs)
 
 
 def test_sharpness_leaves_zero():

@@ -3,30 +3,24 @@
 import json
 
 import first_gpu
-import pytest
-from running import run_on_accelerator
-from whole_models import MODELS, Fixed
+from running import run
 
 
 def lines(folder):
     return first_gpu.lines_of(folder / "results.jsonl")
 
 
-def test_to_the_last_line_on_the_emulated_accelerator_and_on_again(tmp_path):
+def test_a_dry_run_to_the_last_line_and_on_again(tmp_path):
     """A second start finds every line and runs nothing."""
-    command = "benchmarks/first_gpu.py", "--tiny", "--device", "cuda", "--output", tmp_path
-    done = run_on_accelerator(*command)
+    command = "benchmarks/first_gpu.py", "--tiny", "--device", "cpu", "--output", tmp_path
+    done = run(*command)
     assert done.returncode == 0, done.stderr
     found = lines(tmp_path)
-    assert [line["item"] for line in found] == list(first_gpu.first_items(first_gpu.Machine("cuda", True)))
+    assert [line["item"] for line in found] == list(first_gpu.first_items(first_gpu.Machine("cpu", True)))
     assert not [line for line in found if "error" in line]
-    cases = [line["result"] for line in found if line["item"].startswith("case")]
-    assert cases
-    assert not any(map(first_gpu.is_off, cases))
-    report = (tmp_path / "report.md").read_text()
-    assert report.startswith(f"{len(found)} items, 0 failed, 0 cases differ")
-    again = run_on_accelerator(*command)
-    assert again.returncode == 0
+    assert any(line["item"].startswith("case") for line in found)
+    assert (tmp_path / "report.md").read_text().startswith(f"{len(found)} items, 0 failed, 0 cases differ")
+    again = run(*command)
     assert again.stdout.startswith("The report is in")
     assert lines(tmp_path) == found
 
@@ -54,17 +48,3 @@ def test_an_item_that_fails_is_one_line_and_a_cut_line_is_run_again(tmp_path):
     assert second["error"] == "ValueError: no luck"
     assert third["result"] == {"seconds": 1.0}
     assert "- **fails**: ValueError" in first_gpu.report(path)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_models_for_graphs_run(name):
-    model = Fixed(name).eval()
-    assert model(model.sample("cpu")).isfinite().all()
-
-
-def test_the_emulated_accelerator_refuses_what_lies_elsewhere(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import torch\nx = torch.ones(3).to('cuda')\nprint((x + x).tolist())\nx + torch.ones(3)")
-    done = run_on_accelerator(script)
-    assert done.stdout == "[2.0, 2.0, 2.0]\n"
-    assert "on the CPU" in done.stderr.splitlines()[-1]

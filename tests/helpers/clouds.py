@@ -88,15 +88,3 @@ def equal(got, wanted, inputs, rtol=1e-10, atol=1e-11):
 def close(got, wanted, tolerance=1e-12):
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-
-
-def check_batch_equals_each_alone(layer, x, sizes, tolerance=1e-9):
-    """Outputs with and without a graph to differentiate, and gradients."""
-    wanted = [torch.cat(part) for part in zip(*(layer(**one(x, b)) for b in range(len(sizes))), strict=True)]
-    with torch.no_grad():
-        close(layer(**x), wanted, tolerance)
-    got = layer(**x)
-    close(got, wanted, tolerance)
-    parameters = list(layer.parameters())
-    for a, b in zip(gradients(got, parameters), gradients(wanted, parameters), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, float(b.detach().abs().max())))

@@ -12,14 +12,9 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(script, *arguments, by=()):
-    command = [sys.executable, "-W", "ignore", *by, EXAMPLES / script, *arguments]
+def run(script, *arguments):
+    command = [sys.executable, "-W", "ignore", EXAMPLES / script, *arguments]
     return subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-
-
-def run_on_accelerator(script, *arguments):
-    """The same on the emulated accelerator, as ``--device cuda``."""
-    return run(script, *arguments, by=[Path(__file__).with_name("on_accelerator.py")])
 
 
 def run_here(script, *arguments):
@@ -43,8 +38,3 @@ def rows_of(folder, study):
     from report import kind_of
 
     return results.read(folder / study / "results.csv", kind_of(importlib.import_module(study)))
-
-
-def number(text):
-    """A table's number, thousands set off by commas and perhaps more behind it."""
-    return float(text.split()[0].replace(",", ""))

@@ -7,7 +7,6 @@ from oracles import beyond, lag_sums, long_convolution
 
 from tg_equiattn.functional import scalar_long_conv, vector_long_conv
 from tg_equiattn.functional.hyena.fft_convolution import (
-    fft_convolution,
     first_lag,
     lag_convolution,
 )
@@ -69,26 +68,3 @@ def test_nothing_to_convolve(kind, mode):
             assert out.shape[:3] == (count, n, C)
             out.sum().backward()
     assert not KINDS[kind](*inputs(kind, 5), torch.zeros(B, dtype=torch.int64), mode).any()
-
-
-@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 5])], ids=["equal", "ragged"])
-@pytest.mark.parametrize(("kind", "mode"), [case for case in CASES if case[0] not in DATA])
-def test_derivatives_by_lag(kind, mode, lengths):
-    """Of other kinds they are in the contract; mapped over, too."""
-    x, h = inputs(kind, 5, mode, count=2)
-    convolve = lambda x, h: by_lag(x, h, lengths, mode)  # noqa: E731
-    assert torch.autograd.gradcheck(convolve, (x, h), fast_mode=True)
-    assert torch.autograd.gradgradcheck(convolve, (x, h), fast_mode=True)
-    got = torch.vmap(lambda x: convolve(x, h))(torch.stack([x, 2 * x]))
-    torch.testing.assert_close(got, torch.stack([convolve(x, h), 2 * convolve(x, h)]), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-def test_as_compilers_for_accelerators_are_given_it(mode, ragged, monkeypatch):
-    """The same numbers and derivatives, on real numbers between transforms."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    lengths, own = (torch.tensor(LENGTHS[11]), LENGTHS[11]) if ragged else (None, (11,) * B)
-    for kind in ("scalar", "vector"):
-        q, k = inputs(kind, 11)
-        compare(fft_convolution(q, k, lengths, mode), long_convolution(q, k, own, mode), (q, k))

@@ -58,12 +58,6 @@ def make_module(randomise, new_module):
     return lambda *arguments: randomise(new_module(*arguments))
 
 
-@pytest.fixture(params=["tensor", "tensor implicit", "tensor radial"])
-def any_module(request, double, make_module):
-    """A float64 module of products of irreps; others equal the core's, whose tests have batches."""
-    return make_module(request.param)
-
-
 @pytest.fixture
 def graphs():
     """Arguments of a module for a batch of graphs of these sizes, edges among them where it takes them."""

@@ -83,14 +83,3 @@ def test_harmonics_are_e3nns(double):
     x = torch.randn(11, 3)
     wanted = o3.spherical_harmonics(list(range(9)), x, normalize=False, normalization="component")
     torch.testing.assert_close(solid_harmonics(x, 8), wanted, rtol=1e-9, atol=1e-9)
-
-
-def test_ragged_equals_alone_and_bounded(double, make, equal):
-    module = make()
-    x = graph(module, (5, 40, 1, 33))
-    out = module(**x)
-    equal(out, torch.cat([module(x["x"][x["batch"] == b], x["pos"][x["batch"] == b]) for b in range(4)]))
-    equal(module(**x, batch_size=4, max_num_nodes=41), out)
-    assert module(x["x"][:0], x["pos"][:0]).shape == (0, module.irreps_out.dim)
-    assert module(**x).is_contiguous()
-    assert repr(module).startswith(f"IrrepsEwaldAttention({o3.Irreps(INSIDE)} -> {o3.Irreps(OUTSIDE)} |")

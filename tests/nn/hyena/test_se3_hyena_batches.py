@@ -2,49 +2,9 @@
 
 import pytest
 import torch
-from clouds import SIZES, S, V, close, dense, one, permuted, sample, within
+from clouds import S, V, close, dense, permuted, sample, within
 from space import error
 from states import take_weights
-
-
-def together(layer, x, sizes):
-    """Sequences each alone, as a batch is compared with: of pooled ones those that are not empty."""
-    parts = [layer(**one(x, b)) for b, n in enumerate(sizes) if n]
-    return [torch.cat(part) for part in zip(*parts, strict=True)]
-
-
-def test_ragged_equals_each_alone(on_device, name, make):
-    """However it is padded; of two kinds with empty sequences among equal ones, too."""
-    for sizes in [SIZES] + [[0, 3, 0], [5, 5, 0, 5], [0, 1, 1, 1]] * (name in ("plain", "pooled")):
-        layer, x = make(name), sample(name, sizes)
-        out, full, most = layer(**x, batch_size=len(sizes)), torch.tensor(sizes) > 0, max(sizes) + 1
-        close([part[full] for part in out] if layer.module.pool else out, together(layer, x, sizes))
-        close(layer(**x, batch_size=len(sizes), max_num_nodes=most), out)
-        padded, there = dense(x, sizes, most, torch.nan)
-        got = layer(**padded)
-        close(got if layer.module.pool else [part[there] for part in got], out)
-        assert layer.module.pool or not any(part[~there].any() for part in got)
-
-
-NAN = ["plain", "local", "radial", "radial local", "pooled", "implicit"]
-NAN += ["attention", "attention, model", "attention, pooled local"]
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("name", NAN)
-def test_nan_stays_in_its_sequence(on_device, name, bad, make):
-    sizes = [5, 4, 1, 6]
-    layer, x = make(name), sample(name, sizes)
-    expected = layer(**x)
-    others = torch.arange(4) != 1 if layer.module.pool else x["batch"] != 1
-    for key in ("scalars", "vectors", "pos"):
-        broken = {**x, key: x[key].clone()}
-        broken[key][7, 0] = bad
-        padded, there = dense(broken, sizes, 7, 0.0)
-        padded = layer(**padded)
-        for out in (layer(**broken), padded if layer.module.pool else [part[there] for part in padded]):
-            assert not out[1][~others].isfinite().all()
-            close([part[others] for part in out], [part[others] for part in expected])
 
 
 @pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "implicit", "implicit causal model", "attention"])

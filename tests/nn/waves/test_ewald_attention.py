@@ -1,11 +1,10 @@
 """Ewald attention of scalars and vectors: symmetries of clouds, slabs and crystals, sizes, smoothness, batches."""
 
 import itertools
-import math
 
 import pytest
 import torch
-from clouds import SIZES, S, V, check_batch_equals_each_alone, dense, moved, one, permuted, sample, within
+from clouds import SIZES, S, V, moved, permuted, sample, within
 from ewald import Own
 from space import error, motion, move
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -203,22 +202,6 @@ def test_third_derivatives_where_points_meet(dtype, make):
     near[1, 0] += 1e-4
     assert bool(third(x["pos"]).isfinite().all())
     assert error(third(x["pos"]), third(near)) <= 1e-2
-
-
-def test_batches_padding_and_mates(make):
-    """Molecules, slabs and crystals each as alone; dense and flat; whatever padding and batch mates hold."""
-    layer = make()
-    check_batch_equals_each_alone(layer, sample("plain", SIZES), SIZES)
-    (x, more), sizes = mixed(), [6, 4, 5]
-    alone = [layer(**one(x, b), **{key: part[b] for key, part in more.items()}) for b in range(3)]
-    assert error(layer(**x, **more), [torch.cat(parts) for parts in zip(*alone, strict=True)]) <= 1e-12
-    padded, there = dense(x, sizes, 8, math.nan)
-    out = layer(**padded, **more)
-    for b, size in enumerate(sizes):
-        assert error([part[b, :size] for part in out], alone[b]) <= 1e-12
-    assert all(bool((part[~there] == 0).all()) for part in out)
-    spoilt = x | {"scalars": x["scalars"].masked_fill((x["batch"] > 0)[:, None], math.nan)}
-    assert error([part[:6] for part in layer(**spoilt, **more)], alone[0]) <= 1e-12
 
 
 def test_far_from_home(make):

@@ -1,0 +1,63 @@
+"""Classes of hosts have the settings of the core's: the same names, in the same order, with the same defaults."""
+
+import importlib
+import inspect
+import re
+
+import pytest
+from hosts import HOSTS
+
+from tg_equiattn import grids, nn
+
+FIELDS = {"in_type", "out_type", "context_type"}
+CHANNELS = {"in_channels", "out_channels", "context_channels", "channels", "group", "scale_window"}  # are types
+WIDTHS = {"scalar_channels", "vector_channels", "out_scalars", "out_vectors", "hidden_scalars", "hidden_vectors"}
+IRREPS = {"irreps_in", "irreps_out", "irreps_hidden"}
+LAYERS = {  # of escnn
+    "LiftingAttention": nn.LiftingAttention, "GroupAttention": nn.GroupAttention,
+    "GlobalAttention": nn.GlobalGroupAttention, "AttentionBlock": nn.GroupAttentionBlock,
+    "RegularLayerNorm": nn.RegularLayerNorm,
+}  # fmt: skip
+PAIRS = [  # the host, its class, that of the core, and arguments of the one and of the other alone
+    *(("escnn", f"R{dim}{name}", core, FIELDS, CHANNELS) for dim in (2, 3) for name, core in LAYERS.items()),
+    ("pyg", "RelativePerformerConv", nn.PerformerAttention, {"kwargs"}, set()),
+    ("pyg", "PixelGraph", grids.PixelGrid, set(), {"shape"}),
+    *(("e3nn", f"Irreps{name}", getattr(nn, name), IRREPS, WIDTHS)
+      for name in ("SE3HyenaOperator", "SE3Hyena", "VectorSelfAttention")),
+    ("e3nn", "IrrepsEwaldAttention", nn.EwaldAttention, IRREPS, WIDTHS | {"out_channels"}),
+]  # fmt: skip
+
+
+def settings(kind, without):
+    parameters = inspect.signature(kind).parameters.values()
+    return [(p.name, p.default) for p in parameters if p.name not in without]
+
+
+def of(host, name):
+    pytest.importorskip(HOSTS[host])
+    return getattr(importlib.import_module(f"tg_equiattn.integrations.{host}"), name)
+
+
+@pytest.mark.parametrize(("host", "name", "core", "own", "cores"), PAIRS)
+def test_settings_are_the_cores(host, name, core, own, cores):
+    assert settings(of(host, name), own) == settings(core, cores)
+
+
+EWALD = {
+    "e3nn": ("IrrepsEwaldAttention", {"irreps_in", "irreps_out"}),
+    "mace": ("add_long_range", {"model", "after", "batch", "gain", "charges", "learn", "dielectric", "attn_kwargs"}),
+    "nequip": (
+        "LongRange",
+        {"features", "gain", "max_num_nodes", "irreps_in", "type_names", "r_max", "avg_num_neighbors", "attn_kwargs"},
+    ),
+}
+
+
+@pytest.mark.parametrize("host", EWALD)
+def test_settings_of_ewald_attention_are_described(host):
+    """MACE and NequIP pass keywords to the layer of e3nn, and know a width of the model."""
+    name, own = EWALD[host]
+    function, core = of(host, name), dict(settings(nn.EwaldAttention, WIDTHS | {"out_channels"}))
+    assert all(core[key] == default for key, default in settings(function, own) if key != "width")
+    described = re.findall(r"^(?: {4})?(\w+) ?: ", inspect.getdoc(function), re.MULTILINE)
+    assert {x for x in described if not x.endswith("Error")} == {*core, *own} - {"attn_kwargs"}
