@@ -143,12 +143,12 @@ class LongTensorProduct(NotScriptable, StoresSettings):
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
 
         index : `torch.Tensor`, optional
-            the number of each node along its chain, int64 of shape ``(nodes,)``, for example its residue number; it
+            the number of each node along its chain, integers of shape ``(nodes,)``, for example its residue number; it
             must increase strictly; convolutions take differences of it as lags, so that missing nodes count as zero;
             steps above 128 count as 128; without it no node is missing
 
         chain : `torch.Tensor`, optional
-            any number for each chain, int64 of shape ``(nodes,)``; convolutions run along each chain of a graph by
+            any number for each chain, integers of shape ``(nodes,)``; convolutions run along each chain of a graph by
             itself; without it each graph is one chain
 
         order : `torch.Tensor`, optional
@@ -190,8 +190,8 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         self, x1: Float[Tensor, "nodes dim1"], x2: Float[Tensor, "nodes dim2"], sequences: Sequences
     ) -> Float[Tensor, "nodes dim_out"]:
         """Evaluate on checked features and sequences."""
-        if not x1.shape[0]:
-            return x1.new_zeros(0, self.irreps_out.dim)
+        if not x1.numel() or not x2.numel() or not self.irreps_out.dim:
+            return x1.new_zeros(x1.shape[0], self.irreps_out.dim)
 
         def convolution(a: Tensor, b: Tensor, rows: PaddedBatch) -> Tensor:
             with _recomputed_whole(self.tensor_product):

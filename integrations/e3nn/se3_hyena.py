@@ -90,12 +90,12 @@ class IrrepsModule(NotScriptable, StoresSettings):
             invariant scalars of the edges, of shape ``(edges, edge_channels)``; needed if ``edge_channels`` is not 0
 
         index : `torch.Tensor`, optional
-            the number of each node along its chain, int64 of shape ``(nodes,)``, for example its residue number; it
+            the number of each node along its chain, integers of shape ``(nodes,)``, for example its residue number; it
             must increase strictly; convolutions take differences of it as lags, so that missing nodes count as zero;
             steps above 128 count as 128; without it no node is missing
 
         chain : `torch.Tensor`, optional
-            any number for each chain, int64 of shape ``(nodes,)``; convolutions run along each chain of a graph by
+            any number for each chain, integers of shape ``(nodes,)``; convolutions run along each chain of a graph by
             itself, while positions are centred, and attention mixes, over the whole graph; without it each graph is one
             chain
 
@@ -227,8 +227,10 @@ class IrrepsSE3Hyena(IrrepsModule):
     irreps_out : `e3nn.o3.Irreps`
         irreps of the output: 0e, 0o, 1o and 1e, with any multiplicities
 
-    irreps_hidden : `e3nn.o3.Irreps`
-        irreps of a node between the layers, by default the 16 scalars and 128 vectors of the published model
+    irreps_hidden : `e3nn.o3.Irreps`, optional
+        irreps of a node between the layers, which must hold every irrep of ``irreps_in``; by default the 16 scalars and
+        128 vectors of the published model, and if ``irreps_in`` has 1e or 0o, also 128 axial vectors and 16
+        pseudoscalars
 
     num_layers : int
         number of operators, by default 3
@@ -260,7 +262,7 @@ class IrrepsSE3Hyena(IrrepsModule):
         self,
         irreps_in: o3.Irreps | str,
         irreps_out: o3.Irreps | str,
-        irreps_hidden: o3.Irreps | str = "16x0e + 128x1o",
+        irreps_hidden: o3.Irreps | str | None = None,
         *,
         num_layers: int = 3,
         num_blocks: int = 1,
@@ -269,6 +271,9 @@ class IrrepsSE3Hyena(IrrepsModule):
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         make = functools.partial(TokenModel, HyenaOperator)
+        if irreps_hidden is None:
+            both = any(mul and ir.p * (-1) ** ir.l < 0 for mul, ir in o3.Irreps(irreps_in))
+            irreps_hidden = "16x0e + 128x1o + 128x1e + 16x0o" if both else "16x0e + 128x1o"
         super().__init__(
             irreps_in, irreps_out, irreps_hidden, make, num_layers=num_layers, num_blocks=num_blocks, pool=pool,
             order=order, attn_kwargs=attn_kwargs,

@@ -55,8 +55,8 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         irreps of the output
 
     irreps_hidden : `e3nn.o3.Irreps`, optional
-        irreps of query, key and value, by default ``irreps_in``; tensor products are fully connected, so weights grow
-        as the cube of multiplicities
+        irreps of query, key and value, which must hold every irrep of ``irreps_in``; by default ``irreps_in``; tensor
+        products are fully connected, so weights grow as the cube of multiplicities
 
     filter : {'data', 'implicit'}
         filter of the long convolution: ``'data'``, the keys, as published, or ``'implicit'``, a learned function of the
@@ -105,6 +105,12 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             if not irreps.dim:
                 raise ValueError(f"{name} must have at least one irrep, got {irreps}")
         self.irreps_hidden = hidden
+        dropped = " + ".join(str(ir) for ir in sorted({ir for mul, ir in self.irreps_in if mul and ir not in hidden}))
+        if dropped:
+            raise ValueError(
+                f"irreps_hidden must hold every irrep of irreps_in, got {hidden} without {dropped}, which would be "
+                f"dropped: add {dropped} to irreps_hidden, or leave it out of irreps_in"
+            )
         if not _products({ir for _, ir in hidden}, {ir for _, ir in hidden}, hidden):
             raise ValueError(f"irreps_hidden must have an irrep of its product with itself, got {hidden}: add 0e")
         self.project = o3.Linear(self.irreps_in + o3.Irreps("1o"), hidden + hidden + hidden)
@@ -175,12 +181,12 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
 
         index : `torch.Tensor`, optional
-            the number of each node along its chain, int64 of shape ``(nodes,)``, for example its residue number; it
+            the number of each node along its chain, integers of shape ``(nodes,)``, for example its residue number; it
             must increase strictly; convolutions take differences of it as lags, so that missing nodes count as zero;
             steps above 128 count as 128; without it no node is missing
 
         chain : `torch.Tensor`, optional
-            any number for each chain, int64 of shape ``(nodes,)``; convolutions run along each chain of a graph by
+            any number for each chain, integers of shape ``(nodes,)``; convolutions run along each chain of a graph by
             itself, while positions are centred over the whole graph; without it each graph is one chain
 
         order : `torch.Tensor`, optional

@@ -371,13 +371,15 @@ MODULES |= {
         {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o"}, features, {**IRREPS, **SORTED, **TOKENS}
     ),
     "IrrepsSE3Hyena": Table(
-        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o", "irreps_hidden": "2x0e+2x1o", "num_layers": 1}, features,
+        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o", "irreps_hidden": "2x0e+2x1o+1x1e", "num_layers": 1},
+        features,
         {**IRREPS, **SORTED, **LAYERS, "order": refused("input", "radial"), "attn_kwargs": HYENA_KWARGS},
     ),
     "TensorProductHyenaOperator": Table(
-        {"irreps_in": "2x0e+1x1o", "irreps_out": "2x0e", "irreps_hidden": "2x0e"}, features, {
+        {"irreps_in": "2x0e+1x1o", "irreps_out": "2x0e", "irreps_hidden": "2x0e+1x1o"}, features, {
             "irreps_in": refused("2x0e+1x1o", "1x1o+2x0e", "1x0e+2x1o"), "irreps_out": refused("2x0e", "1x0e+1x0e"),
-            "irreps_hidden": refused("2x0e", "2x0e+1x1o", "1x1o+2x0e"), "short_conv": refused(None, 3, 5), **ORDERED,
+            "irreps_hidden": refused("2x0e+1x1o", "2x0e+2x1o", "1x1o+2x0e"), "short_conv": refused(None, 3, 5),
+            **ORDERED,
         },
     ),
     "LongTensorProduct": Table(

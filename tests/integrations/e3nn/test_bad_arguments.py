@@ -89,10 +89,15 @@ def test_bad_irreps():
             lambda: IrrepsSE3Hyena(INSIDE, OUTSIDE, attn_kwargs={"norm": "ortho"}),
         ),
         ("irreps_out must have a path from 2x0e x 1x1o", lambda: LongTensorProduct("2x0e", "1x1o", "1x2e")),
+        ("got 1e \\+ 0o in the input alone", lambda: IrrepsSE3Hyena("2x0e+1x1e+3x0o", "1x0e", "2x0e+2x1o")),
+        (
+            "hold every irrep of irreps_in, got .* without 2e",
+            lambda: TensorProductHyenaOperator("1x2e", "1x0e", "1x0e"),
+        ),
         ("irreps_hidden must have at least", lambda: TensorProductHyenaOperator("1x0e", "1x0e", "")),
         ("irreps_out must be reachable through irreps_hidden=1x0e", lambda: TensorProductHyenaOperator("1x0e", "1x2e")),
         ("irreps_out must have at least one irrep", lambda: IrrepsEwaldAttention("1x0e", "0x1o", width=1.0)),
-        ("irreps_out must .* lmax=1, got 2 channels", lambda: IrrepsEwaldAttention("1x0e", "2x2e", width=1.0)),
+        ("irreps_out must .* lmax=1, got 2x2e that", lambda: IrrepsEwaldAttention("1x0e", "2x2e", width=1.0)),
     ],
 )
 def test_bad_options(message, make):

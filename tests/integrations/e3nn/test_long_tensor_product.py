@@ -80,3 +80,11 @@ def test_no_nodes_and_an_order_of_some(randomise):
     assert conv(x1, x2, batch, batch_size=3).shape == (0, conv.irreps_out.dim)
     (x1, x2), order = inputs(conv, 7), torch.randperm(7)
     torch.testing.assert_close(conv(x1, x2, order=order)[order], conv(x1[order], x2[order]))
+
+
+@pytest.mark.parametrize("irreps", [("4x0e", "0x1o", "2x1o"), ("3x0e+1x2e", "2x2o", "0x2o")])
+def test_multiplicity_zero_gives_zeros(irreps):
+    conv = LongTensorProduct(*irreps)
+    out = conv(*(part.randn(6, -1) for part in (conv.irreps_in1, conv.irreps_in2)))
+    assert out.shape == (6, conv.irreps_out.dim)
+    assert not out.any()

@@ -104,6 +104,13 @@ def test_an_index_without_gaps_is_none(make):
         close(layer(**x, index=index), layer(**x), 1e-11)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_any_integer_type(dtype, make):
+    layer, x = make("implicit"), sample("causal", [6])
+    index, chain = RISING + 200, TWO
+    close(layer(**x, index=index.to(dtype), chain=chain.to(dtype)), layer(**x, index=index, chain=chain), 0)
+
+
 def test_long_steps_count_as_the_longest(make):
     layer, x = make("implicit"), sample("causal", [3])
     far = layer(**x, index=torch.tensor([-(10**15), 0, 10**15]))
@@ -141,7 +148,7 @@ RISING, TWO = torch.tensor([0, 1, 5, 6, 7, 12]), torch.tensor([0, 0, 0, 1, 1, 1]
     [
         ("index must increase strictly within every chain, got 0 after 0", "plain", {"index": TWO}),
         (r"index must be int64 of shape \(6,\)", "model", {"index": RISING[:5]}),
-        (r"chain must be int64 of shape \(6,\)", "plain", {"chain": TWO.int()}),
+        (r"chain must be int64 of shape \(6,\) or of another", "plain", {"chain": TWO.float()}),
         ("index must be None with order='radial'", "radial", {"index": RISING, "pos": torch.ones(6, 3)}),
         ("chain must be None with an order", "plain", {"chain": TWO, "order": torch.arange(6)}),
         ("num_chains must be None without chain, got 2", "plain", {"num_chains": 2}),

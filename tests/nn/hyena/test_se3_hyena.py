@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attention_operands import Largest
-from clouds import S, V, close, gradients, moved, permuted, sample, within
+from clouds import S, V, close, double, gradients, moved, permuted, sample, within
 from oracles import token_network
 from space import broken_cross_product, error, motion, move
 
@@ -155,3 +155,25 @@ def test_nothing_of_all_pairs_exists(cls, lengths):
         out = layer(torch.randn(2, tokens, 2), torch.randn(2, tokens, 3, 3), lengths and torch.tensor(lengths))
         sum(part.sum() for part in out).backward()
     assert tokens < largest.count < tokens**2
+
+
+@pytest.mark.parametrize("kind", [SE3HyenaOperator, SE3Hyena, VectorSelfAttention])
+@pytest.mark.parametrize("hidden", [{}, {"hidden_scalars": 5}])
+def test_vectors_alone_keep_their_length(kind, hidden):
+    """New layers do not jump where a vector passes through zero, and small vectors have small effects."""
+    implicit = {"filter": "implicit", "causal": True}
+    options = {SE3HyenaOperator: implicit, SE3Hyena: {"attn_kwargs": implicit}, VectorSelfAttention: {}}[kind]
+    layer, steps = kind(0, V, out_vectors=V, **options, **hidden).double(), double(17, V, 3)
+    steps[10] = 0
+
+    def moved_by(size):
+        moved = steps.clone()
+        moved[10, 0, 0] = size
+        return moved.requires_grad_()
+
+    out = layer(None, moved_by(0))[1]
+    assert (layer(None, moved_by(1e-6))[1] - out).abs().max() < 1e-4
+    assert (layer(None, moved_by(1))[1] - out).abs().max() > 1e-2
+    for size in (0, 1e-6, 1e-3):
+        x = moved_by(size)
+        assert torch.autograd.grad(layer(None, x)[1][10:].sum(), x)[0].abs().max() < 100

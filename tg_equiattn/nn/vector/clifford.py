@@ -43,7 +43,8 @@ def _affine(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
 
 class CliffordLinear(nn.Module):
     """A linear map of channels with a matrix for each grade, and a bias for grade 0. Weights are drawn from N(0, 1 / C)
-    with C input channels of the grade."""
+    with C input channels of the grade. The bias starts at zero, or without input scalars from N(0, 1), as the weight of
+    a constant scalar."""
 
     def __init__(self, in_grades: Grades, out_grades: Grades, bias: bool = True) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class CliffordLinear(nn.Module):
         for weight in self.weights:
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
         if self.bias is not None:
-            nn.init.zeros_(self.bias)
+            nn.init.normal_(self.bias, std=float(not self.in_grades.scalars))
 
     def forward(self, parts: Parts) -> Parts:
         weights, out = self.weights, []
@@ -162,7 +163,8 @@ class CliffordBlock(nn.Module):
 
 class MultivectorMLP(nn.Module):
     """A linear map to ``hidden`` multivectors, blocks (:class:`CliffordBlock`) and a linear map, on parts by grade.
-    Without ``bias`` zero stays zero."""
+    Without ``bias`` zero stays zero, unless there are no input scalars: then the first map has a bias, the constant
+    scalar without which the norm would take the length of a vector away, and outputs would jump at zero."""
 
     def __init__(
         self, in_grades: Grades, out_grades: Grades, hidden: int, num_blocks: int = 1, bias: bool = True
@@ -170,7 +172,7 @@ class MultivectorMLP(nn.Module):
         super().__init__()
         self.in_grades, self.out_grades, self.hidden = in_grades, out_grades, hidden
         full = Grades(*[hidden] * 4)
-        self.embed = CliffordLinear(in_grades, full.only(in_grades.reachable(0)), bias)
+        self.embed = CliffordLinear(in_grades, full.only(in_grades.reachable(0)), bias or not in_grades.scalars)
         grades, blocks = [g for g, present in enumerate(in_grades.reachable(0)) if present], []
         for _ in range(num_blocks):
             blocks.append(CliffordBlock(hidden, grades, bias))

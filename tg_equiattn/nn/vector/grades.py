@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 Parts = list[Tensor]
+GRADE_NAMES = ("0e", "1o", "1e", "0o")
 
 
 class Grades(NamedTuple):

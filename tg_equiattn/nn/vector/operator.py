@@ -22,7 +22,7 @@ from ...node_batch import NodeBatch
 from ...orders import ORDERS
 from ..modules import StoresSettings, reset_children
 from .clifford import CliffordLinear, MultivectorMLP
-from .grades import POSITION, Grades, features, with_position
+from .grades import GRADE_NAMES, POSITION, Grades, features, with_position
 from .messages import LocalContext
 from .placement import TokenBatch, place_tokens
 from .sequences import ChainArguments
@@ -96,7 +96,7 @@ class TokenNetwork(StoresSettings):
     def check_reachable(self, name: str) -> None:
         """Raise ValueError if part of the output would always be zero. ``name`` is the argument of its channels."""
         reachable = self.reachable(self.in_grades if self.causal else self.in_grades.plus(POSITION))
-        grades = zip(("0e", "1o", "1e", "0o"), self.out_grades, reachable, strict=True)
+        grades = zip(GRADE_NAMES, self.out_grades, reachable, strict=True)
         zero = [grade for grade, wanted, found in grades if wanted and not found]
         if zero:
             raise ValueError(
@@ -256,6 +256,13 @@ class TokenModel(TokenNetwork):
                 f"attn_kwargs must be a dictionary with keys among {operator.SETTINGS}, got {unknown[0]!r}"
             )
         self.hidden_grades = hidden_grades
+        kinds = zip(GRADE_NAMES, in_grades, hidden_grades, strict=True)
+        dropped = " + ".join(name for name, given, hidden in kinds if given and not hidden)
+        if dropped:
+            raise ValueError(
+                f"hidden channels must have the kinds of the input, got {dropped} in the input alone, which would be "
+                f"dropped: add {dropped} to the hidden channels, or leave it out of the input"
+            )
         self.embed = CliffordLinear(in_grades.plus(POSITION), hidden_grades)
         operators = [
             operator(hidden_grades, hidden_grades, order=order, num_blocks=num_blocks, **settings)

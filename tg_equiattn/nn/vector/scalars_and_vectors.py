@@ -74,10 +74,10 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
             lengths: int64 ``(B,)``, the own length of each padded sequence. Tokens beyond it are never read, and zero
                 in the output.
             batch: sorted int64 ``(T,)``, the sequence of each flat token. ``None`` means one sequence.
-            index: int64 ``(B, N)`` or ``(T,)``, the number of each token along its chain, for example its residue
+            index: integers ``(B, N)`` or ``(T,)``, the number of each token along its chain, for example its residue
                 number. It must increase strictly. Convolutions take differences of it as lags, so that missing tokens
                 count as zero; steps above 128 count as 128. ``None`` means that no token is missing.
-            chain: int64 ``(B, N)`` or ``(T,)``, any number for each chain. Convolutions run along each chain of a
+            chain: integers ``(B, N)`` or ``(T,)``, any number for each chain. Convolutions run along each chain of a
                 sequence by itself; positions are centred, and attention mixes, over the whole sequence. ``None`` means
                 that each sequence is one chain.
             pos: positions ``(B, N, 3)`` or ``(T, 3)``. They enter relative to the mean of their sequence, as one more

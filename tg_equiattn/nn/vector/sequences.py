@@ -24,13 +24,17 @@ MAX_STEP = 128  # larger steps of an index count as this many tokens, so that sl
 
 @dataclass
 class ChainArguments:
-    """Arguments of ``forward`` that say how flat tokens lie along their sequences."""
+    """Arguments of ``forward`` that say how flat tokens lie along their sequences. ``index`` and ``chain`` of any
+    integer type become int64."""
 
     order: Int[Tensor, " tokens"] | None = None
     index: Int[Tensor, " tokens"] | None = None
     chain: Int[Tensor, " tokens"] | None = None
     num_chains: int | None = None
     max_num_nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        self.index, self.chain = _as_int64(self.index), _as_int64(self.chain)
 
     def check(self, node_batch: NodeBatch, by: str) -> None:
         """Raise ValueError for arguments that do not fit the tokens or ``by``, the order of the module."""
@@ -39,7 +43,8 @@ class ChainArguments:
         for name, value in (("index", self.index), ("chain", self.chain)):
             if value is None:
                 continue
-            checks.tensor(name, value, torch.int64, [(node_batch.nodes,)], node_batch.sizes.device)
+            note = " or of another integer type"
+            checks.tensor(name, value, torch.int64, [(node_batch.nodes,)], node_batch.sizes.device, note)
             if by == "radial" or self.order is not None:
                 came = "order='radial'" if by == "radial" else "an order"
                 raise ValueError(
@@ -50,6 +55,12 @@ class ChainArguments:
             checks.positive(num_chains=self.num_chains)
             if self.chain is None:
                 raise ValueError(f"num_chains must be None without chain, got {self.num_chains}")
+
+
+def _as_int64(x: Tensor | None) -> Tensor | None:
+    if not isinstance(x, Tensor) or x.dtype == torch.bool or x.is_floating_point() or x.is_complex():
+        return x  # the check refuses all but None
+    return x.long()
 
 
 class Sequences:

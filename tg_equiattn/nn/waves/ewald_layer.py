@@ -73,12 +73,12 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
         self.rows_in, self.rows_out, count = tuple(rows_in), tuple(rows_out), sum(self.counts)
         values, found = ([irrep.shared(heads) for irrep in rows] for rows in (rows_in, rows_out))
         self.product = HarmonicProduct(values, found, lmax, heads, self.coupling)
-        for b, irrep in enumerate(found):
-            if not any(b == path[2] for path in self.product.paths):
-                raise ValueError(
-                    f"{name_out} must be reachable from the input by products with harmonics up to lmax={lmax}, got "
-                    f"{irrep.channels} channels or more that would always be zero; pass a larger lmax or leave them out"
-                )
+        zero = [str(row) for b, row in enumerate(rows_out) if not any(b == path[2] for path in self.product.paths)]
+        if zero:
+            raise ValueError(
+                f"{name_out} must be reachable from the input by products with harmonics up to lmax={lmax}, got "
+                f"{' + '.join(zero)} that would always be zero; pass a larger lmax or leave it out"
+            )
         self.query_key = nn.ParameterList(torch.empty(irrep.channels, 2 * heads * count) for irrep in rows_in)
         self.query_key_bias = nn.Parameter(torch.empty(2, heads, count))
         self.value = _maps((irrep.channels, heads * v.channels) for irrep, v in zip(rows_in, values, strict=True))

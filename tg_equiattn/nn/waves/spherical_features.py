@@ -28,6 +28,9 @@ class Irrep(NamedTuple):
     parity: int
     channels: int
 
+    def __str__(self) -> str:
+        return f"{self.channels}x{self.degree}{'e' if self.parity == 1 else 'o'}"
+
     @property
     def size(self) -> int:
         """Components of a channel."""
