@@ -28,7 +28,7 @@ from tg_equiattn.nn import (
 )
 from tg_equiattn.nn.group.linear import Pointwise
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
-from tg_equiattn.nn.performer.pixel_model import PixelEmbedding
+from tg_equiattn.nn.performer.relative_performer import PixelEmbedding
 from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.orders import check_order
 from tg_equiattn.testing import act, dilation_errors, equivariance_error
@@ -171,7 +171,6 @@ CASES = [
         12, 15, 3, position="sinusoid")(torch.ones(2, 5, 12), pos=torch.ones(2, 5, 2, device="meta"))),
     ("pool must be None or 'mean', got 'max'", lambda: SE3Hyena(2, 2, pool="max")),
     ("heads must divide out_channels=15, got 4", lambda: PerformerAttention(12, 15, 4)),
-    ("channels must be a multiple of 4", lambda: RelativePerformer(1, 3, channels=10, position="absolute")),
     ("edge_dim must be None with position=None, got 2", lambda: near(position=None, edge_dim=2)),
     ("offset must be 'table' with position='sinusoid', got 'mlp'", lambda: near(position="sinusoid", offset="mlp")),
     ("values must be 'content' with position='clipped'", lambda: near(position="clipped", values="offset")),

@@ -115,35 +115,40 @@ for position in ("window", "clipped", "sinusoid"):
 #
 # A digit, and the same digit moved four pixels to the right and two down. The maps show one channel in the last block of an
 # untrained model, :class:`~tg_equiattn.nn.RelativePerformer` on the pixels of the image. With near pairs the map moves with the
-# digit. With ``"absolute"`` positions, the usual encoding, it changes.
+# digit. If the coordinates of pixels are channels of the input, as is usual, it changes.
 
 canvas = torch.zeros(1, 20, 20)
 canvas[0, 3:11, 3:11] = images[5, 0]
 moved = canvas.roll((2, 4), (1, 2))
 
 
+coordinates = torch.stack(torch.meshgrid(*2 * [torch.linspace(0, 1, 20)], indexing="ij"))
+
+
 def made(position, **options):
     options |= {"channels": 16, "num_layers": 2, "heads": 4, "cutoff": 4}
-    return RelativePerformer(1, 10, position=position, **options).double().eval()
+    channels = 3 if position is None else 1
+    return RelativePerformer(channels, 10, position=position, **options).double().eval()
 
 
 def channel(model, image):
     seen = []
     hook = model.blocks[-1].register_forward_hook(lambda block, inputs, out: seen.append(out))
     with torch.no_grad():
-        model(image[None].double())
+        model((image if model.position else torch.cat([image, coordinates]))[None].double())
     hook.remove()
     return seen[0][0].T.unflatten(1, (20, 20))[2]
 
 
 figure, axes = plt.subplots(2, 4, figsize=(8, 4), layout="constrained")
-for line, position in zip(axes, ("window", "absolute"), strict=True):
+for line, position in zip(axes, ("window", None), strict=True):
     model = made(position)
     first, second = channel(model, canvas), channel(model, moved)
     shift = (second - first.roll((2, 4), (0, 1))).abs()[6:-4, 8:-4]  # where no border is near
     pictures = [canvas[0], first, moved[0], second]
     off = shift.max() / (first.max() - first.min())
-    titles = ["image", f"features, {position}", "image, moved", f"its features: off by {off:.0e}"]
+    name = "near pairs" if position else "coordinates"
+    titles = ["image", f"features, {name}", "image, moved", f"its features: off by {off:.0e}"]
     for axis, picture, title in zip(line, pictures, titles, strict=True):
         axis.imshow(picture, cmap="gray" if title.startswith("image") else "viridis")
         axis.set_title(title, fontsize=9)

@@ -27,6 +27,7 @@ from harness.training import Classifier, Outcome, fit
 from torch import Tensor
 from tqdm import tqdm
 
+from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import RelativePerformer
 
 NAMES = {
@@ -109,17 +110,35 @@ def predict(model: RelativePerformer, batch: list[Tensor]) -> tuple[Tensor, Tens
     return model(images), labels
 
 
+class WithPlaces(torch.nn.Module):
+    """An embedding of pixels, plus sinusoids of their absolute positions (Vaswani et al., 2017)."""
+
+    places: Tensor
+
+    def __init__(self, embedding: torch.nn.Module, channels: int, side: int) -> None:
+        super().__init__()
+        self.embedding, count = embedding, channels // 4
+        angles = PixelGrid((side, side), 1).pos(dtype=torch.float32)[..., None] * 1e4 ** -(torch.arange(count) / count)
+        self.register_buffer("places", torch.stack([angles.sin(), angles.cos()], -1).flatten(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embedding(x) + self.places
+
+
 def build(settings: PixelGraphs) -> RelativePerformer:
     (position,) = settings.positions
     width = settings.channels // settings.heads
     features = {
         "redraw_interval": settings.redraw_interval, "num_random_features": max(16, int(width * math.log(width))),
     }  # fmt: skip
-    return RelativePerformer(
+    model = RelativePerformer(
         1, 10, channels=settings.channels, num_layers=settings.layers, heads=settings.heads,
-        position=None if position == "none" else position,
+        position=None if position in ("none", "absolute") else position,
         cutoff=settings.cutoff, dropout=0.0, norm="batch", attn_kwargs=features,
     )  # fmt: skip
+    if position == "absolute":
+        model.embedding = WithPlaces(model.embedding, settings.channels, settings.size)
+    return model
 
 
 def movable(part: tuple[Tensor, Tensor], limit: int) -> tuple[Tensor, Tensor]:

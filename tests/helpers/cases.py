@@ -23,8 +23,8 @@ from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn.group.linear import Pointwise
 from tg_equiattn.nn.group.norm import RegularBatchNorm
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
-from tg_equiattn.nn.performer.pixel_model import MeanReadout, PerformerBlock, PixelEmbedding
 from tg_equiattn.nn.performer.random_features import RandomFeatures
+from tg_equiattn.nn.performer.relative_performer import MeanReadout, PerformerBlock, PixelEmbedding
 
 C4, GRID, SIZES, RAGGED = cyclic(4), PixelGrid((5, 7), 3), [5, 11, 3], [2, 17, 1, 5]
 SMALL = {"hidden_scalars": 5, "hidden_vectors": 7}
@@ -323,9 +323,7 @@ CORE = {
     "PixelEmbedding lookup": fixed(
         lambda: PixelEmbedding(3, 5, "lookup"), lambda: {"x": torch.randint(256, (2, 7, 3))}
     ),
-    "MeanReadout": layer(
-        lambda: Call(lambda readout, x: readout(x, lambda x: x.mean(1)), MeanReadout(5, 3)), 2, 7, 5, axes=(0, 1)
-    ),
+    "MeanReadout": layer(lambda: MeanReadout(5, 3), 2, 7, 5, axes=(0, 1)),
     "RelativePerformer": relative_performer(),
     "RelativePerformer clipped": relative_performer(position="clipped"),
     "RelativePerformer batch": relative_performer(position=None, norm="batch", num_layers=1),

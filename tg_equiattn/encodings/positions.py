@@ -1,4 +1,4 @@
-"""Positions of nodes in linear attention: absolute and relative sinusoids, and biases of offsets."""
+"""Positions of nodes in linear attention: relative sinusoids, and biases of offsets."""
 
 from __future__ import annotations
 
@@ -25,29 +25,6 @@ RADIAL = 16  # number of functions of the distance
 
 def _frequencies(count: int, device: torch.device | None = None) -> Float[Tensor, " count"]:
     return LONGEST ** -(torch.arange(count, device=device) / count)
-
-
-class AbsoluteEncoding(nn.Module):
-    r"""The usual sinusoidal encoding of absolute positions, channels split evenly among axes. Not equivariant.
-
-    .. math:: [\sin(\omega_1 x), \cos(\omega_1 x), \sin(\omega_2 x), ...], \qquad \omega_i = 10000^{-i/n}
-    """
-
-    def __init__(self, channels: int, pos_dim: int) -> None:
-        super().__init__()
-        if channels % (2 * pos_dim):
-            wanted = f"a multiple of {2 * pos_dim} (sine and cosine of {pos_dim} coordinates)"
-            raise ValueError(f"channels must be {wanted} where position='absolute', got {channels}")
-        self.channels, self.pos_dim = channels, pos_dim
-
-    def forward(self, pos: Float[Tensor, "... dim"]) -> Float[Tensor, "... channels"]:
-        pos = pos.to(torch.promote_types(pos.dtype, torch.float32))
-        omega = _frequencies(self.channels // (2 * self.pos_dim), pos.device)
-        angle = pos[..., None] * omega.to(pos.dtype)
-        return torch.stack([angle.sin(), angle.cos()], -1).flatten(-3)
-
-    def extra_repr(self) -> str:
-        return f"{self.channels}, pos_dim={self.pos_dim}"
 
 
 class SinusoidEncoding(nn.Module):
