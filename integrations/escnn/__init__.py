@@ -28,10 +28,12 @@ from .block import (  # noqa: E402
     R3AttentionBlock,
     R3RegularLayerNorm,
 )
-from .module import export  # noqa: E402
+from .export import export  # noqa: E402
+from .masks import MaskedSequential  # noqa: E402
 from .types import between_fields, group_from_gspace  # noqa: E402
 
 __all__ = [
+    "MaskedSequential",
     "R2AttentionBlock",
     "R2GlobalAttention",
     "R2GroupAttention",

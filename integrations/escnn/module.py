@@ -1,4 +1,4 @@
-"""Wrap modules of the library as escnn EquivariantModules, and export them as modules of plain torch."""
+"""Wrap modules of the library as escnn EquivariantModules."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor, nn
 
 from tg_equiattn.groups import FiniteGroup
-from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 from tg_equiattn.testing import act, off_lattice_errors
 
+from .export import ATTENTION, Exported
 from .types import check_field_type, group_from_gspace
-
-ATTENTION = (LiftingAttention, GroupAttention, GlobalGroupAttention)
 
 
 class RdModule(EquivariantModule):
@@ -81,6 +79,11 @@ class RdModule(EquivariantModule):
             got = x.type if isinstance(x, GeometricTensor) else type(x).__name__
             raise ValueError(f"{name} must be a GeometricTensor of type {field_type}, got {got}")
         return x.tensor if self.lifts else x.tensor.unflatten(1, (-1, len(self.group)))
+
+    def mask_after(self, mask: Tensor) -> Tensor:
+        """The mask of the output's valid pixels."""
+        core: Any = self.core
+        return core.mask_after(mask)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(input_shape) != 2 + self.group.dim or input_shape[1] != self.in_type.size:
@@ -184,51 +187,3 @@ class RdModule(EquivariantModule):
 
     def extra_repr(self) -> str:
         return f"{self.in_type}, {self.out_type}"
-
-
-class Exported(nn.Module):
-    """A core module between two modules that convert tensors to its layout and back."""
-
-    def __init__(self, before: nn.Module, core: nn.Module, after: nn.Module) -> None:
-        super().__init__()
-        self.before, self.core, self.after = before, core, after
-
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, context: Tensor | None = None,
-        context_mask: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        if torch.onnx.is_in_onnx_export() and torch.jit.is_tracing():
-            raise RuntimeError(
-                "the ONNX exporter with dynamo=False traces the model and would make a file for images of one size; "
-                "use torch.onnx.export(model, inputs, dynamo=True)"
-            )
-        context = None if context is None else self.before(context)
-        options = {"mask": mask, "context": context, "context_mask": context_mask}
-        return self.after(self.core(self.before(x), **{name: t for name, t in options.items() if t is not None}))
-
-
-def export(module: EquivariantModule) -> nn.Module:
-    """Export an escnn module, also a ``SequentialModule``, to a plain torch module of standard operators.
-
-    Use it for ``torch.jit.trace`` and for ONNX with ``torch.onnx.export(..., dynamo=True)``. It is ``module.export()``
-    with attention layers that use standard operators of torch only; these are slower and need more memory. The result
-    is a copy.
-
-    Args:
-        module (EquivariantModule): A module that escnn can export. It is set to eval mode.
-
-    Example:
-        >>> import torch
-        >>> from escnn import gspaces, nn
-        >>> from tg_equiattn.integrations.escnn import R2GroupAttention, export
-        >>> gspace = gspaces.rot2dOnR2(4)
-        >>> fields = nn.FieldType(gspace, 4 * [gspace.regular_repr])
-        >>> model = export(nn.SequentialModule(R2GroupAttention(fields, fields, heads=2), nn.ReLU(fields)))
-        >>> model(torch.randn(2, 16, 6, 6)).shape
-        torch.Size([2, 16, 6, 6])
-    """
-    exported = module.export()
-    for part in exported.modules():
-        if isinstance(part, ATTENTION):
-            part.plain = True
-    return exported

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from escnn.gspaces import GSpace
-from escnn.nn import EquivariantModule, FieldType, R2Conv, R3Conv, SequentialModule
+from escnn.nn import EquivariantModule, FieldType, R2Conv, R3Conv
 
 from tg_equiattn.groups import FiniteGroup
+
+from .masks import MaskedSequential
 
 
 def group_from_gspace(gspace: GSpace) -> FiniteGroup:
@@ -107,14 +109,14 @@ def count_fields(name: str, field_type: FieldType, regular: bool) -> int:
     raise ValueError(f"{name} must consist of {kind} fields, got {field_type}; {advice}")
 
 
-def between_fields(in_type: FieldType, layer: EquivariantModule, out_type: FieldType) -> SequentialModule:
+def between_fields(in_type: FieldType, layer: EquivariantModule, out_type: FieldType) -> MaskedSequential:
     r"""Use a layer of regular or trivial fields between fields of any type: irreps, quotients, vectors, mixed fields.
 
     .. math:: \mathrm{Conv}_{1\times 1} \to \mathrm{layer} \to \mathrm{Conv}_{1\times 1}
 
     The convolutions are equivariant pointwise maps, ``R2Conv`` or ``R3Conv`` with ``kernel_size=1``. A convolution is
-    left out if its type is that of the layer. The result is escnn's ``SequentialModule``, which does not pass on masks
-    or contexts.
+    left out if its type is that of the layer. The result is a :class:`MaskedSequential`, which takes masks but no
+    contexts.
 
     Args:
         in_type (FieldType): Field type of the input, of the gspace of the layer.
@@ -145,7 +147,7 @@ def between_fields(in_type: FieldType, layer: EquivariantModule, out_type: Field
                 f"{name} must have the gspace of the layer, {layer.in_type.gspace}, got {field_type.gspace}"
             )
     before = _pointwise("in_type", in_type, in_type, layer.in_type)
-    return SequentialModule(*before, layer, *_pointwise("out_type", out_type, layer.out_type, out_type))
+    return MaskedSequential(*before, layer, *_pointwise("out_type", out_type, layer.out_type, out_type))
 
 
 def _pointwise(name: str, given: FieldType, source: FieldType, target: FieldType) -> list[EquivariantModule]:

@@ -28,9 +28,9 @@ PUBLIC = {
     "GroupLinear GroupTransformer LiftingAttention PerformerAttention PredictedChargeInteraction "
     "RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
     "SE3HyenaOperator VectorSelfAttention VectorTransformer",
-    "integrations.escnn": "R2AttentionBlock R2GlobalAttention R2GroupAttention R2LiftingAttention R2RegularLayerNorm "
-    "R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention R3RegularLayerNorm between_fields export "
-    "group_from_gspace",
+    "integrations.escnn": "MaskedSequential R2AttentionBlock R2GlobalAttention R2GroupAttention R2LiftingAttention "
+    "R2RegularLayerNorm R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention R3RegularLayerNorm "
+    "between_fields export group_from_gspace",
     "integrations.pyg": "PixelGraph RelativeGPSBlock RelativePerformerConv",
     "integrations.e3nn": "IrrepsChargeInteraction IrrepsPredictedChargeInteraction "
     "IrrepsEwaldAttention IrrepsSE3Hyena IrrepsSE3HyenaOperator IrrepsVectorSelfAttention "
