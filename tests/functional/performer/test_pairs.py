@@ -4,9 +4,10 @@ import pytest
 import torch
 from clouds import double, equal
 from space import batch_of
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from tg_equiattn.functional.performer.pairs import Near, pair_attention_impl
+from tg_equiattn.functional.performer.window import window_attention_impl
 from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.node_batch import NodeBatch
 
@@ -27,7 +28,7 @@ def test_ten_thousand_nodes():
     pairs, bias, far = NeighborList(edges, count), torch.randn(1, count - 1), torch.tensor([0.3])
     with torch.no_grad():
         near = Near(pairs, bias, torch.zeros(1, 1), far)
-        found = pair_attention_impl(query, key, value, NodeBatch.flat(torch.empty(count), None), near=near)
+        found = window_attention_impl(query, key, value, None, near, NodeBatch.flat(torch.empty(count), None))
     scores = (query[0, rows] @ key[0].T / 2**0.5).double()
     weights = (scores + 0.3).exp()
     for n, i in enumerate(rows.tolist()):
@@ -45,31 +46,36 @@ def test_more_pairs_than_fit_are_refused():
         pair_attention_impl(x, x, x, nodes)
 
 
-@pytest.mark.parametrize("chunk", [700, 1 << 24])
+def products_of_kernel(query, key, value, *rest, **more):
+    return sdpa_flop_count(query, key, value)
+
+
+@pytest.mark.parametrize("largest", [100, 200])
 @pytest.mark.parametrize("kind", ["content", "near"])
-def test_small_graphs_are_not_padded_to_the_largest(kind, chunk):
+def test_small_graphs_are_not_padded_to_the_largest(kind, largest):
     """Products of a batch are few more than those of its graphs alone, and outputs and gradients are the same."""
-    sizes = (200, 3, 17, *30 * [5], 0, 90, 29)
+    sizes = (largest, 3, 17, *30 * [5], 0, 90, 29)
     graph = batch_of(sizes)
     edges = ((graph[:, None] == graph) & (torch.rand(len(graph), len(graph)) < 0.2)).nonzero().T
     pairs = NeighborList(edges, len(graph))
     bias, itself, far = double(HEADS, len(pairs.target)), double(HEADS, len(graph)), double(HEADS)
     values = double(len(pairs.target), 2), double(2), double(HEADS, 2, D)
-    # values of another width are not for torch's kernels, whose products are not counted on a CPU
-    operands = [double(HEADS, len(graph), D + n // 2 * (kind == "content")).requires_grad_() for n in range(3)]
+    operands = [double(HEADS, len(graph), D).requires_grad_() for _ in range(3)]
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
-    def attend(first, last, sizes, **more):
+    def attend(first, last, sizes):
         batch, mine = batch_of(sizes), (pairs.target >= first) & (pairs.target < last)
         near = None
         if kind == "near":
             some = NeighborList(torch.stack([pairs.source, pairs.target])[:, mine] - first, last - first)
             near = Near(some, bias[:, mine], itself[:, first:last], far, (values[0][mine], *values[1:]))
         nodes = NodeBatch.flat(batch, batch, len(sizes))
-        with FlopCounterMode(display=False) as counter:
-            out = pair_attention_impl(*(x[:, first:last] for x in operands), nodes, near=near, **more)
+        some = [x[:, first:last] for x in operands]
+        with FlopCounterMode(display=False, custom_mapping={kernel: products_of_kernel}) as counter:
+            out = window_attention_impl(*some, None, near, nodes) if near else pair_attention_impl(*some, nodes)
         return out, counter.get_total_flops()
 
-    found, products = attend(0, len(graph), sizes, chunk=chunk)
+    found, products = attend(0, len(graph), sizes)
     ends = torch.tensor(sizes).cumsum(0).tolist()
     alone = [attend(end - size, end, (size,)) for size, end in zip(sizes, ends, strict=True) if size]
     equal(found, torch.cat([out for out, _ in alone], 1), operands)

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...edges import CSR
-from ...modes import as_numbers, full_precision
+from ...modes import full_precision
 from ...neighbors import NeighborList, SortedPairs
-from ...node_batch import NodeBatch, Parts
-from .. import hashed_dropout
-from ..edge_products import edge_sum
+from ...node_batch import NodeBatch, PaddedBatch, Parts
+from ..edge_products import edge_dot, edge_sum
 from ..softmax_attention import softmax_attention
-from ..tiles import is_whole, joined, recomputed
+from ..tiles import joined
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
 
 MAX_SCORES = 1 << 32  # largest number of scores of all heads of one graph; they would take 16 GiB in float32
-_CHUNK = 1 << 24  # scores in memory at once
-_PADDING = 1 << 15  # scores of padding that take less time than one more group of graphs
+_DENSE_NODES, _DENSE_SCORES = 128, 1 << 24  # graphs of up to so many nodes, and scores in all, are faster dense
 _LOG_ZERO = -1e4  # finite number in place of the logarithm of zero
-
-
-# queries, keys, values, mask of keys, hashes of queries and of keys for dropout
-_Tile = tuple[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None", "Tensor | None"]
+_PADDING = 1 << 15  # scores of padding that take less time than one more group of graphs
 
 
 class Near(NamedTuple):
@@ -81,14 +74,12 @@ def _incidence(pairs: SortedPairs, heads: int) -> tuple[CSR, Int[Tensor, " entri
 
 def pair_attention_impl(
     query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
-    node_batch: NodeBatch, dropout: float = 0.0, near: Near | None = None, chunk: int = _CHUNK,
-) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
-    r"""Softmax attention without checks, with dropout of weights.
+    node_batch: NodeBatch, dropout: float = 0.0, extra: Float[Tensor, "heads nodes 1"] | None = None,
+) -> Float[Tensor, "heads nodes channels"]:  # fmt: skip
+    """Softmax attention over all pairs of each graph without checks, with dropout of weights.
 
-    With the bias b of near pairs and the bias f of all pairs, the weight of a near pair is
-    :math:`e^f e^{\langle q_i, k_j \rangle / \sqrt d} + e^{\langle q_i, k_j \rangle / \sqrt d + b}`. This is a softmax
-    with :math:`\log(1 + e^{b - f})` added to the scores of near pairs. At most ``chunk`` scores are in memory at once;
-    backward computes them again.
+    With ``extra``, each query has one more key, with this score and value zero. Its weight, which is never dropped, is
+    one more channel of the result.
 
     Raises:
         ValueError: if one graph has more than 2^32 scores.
@@ -101,68 +92,81 @@ def pair_attention_impl(
         )
     with full_precision(query.device):
         dtype, parts = torch.promote_types(query.dtype, torch.float32), node_batch.parts(worth=_PADDING // heads)
-        q, k, v = (parts.pack(x.to(dtype), 1) for x in (query, key, value))
-        masks = [rows.mask for rows in parts.rows]
-        if near is None and not dropout and query.shape[-1] == value.shape[-1]:
-            return parts.unpack([_by_kernel(*some) for some in zip(q, k, v, masks, strict=True)], 1).to(value.dtype)
-        row, column = _hashes(heads, node_batch.nodes, parts, hashed_dropout.draw_seed(dropout, query.device), dropout)
-        operands: Any = zip(q, k, v, masks, row, column, strict=True)
-        tiles = [tile for some in operands for tile in _tiles(some, chunk)]
-        order, entries = _entries_of_tiles(near, parts, dtype, tiles)
-        repeats = near is not None and near.pairs.repeats is not False  # if not read, too
-        settings = dropout, repeats, near is not None and near.values is not None
-        again = len(tiles) > 1 and sum(map(_scores, tiles)) > chunk // heads
-        attend: Callable = functools.partial(recomputed, _attend) if again else _attend
-        outs, shares = zip(
-            *(attend(settings, *tile, *own) for tile, own in zip(tiles, entries, strict=True)), strict=True
-        )
-        out = parts.unpack(outs, 1)
-        if near is not None and near.values is not None:
-            weights = joined(shares, 1)
-            weights = weights if order is None else weights.index_select(1, order.argsort())
-            of_pairs, own = weights.split([near.bias.shape[1], near.pairs.nodes], 1)
-            out = out + near.added_values(of_pairs, own[..., None])
-        return out.to(value.dtype)
+        q, k, v = (x.to(dtype) for x in (query, key, value))
+        q = q * q.shape[-1] ** -0.5
+        q = q if extra is None else torch.cat([q, extra], -1)
+        outs = []
+        for rows, *some in zip(parts.rows, *(parts.pack(x, 1) for x in (q, k, v)), strict=True):
+            mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
+            q, k, v = (x.flatten(0, 1) for x in some)
+            outs.append(softmax_attention(q, k, v, mask, dropout).unflatten(0, (heads, -1)))
+        return parts.unpack(outs, 1).to(value.dtype)
 
 
-def _by_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    mask = None if mask is None else mask.repeat(len(q), 1)
-    return softmax_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask).unflatten(0, q.shape[:2])
+def near_attention(
+    query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
+    near: Near, dropout: float = 0.0, key_bias: Float[Tensor, "heads nodes 1"] | None = None,
+) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:  # fmt: skip
+    """Softmax averages over the near pairs of each node and the node itself, with dropout of weights; and
+    log-sum-exps."""
+    pairs, query = near.pairs, query * query.shape[-1] ** -0.5
+    own = (query * key).sum(-1) + near.self_bias.to(query.dtype)
+    scores = edge_dot(query, key, pairs) + near.bias.to(query.dtype)
+    if key_bias is not None:
+        bias = key_bias.to(query.dtype).squeeze(-1)
+        own, scores = own + bias, scores + bias.index_select(1, pairs.source)
+    if pairs.mask is not None:
+        scores = scores.masked_fill(~pairs.mask, -torch.inf)
+    if pairs.weights is not None:
+        scores = scores.masked_fill(pairs.weights <= 0, -torch.inf)
+    target = pairs.target.expand_as(scores)
+    top = own.detach().scatter_reduce(1, target, scores.detach(), "amax")
+    weights, own = (scores - top.index_select(1, pairs.target)).exp(), (own - top).exp()
+    weights = weights if pairs.weights is None else weights * pairs.weights.to(weights.dtype)
+    total = own.scatter_add(1, target, weights)
+    lse = (total.log() + top)[..., None]
+    if dropout:
+        weights, own = F.dropout(weights, dropout), F.dropout(own, dropout)
+    out = torch.addcmul(edge_sum(weights, value, pairs), own[..., None], value)
+    if near.values is not None:
+        out = out + near.added_values(weights, own[..., None])
+    return out / total[..., None], lse
 
 
-def _hashes(
-    heads: int, nodes: int, parts: Parts, seed: Int[Tensor, ""], dropout: float
-) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """The hashes of queries (heads, rows, length) and of keys (length) of each group; None without dropout."""
-    lengths = [rows.length for rows in parts.rows]
-    if not dropout:
-        return [None] * len(lengths), [None] * len(lengths)
-    row, column = hashed_dropout.hashes(heads * nodes, max(lengths), seed)
-    return list(parts.pack(row.view(heads, nodes), 1)), [column[:length] for length in lengths]
+def is_small(near: Near, node_batch: NodeBatch) -> bool:
+    """True if :func:`dense_attention` is faster than two softmaxes."""
+    if near.pairs.repeats is not False:  # or not known
+        return False
+    scores = len(near.bias) * node_batch.count * node_batch.bound**2
+    return node_batch.bound <= _DENSE_NODES and scores <= _DENSE_SCORES
 
 
-def _tiles(operands: _Tile, chunk: int) -> Iterator[_Tile]:
-    """Operands of at most ``chunk`` scores: of whole rows, or of some queries of one row."""
-    q, k, v, mask, row, column = operands
-    heads, rows, length = q.shape[:3]
-    if is_whole(q) or heads * rows * length**2 <= chunk:
-        yield operands
-        return
-    queries = min(length, max(1, chunk // (heads * length)))
-    count = max(1, chunk // (heads * length**2)) if queries == length else 1
-    for n in range(0, rows, count):
-        some, some_mask = (slice(None), slice(n, n + count)), None if mask is None else mask[n : n + count]
-        for m in range(0, length, queries):
-            of_queries = *some, slice(m, m + queries)
-            yield q[of_queries], k[some], v[some], some_mask, None if row is None else row[of_queries], column
+def dense_attention(
+    query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
+    near: Near, node_batch: NodeBatch, dropout: float,
+) -> Float[Tensor, "heads nodes e"]:  # fmt: skip
+    r"""One softmax over all pairs, whose scores are matrices: :math:`\log(1 + e^{b - f})` is added to those of near
+    pairs."""
+    parts = node_batch.parts(worth=_PADDING // len(query))
+    index, logs = _near_entries(near, parts, query.dtype)
+    added = F.softplus(logs, threshold=40)  # the logarithm beyond it is exact
+    masked = [_scores_of_keys(rows, query) for rows in parts.rows]
+    scores = joined(masked).expand(len(query), -1).scatter_add(1, index.expand_as(added), added)
+    given = (parts.pack(x, 1) for x in (query * query.shape[-1] ** -0.5, key, value))
+    weights, outs = [], []
+    for q, k, v, bias in zip(*given, scores.split([len(x) for x in masked], 1), strict=True):
+        weight = F.dropout((q @ k.mT + bias.view(*q.shape[:3], -1)).softmax(-1), dropout)
+        outs.append(weight @ v)
+        weights.append(weight.flatten(1))
+    out = parts.unpack(outs, 1)
+    if near.values is None:
+        return out
+    shares = joined(weights, 1).index_select(1, index) * (logs - added).exp()  # the near terms in weights
+    of_pairs, own = shares.split([near.bias.shape[1], near.pairs.nodes], 1)
+    return out + near.added_values(of_pairs, own[..., None])
 
 
-def _scores(tile: _Tile) -> int:
-    """Scores of one head."""
-    return tile[0][0, ..., 0].numel() * tile[1].shape[2]
-
-
-def _entries(
+def _near_entries(
     near: Near, parts: Parts, dtype: torch.dtype
 ) -> tuple[Int[Tensor, " entries"], Float[Tensor, "heads entries"]]:
     """The near pairs, followed by the pairs of each node with itself: their index among the scores of a head, of all
@@ -171,74 +175,17 @@ def _entries(
     bias, itself, far = (t.to(dtype) for t in (near.bias, near.self_bias, near.far_bias))
     if pairs.weights is not None:
         weights = pairs.weights.to(dtype)
-        bias = bias + torch.where(weights > 0, weights, 1.0).log()
-        bias = bias.masked_fill(weights <= 0, -torch.inf)
+        bias = (bias + torch.where(weights > 0, weights, 1.0).log()).masked_fill(weights <= 0, -torch.inf)
     if pairs.mask is not None:
         bias = bias.masked_fill(~pairs.mask, -torch.inf)
-    node_batch, column = parts.rows[0].node_batch, place.index_select(0, pairs.source)
-    if node_batch.count > 1:  # if values are not read, a pair may join two graphs
-        graph, other = (node_batch.batch.index_select(0, nodes) for nodes in (pairs.target, pairs.source))
-        bias, column = bias.masked_fill(graph != other, -torch.inf), column.masked_fill(graph != other, 0)
     logs = torch.cat([bias, itself.expand(-1, pairs.nodes)], 1) - far[:, None]
-    logs = logs.clamp(min=_LOG_ZERO)  # finite, so derivatives of exp are finite
-    return torch.cat([first.index_select(0, pairs.target) + column, first + place]), logs
+    index = torch.cat([first.index_select(0, pairs.target) + place.index_select(0, pairs.source), first + place])
+    return index, logs.clamp(min=_LOG_ZERO)  # finite, so derivatives of exp are finite
 
 
-def _entries_of_tiles(
-    near: Near | None, parts: Parts, dtype: torch.dtype, tiles: list[_Tile]
-) -> tuple[Tensor | None, list[tuple[Tensor | None, Tensor | None]]]:
-    """The order of the entries by tile, if there are several tiles; and the entries of each tile."""
-    if near is None:
-        return None, [(None, None)] * len(tiles)
-    index, logs = _entries(near, parts, dtype)
-    if len(tiles) == 1:
-        return None, [(index, logs)]
-    firsts = [0, *itertools.accumulate(map(_scores, tiles))]
-    index, order = index.sort()
-    counts = as_numbers(torch.searchsorted(index, torch.tensor(firsts, device=index.device)).diff())
-    each = zip(firsts, index.split(counts), logs.index_select(1, order).split(counts, 1), strict=False)
-    return order, [(some - first, of_some) for first, some, of_some in each]
-
-
-def _attend(
-    settings: tuple[float, bool, bool], q: Float[Tensor, "heads rows queries d"], k: Float[Tensor, "heads rows keys d"],
-    v: Float[Tensor, "heads rows keys e"], mask: Bool[Tensor, "rows keys"] | None,
-    row: Int[Tensor, "heads rows queries"] | None, column: Int[Tensor, " keys"] | None,
-    index: Int[Tensor, " entries"] | None, logs: Float[Tensor, "heads entries"] | None,
-) -> tuple[Float[Tensor, "heads rows queries e"], Float[Tensor, "heads entries"] | None]:  # fmt: skip
-    """Outputs of some rows and queries over valid keys; and the part of each entry's weight that is its near term."""
-    dropout, repeats, with_shares = settings
-    scores, shares = torch.matmul(q * q.shape[-1] ** -0.5, k.mT), None
-    if mask is not None:
-        masked = (mask.to(scores.dtype) - 1) * (torch.finfo(scores.dtype).max / 2)
-        scores = scores + masked[:, None]  # unlike masked_fill, no work in backward
-    added: Any = None
-    if index is not None and logs is not None:
-        flat, added = _with_near(scores.flatten(1), index, logs, repeats)
-        scores = flat.view_as(scores)
-    weights = scores.softmax(-1)
-    if row is not None and column is not None:
-        weights = weights * hashed_dropout.keep(row[..., None], column, dropout, weights.dtype)
-    if with_shares and index is not None and logs is not None:
-        added = added.index_select(1, index) if repeats else added
-        shares = weights.flatten(1).index_select(1, index) * (logs - added).exp()
-    return weights @ v, shares
-
-
-def _with_near(
-    scores: Float[Tensor, "heads scores"], index: Int[Tensor, " entries"], logs: Float[Tensor, "heads entries"],
-    repeats: bool,
-) -> tuple[Float[Tensor, "heads scores"], Float[Tensor, "heads scores_or_entries"]]:  # fmt: skip
-    """Add log(1 + exp(logs)) to the score of each entry; return the scores and the addends.
-
-    With ``repeats``, a pair may have several entries. Its addend is then log(1 + sum of exp(logs)), and the addends are
-    those of all scores instead of those of the entries.
-    """
-    if not repeats:
-        added = torch.nn.functional.softplus(logs, threshold=40)  # the logarithm beyond it is exact
-        return scores.scatter_add(1, index.expand_as(added), added), added
-    every = index.expand_as(logs)
-    top = torch.zeros_like(scores).scatter_reduce(1, every, logs.detach(), "amax")
-    weights = (logs - top.index_select(1, index)).exp()
-    added = top + (-top).exp().scatter_add(1, every, weights).log()
-    return scores + added, added
+def _scores_of_keys(rows: PaddedBatch, x: Tensor) -> Float[Tensor, " scores"]:
+    """Zero for the scores of keys, and a large negative number for those of padding."""
+    if rows.mask is None:
+        return x.new_zeros(rows.count * rows.length**2)
+    masked = (rows.mask.to(x.dtype) - 1) * (torch.finfo(x.dtype).max / 2)
+    return masked[:, None].expand(-1, rows.length, -1).flatten()

@@ -10,9 +10,8 @@ from torch import Tensor
 from ...modes import full_precision
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
-from ..edge_products import edge_dot, edge_sum
 from .attention import check_operands, drop_keys, feature_norm, linear_attention_impl
-from .pairs import Near, pair_attention_impl
+from .pairs import Near, dense_attention, is_small, near_attention, pair_attention_impl
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -58,7 +57,7 @@ def window_attention(
 
     Raises:
         ValueError: If shapes do not fit each other, if ``projection`` requires a gradient, if ``batch`` is not sorted,
-            or, without a projection, if a graph has more than 2^32 scores of all heads.
+            if a pair joins two graphs, or, without a projection, if a graph has more than 2^32 scores of all heads.
 
     Source: Choromanski et al., Rethinking attention with Performers (2021), for the features; the sum of both terms is
     ours.
@@ -75,6 +74,7 @@ def window_attention(
     check_operands(query, key, value, projection)
     heads, node_batch = query.shape[1], NodeBatch.flat(query, batch, batch_size, whole=projection is None)
     neighbors.check_nodes(query.shape[0])
+    neighbors.check_graphs("neighbors", batch)
     far_bias = query.new_zeros(heads) if far_bias is None else far_bias
     self_bias = self_bias[:, None] if self_bias.ndim == 1 else self_bias
     own = neighbors.nodes if self_bias.shape[1:] == (neighbors.nodes,) else 1
@@ -97,34 +97,16 @@ def window_attention_impl(
     ``key_bias`` is added to all scores of a key; it is ignored without a projection. ``dropout`` drops single weights
     of near pairs, and whole keys in the sum over all pairs.
     """
-    if projection is None:
-        return pair_attention_impl(query, key, value, node_batch, dropout, near)
-    dtype, pairs = torch.promote_types(query.dtype, torch.float32), near.pairs
+    dtype = torch.promote_types(query.dtype, torch.float32)
     with full_precision(query.device):
         q, k, v = (x.to(dtype) for x in (query, key, value))
+        if projection is None and is_small(near, node_batch):
+            return dense_attention(q, k, v, near, node_batch, dropout).to(value.dtype)
+        if projection is None:
+            out, lse = near_attention(q, k, v, near, dropout)
+            far = pair_attention_impl(q, k, v, node_batch, dropout, lse - near.far_bias[:, None, None])
+            return torch.addcmul(far[..., :-1], far[..., -1:], out).to(value.dtype)
+        out, lse = near_attention(q, k, v, near, dropout, key_bias)
         far, far_lse = linear_attention_impl(q, k, drop_keys(v, dropout), projection, node_batch, variance, key_bias)
         far_lse = far_lse + feature_norm(q, projection) + near.far_bias[:, None, None]
-        q = q * q.shape[-1] ** -0.5
-        self_score = ((q * k).sum(-1) + near.self_bias).unsqueeze(-1)
-        scores = edge_dot(q, k, pairs) + near.bias.to(dtype)
-        if key_bias is not None:
-            key_bias = key_bias.to(dtype)
-            self_score = self_score + key_bias
-            scores = scores + key_bias.squeeze(-1).index_select(1, pairs.source)
-        if pairs.mask is not None:
-            scores = scores.masked_fill(~pairs.mask, -torch.inf)
-        if pairs.weights is not None:
-            scores = scores.masked_fill(pairs.weights <= 0, -torch.inf)
-        top = torch.maximum(self_score.detach(), far_lse.detach()).squeeze(-1)
-        target = pairs.target.expand_as(scores)
-        top = top.scatter_reduce(1, target, scores.detach(), "amax")
-        weights = (scores - top.index_select(1, pairs.target)).exp()
-        weights = weights if pairs.weights is None else weights * pairs.weights.to(dtype)
-        own, other = (self_score - top[..., None]).exp(), (far_lse - top[..., None]).exp()
-        total = (own + other).squeeze(-1).scatter_add(1, target, weights)[..., None]
-        if dropout:
-            weights, own = (torch.nn.functional.dropout(w, dropout) for w in (weights, own))
-        out = torch.addcmul(torch.addcmul(edge_sum(weights, v, pairs), own, v), other, far)
-        if near.values is not None:
-            out = out + near.added_values(weights, own)
-        return (out / total).to(value.dtype)
+        return torch.lerp(far, out, (lse - far_lse).sigmoid()).to(value.dtype)

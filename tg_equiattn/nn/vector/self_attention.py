@@ -29,7 +29,7 @@ class VectorAttentionOperator(TokenOperator):
     def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
         def kernel(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
             if query.ndim == 2:
-                return softmax_attention(q, k, v, rows.mask)
+                return softmax_attention(q * q.shape[-1] ** -0.5, k, v, rows.mask)
             return vector_attention_impl(q, k, v, rows.lengths)
 
         return tokens.graphs.mix(kernel, query, key, value)
