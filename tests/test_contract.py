@@ -129,10 +129,19 @@ def test_vmap_and_gradients_of_samples(case):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "name",
-    ["GroupAttention", "PerformerBlock", "SE3Hyena", "VectorSelfAttention", "R2AttentionBlock", "GroupTransformer"],
+    [
+        "GroupAttention",
+        "PerformerBlock",
+        "SE3Hyena",
+        "VectorSelfAttention",
+        "R2AttentionBlock",
+        "GroupTransformer",
+        "RelativePerformerConv",
+        "RelativeGPSBlock",
+    ],
 )
 def test_torchscript_is_refused_with_what_to_use(name):
-    """Those of PyG and e3nn in their own tests."""
+    """Those of e3nn in their own tests."""
     wanted = r"does not support TorchScript .* use torch\.compile, or torch\.export"
     with pytest.raises(NotImplementedError, match=wanted):
         torch.jit.script(Problem(name).module)

@@ -9,14 +9,6 @@ from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention
 
 
-def test_memory_is_the_most_that_is_held_at_once():
-    """Not the sum of all that is allocated, and nothing that was there before."""
-    x = torch.ones(1000)
-    assert peak(lambda: x.exp()) == 4000
-    assert peak(lambda: (x.exp(), x.exp())) == 8000
-    assert peak(lambda: [x.exp().sum() for _ in range(3)]) < 5000
-
-
 @pytest.mark.parametrize("content", [1, 4])
 def test_frames_hold_at_most_four_tensors_of_scores(content):
     """Forward and backward, gradients included."""

@@ -2,14 +2,12 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 from baselines.chain_layers import without_rigid_motion
-from baselines.protein_models import ORDERED
-from data.protein_graphs import NEAR, UNIT, Pushes, graph_of, joined, pair_geometry
-from data.protein_sets import proteins, sets, without_order
-from data.proteins import clusters, load, response, rigid_motions, split, stiffness, synthetic
+from data.protein_graphs import NEAR, UNIT, Pushes, joined
+from data.protein_sets import proteins, sets
+from data.proteins import clusters, response, rigid_motions, split, stiffness, synthetic
 from harness.training import parameters
 from proteins import ProteinsStudy, batches, build
 
@@ -17,24 +15,6 @@ SMALL = {  # settings of models and of synthetic proteins
     "synthetic": 24, "residues": (12, 20), "larger": 30, "neighbors": 4, "scalars": 8, "vectors": 4, "hidden": 8,
     "num_layers": 2, "kernels": (1, 1), "batch": 1,
 }  # fmt: skip
-
-
-def test_reading_a_file(tmp_path):
-    path = tmp_path / "some.npz"
-    arrays = {
-        "start": [0, 2, 5], "name": ["1ABC_l", "1ABC_r"], "residue": [0, 19, 3, 4, 5], "number": [1, 2, 7, 8, 1],
-        "chain": [0, 0, 0, 0, 1], "unbound": np.full((5, 3), 1500),
-    }  # fmt: skip
-    np.savez(path, **arrays)
-    first, second = load(path)
-    assert (first.name, len(first), second.name, len(second)) == ("1ABC_l", 2, "1ABC_r", 3)
-    assert first.pos.tolist() == [[1.5] * 3] * 2
-    assert second.index.tolist() == [7, 8, 1]
-    np.savez(path, start=[0])
-    with pytest.raises(ValueError, match=r"some\.npz lacks the arrays chain, name, number"):
-        load(path)
-    with pytest.raises(ValueError, match=r"--data must be an \.npz file of C-alpha traces, or --synthetic"):
-        sets(None, 0, (40, 220), 400)
 
 
 def graphs_of(run, name, number=0):
@@ -102,30 +82,6 @@ def test_pushes_are_scaled_far_from_the_push():
     assert torch.allclose(without_rigid_motion(moved, joined([graph])), graph.target, atol=1e-4)
 
 
-def test_all_pairs_of_each_protein():
-    graph = joined([graph_of(protein, 3) for protein in synthetic(3, 5, 11, 2)])
-    (source, target), kind, length, unit = pair_geometry(graph)
-    pairs = {(i, j) for i in range(len(graph.batch)) for j in range(len(graph.batch))
-             if i != j and graph.batch[i] == graph.batch[j]}  # fmt: skip
-    assert set(zip(source.tolist(), target.tolist(), strict=True)) == pairs
-    assert len(source) == len(pairs)
-    assert torch.allclose(unit * length[:, None], graph.pos[source] - graph.pos[target], atol=1e-6)
-    by_pair = dict(zip(zip(source.tolist(), target.tolist(), strict=True), kind.tolist(), strict=True))
-    near = zip(*graph.edge_index.tolist(), strict=True)
-    assert [by_pair[pair] for pair in near] == graph.edge_class.tolist()
-
-
-def test_gaps_and_chains():
-    protein = synthetic(1, 13, 13, 3, chains=2)[0]
-    assert protein.follows.tolist() == [True] * 12 + [False] + [True] * 12
-    assert not protein.whole
-    holes = protein.part((protein.chain == 0) & (protein.index != 6))
-    assert not holes.whole
-    graph = without_order(joined([graph_of(holes, 3), graph_of(protein, 3)]))
-    assert graph.index.tolist() == [*range(12), *range(26)]
-    assert not graph.chain.any()
-
-
 def test_models_are_of_one_size():
     sizes = {run.models[0]: parameters(build(run)) for run in ProteinsStudy().runs()}
     assert max(sizes.values()) < 1.05 * sizes["Ewald"], sizes
@@ -160,14 +116,3 @@ def test_models_turn_with_proteins():
         for matrix in (rotation, -rotation):  # one of them mirrors
             change = (model(turned(graph, matrix, 7.0)) - out @ matrix.T).abs().max() / out.abs().max()
             assert change < 1e-10, run.models
-
-
-def test_numbers_of_residues_matter_to_convolutions_only():
-    torch.manual_seed(0)
-    for run in ProteinsStudy(**SMALL).runs():
-        if "all pairs" in run.models[0]:
-            continue  # these know separations along the chain for all pairs
-        graph = graphs_of(run, "complexes")
-        model = build(run)
-        change = (model(graph) - model(without_order(graph))).abs().max()
-        assert (change > 1e-6) == (run.models[0] in ORDERED), run.models

@@ -3,34 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from data.published_molecules import SETS, Molecule, load, read_xyz
+from data.published_molecules import SETS, Molecule, load
 from real_molecules import RealMoleculesStudy, Units, build, molecules
-
-HEADER = "Properties=species:S:1:pos:R:3:forces:R:3 nC=1 config_type=in-domain energy=-3.5"
-LATTICE = ' Lattice="9 0 0 0 9 0 0 0 9" pbc='
-ATOMS = "C 0.0 0.5 1.0 0.1 0.2 0.3", "Cl 1.0 0.0 0.0 -0.1 -0.2 -0.3"
-
-
-def write(path, *headers, atoms=ATOMS):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [line for header in headers for line in (str(len(atoms)), header, *atoms)]
-    path.write_text("\n".join(lines) + "\n")
-
-
-def test_extended_xyz(tmp_path):
-    write(tmp_path / "some.xyz", HEADER + LATTICE + '"F F F"', HEADER + LATTICE + '"T T T"')
-    first, second = read_xyz(tmp_path / "some.xyz")
-    assert first.numbers.tolist() == [6, 17]
-    assert first.pos.tolist() == [[0, 0.5, 1], [1, 0, 0]]
-    assert first.forces.tolist() == [[0.1, 0.2, 0.3], [-0.1, -0.2, -0.3]]
-    assert first.energy == -3.5
-    assert first.info["nC"] == "1"
-    assert first.cell is None
-    assert second.cell.tolist() == (9 * np.eye(3)).tolist()
-    for text in ("two\n", "2\nnothing\nC 0 0 0\n", f"2\n{HEADER}\nC 0 0 0\nC 1 0 0\n", f"2\n{HEADER}\n{ATOMS[0]}\n"):
-        (tmp_path / "damaged.xyz").write_text(text)
-        with pytest.raises(ValueError, match=r"damaged\.xyz must be extended XYZ"):
-            read_xyz(tmp_path / "damaged.xyz")
 
 
 def test_missing_files_are_named(tmp_path):

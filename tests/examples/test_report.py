@@ -47,21 +47,6 @@ def test_every_place_in_a_page_belongs_to_a_table():
             assert (EXAMPLES / "results" / name / f"{title}.md").is_file()
 
 
-def test_pages_of_the_docs_are_filled(tmp_path, monkeypatch):
-    """README.md and every Markdown page below docs/, but for built ones."""
-    places = "<!-- nbody/errors -->\nold\n<!-- end -->\n"
-    deep, built = tmp_path / "docs/deep/page.md", tmp_path / "docs/_build/page.md"
-    for page in (tmp_path / "README.md", deep, built):
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(places)
-    (tmp_path / "docs/_static").mkdir()
-    monkeypatch.setattr(report, "ROOT", tmp_path)
-    monkeypatch.setattr(report, "tables", lambda: {"nbody/errors": "| new |"})
-    report.main()
-    assert deep.read_text() == (tmp_path / "README.md").read_text() == places.replace("old", "| new |")
-    assert built.read_text() == places
-
-
 @pytest.mark.parametrize(
     "record", sorted((EXAMPLES / "results" / "benchmarks").glob("*.md")), ids=lambda path: path.stem
 )

@@ -66,14 +66,6 @@ def test_crystals_are_sums_of_squares(method, extra):
     assert error(found.sum(), squares(charges + extra, pos, CELL)) < 1e-10
 
 
-def test_crystals_are_those_of_torch_pme():
-    pytest.importorskip("torchpme")
-    charges, pos = ions()
-    found = charge_energies(charges, pos, width=WIDTH, cell=CELL, error=1e-12).sum()
-    found = found - charges.square().sum() / (math.sqrt(2 * math.pi) * WIDTH)
-    assert error(found, ewald.by_torch_pme(charges, pos, CELL, WIDTH / math.sqrt(2))) < 1e-8
-
-
 def test_known_numbers():
     """Madelung's constant of rock salt, and that of a charge in a cubic cell with a background (Wigner)."""
     charges, pos, cell, nearest = ewald.rock_salt()

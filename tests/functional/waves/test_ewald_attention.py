@@ -1,6 +1,5 @@
 """Ewald attention: direct sums by the definition, reciprocal sums and NUFFTs against direct sums over images."""
 
-import functools
 import itertools
 import math
 
@@ -12,7 +11,6 @@ from space import batch_of, error
 
 from tg_equiattn.encodings.harmonics import solid_harmonics
 from tg_equiattn.functional import Coulomb, Gaussian, ewald_attention
-from tg_equiattn.functional.waves.methods import automatic
 
 BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
 PROMISED = 1e-4
@@ -210,34 +208,3 @@ def test_cells_in_one_matrix_and_bounded_vectors_change_nothing():
     sizes = {"batch_size": 5, "max_num_nodes": 11}
     bounded = ewald_attention(*tensors, batch, **cells, max_hkl=(6, 6, 17), **sizes)
     assert error(bounded, wanted) <= 1e-6
-
-
-def test_mapped_over_positions():
-    """With bounded Miller indices no values are read; if the bound is too small outputs are NaN."""
-    q, k, v, pos = operands(6)
-    cell, some, ker = torch.tensor(CELL, dtype=torch.float64), torch.stack([pos, 0.9 * pos]), kernels()
-    for bound in (9, 1):
-        options = {"method": "ewald", "error": 1e-2, "max_hkl": (bound,) * 3, "batch_size": 1, "max_num_nodes": 6}
-        call = functools.partial(ewald_attention, q, k, v, kernels=ker, **options)
-        got = torch.vmap(lambda pos, cell, call=call: call(pos=pos, cell=cell))(some, cell.expand(2, 3, 3))
-        if bound == 1:
-            assert bool(got.isnan().all())
-        else:
-            assert error(got, torch.stack([call(pos=x, cell=cell) for x in some])) <= 1e-10
-
-
-@pytest.mark.parametrize(
-    ("size", "vectors", "pairs", "nufft", "wanted"),
-    [
-        (3_999, 1e3, True, True, "direct"),
-        (20_000, 1e5, True, True, "nufft"),
-        (20_000, 9e5, True, True, "direct"),  # sparse
-        (20_000, 1e5, True, False, "direct"),
-        (2_000, 9e3, False, True, "ewald"),
-        (2_001, 9e3, False, True, "nufft"),
-        (2_001, 8e3, False, True, "ewald"),  # dense
-        (20_000, 9e4, False, False, "ewald"),
-    ],
-)
-def test_the_rule_of_auto(size, vectors, pairs, nufft, wanted):
-    assert automatic(size, vectors, pairs, nufft) == wanted

@@ -1,7 +1,6 @@
 """Sources of Coulomb kernels: their sums over graphs and fragments, and energies that follow from them."""
 
 import itertools
-import warnings
 
 import pytest
 import torch
@@ -89,18 +88,6 @@ def test_a_large_remainder_without_total_charge_is_a_warning(attention):
             attention.neutral(sources, atoms_of(pos, elements, charge), node_batch)
 
 
-def test_the_warning_comes_once(attention):
-    """Whichever graphs of a batch it is about."""
-    pos, elements = 9.0 * torch.arange(12).view(4, 3), torch.zeros(4, dtype=torch.int64)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("default")
-        for charged in range(3):
-            charge = (torch.arange(4) < charged).to(pos.dtype)
-            graphs = NodeBatch.flat(pos, torch.arange(4))
-            attention.neutral(torch.zeros(4, 1, 2, attention.neutral.size), atoms_of(pos, elements, charge), graphs)
-    assert len(found) == 1
-
-
 @pytest.mark.filterwarnings("error:Coulomb sources of a graph")
 def test_stated_charges_and_neutral_elements_are_no_warning(attention):
     neutral = attention.neutral
@@ -136,14 +123,6 @@ def test_equivariance(reflect, attention):
     moved = pos @ r.T + torch.tensor([1.0, 2.0, 3.0])
     turned = attention(x @ turn_in.T, moved, atoms=atoms_of(moved, elements))
     assert error(turned, out @ turn_out.T) < 1e-10
-
-
-def test_methods_agree(attention):
-    pos, elements, x = 3 * torch.rand(7, 3), torch.randint(0, ELEMENTS, (7,)), torch.randn(7, 11)
-    atoms, out = atoms_of(pos, elements, torch.tensor([1.0])), []
-    for attention.method in ("direct", "ewald"):
-        out.append(attention(x, pos, atoms=atoms))
-    assert error(out[1], out[0]) < 1e-4
 
 
 def test_a_crystal_with_vacuum_tends_to_the_slab(attention):

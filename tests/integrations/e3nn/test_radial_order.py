@@ -1,4 +1,4 @@
-"""Sorting by distance: symmetric clouds, whose points tie, and what sorting, or not sorting, costs."""
+"""Sorting by distance: symmetric clouds, whose points tie."""
 
 import itertools
 import math
@@ -23,19 +23,14 @@ CLOUDS = {
     "equal points": lambda: torch.randn(4, 3).repeat(3, 1),
     "one point": lambda: torch.randn(1, 3),
 }
-IRREPS, WIDE = {IrrepsSE3HyenaOperator: "2x0e+3x1o+2x1e", TensorProductHyenaOperator: "2x0e+2x1o+1x2e"}, "16x0e+8x1o"
+IRREPS = {IrrepsSE3HyenaOperator: "2x0e+3x1o+2x1e", TensorProductHyenaOperator: "2x0e+2x1o+1x2e"}
 
 
-def features(irreps, count, scalars=None):
-    """Random ones, so that those of tied points differ; invariants equal to these where given."""
+def features(irreps, count, scalars):
+    """Random ones, so that those of tied points differ, but equal invariants."""
     x = o3.Irreps(irreps).randn(count, -1)
-    if scalars is not None:
-        x[:, o3.Irreps(irreps).slices()[0]] = scalars
+    x[:, o3.Irreps(irreps).slices()[0]] = scalars
     return x
-
-
-def relative(got, wanted):
-    return float((got - wanted).detach().abs().max() / wanted.detach().std())
 
 
 @pytest.mark.parametrize("kind", IRREPS)
@@ -52,20 +47,3 @@ def test_equivariant_where_points_tie(kind, default_dtype, randomise):
         got = module((x @ acts.mT).flatten(0, 1), moved, batch_of([len(pos)] * poses)).unflatten(0, (poses, -1))
         allowed = 1e3 * torch.finfo(default_dtype).eps * max(1.0, float(wanted.detach().abs().max()))
         torch.testing.assert_close(got, wanted @ acts.mT, rtol=0, atol=allowed)
-
-
-@pytest.mark.parametrize("kind", IRREPS)
-def test_outputs_jump_where_points_exchange_radii(kind, double):
-    """Two pairs of opposite points, so that the centroid stays, pass through the sphere between them."""
-    half = torch.nn.functional.normalize(torch.randn(5, 3), dim=1)
-    x = features(WIDE, 10)
-
-    def change(order, step):
-        module, out = kind(WIDE, WIDE, order=order), []
-        for sign in (-1, 1):
-            radii = torch.tensor([0.5, 1 - sign * step, 1 + sign * step, 1.5, 2.0])
-            out.append(module(x, torch.cat([half, -half]) * radii.repeat(2)[:, None]))
-        return relative(*out)
-
-    assert change("input", 1e-5) < 1e-3
-    assert change("radial", 1e-5) > 1e-2

@@ -60,20 +60,6 @@ def test_masks_of_both_images(kind, randomise):
     torch.testing.assert_close(wanted[0], torch.where(mask[0], bias, 0.0), rtol=0, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*")
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["block", "global block"])
-def test_an_exported_program_is_for_all_sizes(name, randomise):
-    """Batches and images may have any size. With Dim.DYNAMIC, export fails if a program fixes a size."""
-    model, plain = exported(name, randomise)
-    dynamic = torch.export.Dim.DYNAMIC
-    x = torch.randn(2, model.in_type.size, 6, 8)
-    program = torch.export.export(plain, (x,), dynamic_shapes=({0: dynamic, 2: dynamic, 3: dynamic},)).module()
-    for shape in ((5, 9, 8), (1, 6, 11)):
-        x = torch.randn(shape[0], model.in_type.size, *shape[1:])
-        torch.testing.assert_close(program(x), model(model.in_type(x)).tensor, rtol=0, atol=1e-5)
-
-
 def test_without_it_our_operator_is_left(randomise):
     """Negative control."""
     model = MODELS["block"]()
@@ -111,11 +97,3 @@ def test_the_exporter_by_torchscript_is_refused(name, randomise):
     model, plain = exported(name, randomise)
     with pytest.raises(RuntimeError, match=r"images of one size; use torch.onnx.export\(model, inputs, dynamo=True\)"):
         torch.onnx.export(plain, (torch.randn(2, model.in_type.size, 6, 8),), io.BytesIO(), dynamo=False)
-
-
-def test_models_stay_as_they_are():
-    """The plain composition is the copy's."""
-    model = MODELS["mixed"]()
-    assert export(model)[0].core.plain
-    assert not model[0].core.plain
-    assert not model.export()[0].core.plain

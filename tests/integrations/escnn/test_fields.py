@@ -1,7 +1,5 @@
 """What escnn's users mix: fields of any type, masks, contexts, maps, circular images, all pixels in linear time."""
 
-import pickle
-
 import pytest
 import torch
 from escnn import nn
@@ -48,20 +46,6 @@ def test_masks_and_contexts_under_escnns_transform(name, padding_mode, randomise
                 assert (wrong - target).abs().max() > 1e-2
                 wrong = layer(x.transform(element), moved, context=context).tensor
                 assert (wrong - target).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("name", ["flipRot4", "half turns"])
-def test_checks_and_exports_know_masks_and_contexts(name, randomise):
-    """Where keys are of other fields, escnn's check has some; what is exported takes tensors."""
-    gspace = GSPACES[name]
-    shape = (2, *sides(gspace, 5, 6))
-    for layer in layers(gspace, context=True):
-        randomise(layer).eval()
-        assert len(layer.check_equivariance(atol=1e-10, rtol=1e-10)) == gspace.fibergroup.order()
-        x, context, mask = field(layer.in_type, *shape), field(layer.context_type, *shape), torch.rand(shape) < 0.6
-        expected = layer(x, mask, context=context).tensor
-        program = pickle.loads(pickle.dumps(layer.export()))
-        torch.testing.assert_close(program(x.tensor, mask, context=context.tensor), expected, rtol=0, atol=1e-12)
 
 
 def types(gspace):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from fields import field, layers, regular, trivial
+from fields import field, regular, trivial
 from tg_equiattn.integrations.escnn import (
     group_from_gspace,
 )
@@ -56,22 +56,3 @@ def test_without_the_change_of_axes_it_is_not(name):
     as_they_are = FiniteGroup(np.stack([gspace.basespace_action(e) for e in gspace.fibergroup.elements]))
     error = worst(as_they_are, gspace, 4, 4, 4)
     assert error < 1e-12 if name in ("rot2d", "dihedral") else error > 0.1
-
-
-IN_THE_GATE = ("octa", "rot2d about x", "conical")
-
-
-@pytest.mark.parametrize("name", [n if n in IN_THE_GATE else pytest.param(n, marks=pytest.mark.slow) for n in GSPACES])
-def test_layers_under_escnns_transform(name, randomise):
-    """Every lattice element, sides that are equal and that are not."""
-    gspace = gspace_of(name)
-    few = gspace.fibergroup.order() > 8
-    for layer in layers(gspace, few):
-        randomise(layer.double()).eval()
-        for shape in [(1, 2, 3, 2)] if few else [(1, 4, 4, 4), (2, 4, 6, 4)]:
-            x = field(layer.in_type, *shape)
-            out = layer(x)
-            assert tuple(out.shape) == layer.evaluate_output_shape(tuple(x.shape))
-            for _, element in lattice(gspace):
-                got, wanted = layer(x.transform(element)).tensor, out.transform(element).tensor
-                torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10 * float(wanted.abs().max()))

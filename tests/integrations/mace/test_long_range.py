@@ -11,7 +11,7 @@ import pytest
 import torch
 from ase.build import molecule
 from ase.stress import full_3x3_to_voigt_6_stress
-from atoms import check_far, check_forces_and_stress, differences, salt, slab, turned
+from atoms import check_far, check_forces_and_stress, salt, slab, turned
 from e3nn.util import jit
 from mace import modules, tools
 from mace.calculators import MACECalculator
@@ -166,19 +166,6 @@ def test_copies_and_calculator(far, tmp_path):
     assert abs(atoms.get_potential_energy() - out["energy"].item()) < 1e-10
 
 
-def test_heads(far):
-    """A model of several heads, whose features are one: each sees what is far."""
-    model, atoms = far(heads=["first", "second"]), molecule("CH3OH")
-    near = far(gain=0.0, heads=["first", "second"])
-    energies = {}
-    for head in ("first", "second"):
-        atoms.calc = MACECalculator(models=[model], head=head, default_dtype="float64")
-        energies[head] = atoms.get_potential_energy()
-        atoms.calc = MACECalculator(models=[near], head=head, default_dtype="float64")
-        assert abs(energies[head] - atoms.get_potential_energy()) > 1e-4
-    assert abs(energies["first"] - energies["second"]) > 1e-4
-
-
 def test_threads(far):
     """Each thread's products see the data of its own call."""
     model, systems = far().requires_grad_(False), 4 * mixed()
@@ -219,19 +206,6 @@ def test_low_rank_adaptation(make):
     assert all("lora_" in name or "long_range" in name for name in learned)
     before = model(batch.to_dict())["energy"]
     assert error(merge_lora_weights(model)(batch.to_dict())["energy"], before) < 1e-12
-
-
-def test_hessian(far):
-    model, water = far(), molecule("H2O")
-    hessian = model(batch_of(water).to_dict(), compute_hessian=True)["hessian"].reshape(9, 9)
-    assert error(hessian, hessian.T) < 1e-9
-
-    def moved(size):
-        near = water.copy()
-        near.positions[1, 2] += size
-        return model(batch_of(near).to_dict())["forces"].detach().flatten()
-
-    assert error(hessian[5], -differences(moved)) < 1e-6
 
 
 def test_mace_trains_it(far, tmp_path):

@@ -128,6 +128,18 @@ def test_packages(tmp_path):
         assert energy(loaded, atoms) == energy(model, atoms)
 
 
+def test_total_charge_is_read():
+    """The integer field of NequIP's data, for each frame of a batch."""
+    model, data = make_nequip(), frames(*mixed())
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if "long_range" in name and not name.endswith("gain"):
+                x += 0.2 * torch.randn_like(x)
+    neutral = model(dict(data))["total_energy"]
+    ions = model(data | {"charge": torch.tensor([[1], [0], [-2], [0]])})["total_energy"]
+    assert ((ions - neutral).abs().flatten() > 1e-9).tolist() == [True, False, True, False]
+
+
 def test_every_parameter_learns():
     """From energies and forces, in training."""
     model = make_nequip(after=(0, 1)).train()

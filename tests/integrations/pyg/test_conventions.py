@@ -193,16 +193,3 @@ def test_signals_on_one_graph(any_conv, point_graphs, equal):
         out = any_conv(signals, edges, pos=data.pos)
         for signal, expected in zip(signals, out, strict=True):
             equal(any_conv(signal, edges, torch.zeros(11).long(), pos=data.pos), expected)
-
-
-def test_signals_with_features_of_edges(make_conv, point_graphs, equal):
-    """Self-loops included, and near pairs that are shared."""
-    data, signals = point_graphs((11,)), torch.randn(5, 11, 12, dtype=torch.float64)
-    conv = make_conv(**WINDOW, edge_dim=2, values="offset")
-    edges = torch.cat([data.edge_index, torch.tensor([[3], [3]])], 1)
-    given = {"edge_attr": torch.randn(edges.shape[1], 2, dtype=torch.float64), "pos": data.pos}
-    out, vectors = conv(signals, edges, **given, return_vectors=True)
-    equal(out[2], conv(signals[2], edges, torch.zeros(11).long(), **given))
-    assert vectors.shape == (5, 11, 5, 2)
-    near = conv.neighbors(edges, torch.zeros(11).long(), **given, num_nodes=11)
-    equal(conv(signals, pos=data.pos, neighbors=near), out)

@@ -86,18 +86,6 @@ def test_every_way_to_write_edges(kind, way, make_conv, arbitrary_graphs, equal,
         equal(conv(data.x, adj, edge_attr=attr, **given), expected)
 
 
-def test_offsets_of_every_dtype(near_conv, point_graphs, equal):
-    """Small and unsigned integers neither wrap around nor are refused."""
-    data = point_graphs(SIZES)
-    graph = data.x, data.edge_index, data.batch
-    expected = near_conv(*graph, pos=data.pos)
-    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32):
-        pos = data.pos.to(dtype)
-        equal(near_conv(*graph, pos=pos), expected, 1e-6)
-        if dtype != torch.uint8:
-            equal(near_conv(*graph, pos=pos, edge_offset=data.edge_offset.to(dtype)), expected, 1e-6)
-
-
 @pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("method", ["pairs", "features"])
 def test_features_of_every_dtype(loops, method, make_conv, point_graphs, equal, error):

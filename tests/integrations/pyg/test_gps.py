@@ -87,12 +87,6 @@ def test_any_local_layer(local, make, graph, error):
         assert error(block(**changed), out) > 1e-3
 
 
-def test_bonds_reach_the_attention_with_edge_dim(make, graph, error):
-    block = make("None", attention={"edge_dim": BONDS})
-    other = {**graph, "edge_attr": graph["edge_attr"].flip(0)}
-    assert error(block(**other), block(**graph)) > 1e-3
-
-
 @pytest.mark.parametrize(
     ("message", "options", "arguments"),
     [
@@ -190,22 +184,6 @@ def test_features_of_edges_without_positions(make, graph, error, method):
     permuted = torch.randperm(graph["edge_index"].shape[1])
     same = {**given, "edge_index": graph["edge_index"][:, permuted], "edge_attr": graph["edge_attr"][permuted]}
     assert error(block(**same), out) < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("message", "attention"),
-    [
-        ("cutoff must be None with offset=None, got 2.0", {"cutoff": 2.0}),
-        ("values must be 'content' with offset=None, got 'offset'", {"values": "offset"}),
-        ("offset must be 'table' with position=None, got 'mlp'",
-         {"position": None, "offset": "mlp", "values": "far", "cutoff": 2.0}),
-        (r"edge_dim must be None with position=None, got 5; .* position='window', offset=None",
-         {"position": None, "offset": "table", "edge_dim": 5}),
-    ],
-)  # fmt: skip
-def test_bad_arguments_without_positions(message, attention):
-    with pytest.raises(ValueError, match=message):
-        RelativeGPSBlock(CHANNELS, None, HEADS, attn_kwargs={"offset": None, **attention})
 
 
 def test_edges_are_needed_without_positions(make, graph):

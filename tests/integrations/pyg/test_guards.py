@@ -39,33 +39,6 @@ def test_edges_within_the_cutoff_do_not_warn(offset):
 
 
 @pytest.mark.parametrize("values", ["content", "offset"])
-@pytest.mark.parametrize("offset", ["mlp", "distance", "table"])
-@pytest.mark.parametrize(
-    ("origin", "step", "cutoff"), [((4.5e5, 5.4e6), 1.0, 3), ((1.7e9,), 10.0, 30)], ids=["map", "time"]
-)
-def test_positions_that_float32_rounds_are_refused(offset, values, origin, step, cutoff):
-    """Metres of a map, and Unix seconds; in float64 they are taken, with features in float32."""
-    origin = torch.tensor(origin, dtype=torch.float64)
-    steps = torch.randint(1, 3, (12, len(origin))) * (0.5 if offset == "table" and step == 1 else 1)
-    pos = origin + (step * steps).cumsum(0) + (0 if offset == "table" else torch.rand(12, 1))
-    pos = pos if step == 10.0 or offset != "table" else pos.round()
-    options = {"pos_dim": len(origin), "offset": offset, "values": values, "cutoff": cutoff, "method": "pairs"}
-    conv, x = RelativePerformerConv(12, 12, heads=3, **options), torch.randn(12, 12)
-    near = (pos[BONDS[0]] - pos[BONDS[1]]).abs().sum(1) < cutoff
-    assert conv(x, BONDS[:, near], torch.zeros(12).long(), pos=pos).isfinite().all()
-    if offset == "table" and step == 1.0:
-        return  # whole numbers that float32 holds
-    for edges in (BONDS[:, near], None):
-        with pytest.raises(ValueError, match=r"pos must be float64 so far from the origin"):
-            conv(x, edges, torch.zeros(12).long(), pos=pos.float())
-
-
-def test_positions_near_the_origin_are_not_refused():
-    conv = RelativePerformerConv(12, 12, heads=3, offset="mlp", cutoff=2.0, method="pairs")
-    assert conv(torch.randn(12, 12), BONDS, pos=POS[:, :2] + 1000).isfinite().all()
-
-
-@pytest.mark.parametrize("values", ["content", "offset"])
 @pytest.mark.parametrize("edges", [BONDS, None], ids=["edges", "found"])
 def test_a_node_without_a_position_is_refused(edges, values):
     """Also where no edge leads to it."""

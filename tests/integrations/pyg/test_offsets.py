@@ -43,6 +43,17 @@ def test_shifted_lattices_stay_lattices(shift, dtype, whole_conv, equal):
         equal(call(), expected)
 
 
+@pytest.mark.parametrize("offset", ["mlp", "distance"])
+def test_float32_refuses_metres_of_a_map(offset, make_conv):
+    """In float64 they are taken, with features in float32."""
+    conv, x = make_conv(offset=offset, cutoff=2.0, method="pairs").float(), torch.randn(35, 12)
+    pos = LATTICE + torch.tensor([4.5e5, 5.4e6], dtype=torch.float64) + 0.1 * torch.rand(35, 2)
+    for edges in (neighbor_list(LATTICE, 2, metric="manhattan")[0], None):
+        assert conv(x, edges, torch.zeros(35).long(), pos=pos).isfinite().all()
+        with pytest.raises(ValueError, match="pos must be float64 so far from the origin"):
+            conv(x, edges, torch.zeros(35).long(), pos=pos.float())
+
+
 def test_float32_refuses_positions_that_it_does_not_hold(whole_conv):
     pos = (LATTICE.double() + 1e9 / 3).float()
     for way in ("found", "edges"):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tg_equiattn.integrations.pyg import RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.nn import GPSConv, HeteroConv, Sequential, global_add_pool
 
 
@@ -73,14 +72,3 @@ def test_hetero_conv(make_conv, equal):
     batch = torch.zeros(7).long()
     out = layer({"atom": x}, edge_index, edge_offset_dict=offsets, batch_dict={"atom": batch})["atom"]
     equal(out, near(x, edges, pos=pos, batch=batch) + far(x, edges.flip(0), pos=pos, batch=batch))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_scripting_is_refused():
-    message = r"does not support TorchScript .* use torch\.compile, or torch\.export"
-    for model in (
-        RelativeGPSBlock(12, None, 3),
-        GPSConv(12, RelativePerformerConv(12, 12, 3), heads=2),
-    ):
-        with pytest.raises(NotImplementedError, match=message):
-            torch.jit.script(model)

@@ -208,15 +208,6 @@ def test_rolls(name, plain, randomise):
         assert error <= 1e-12 if exact else error > 1e-2
 
 
-def test_geometry_survives_dtype_conversion(randomise):
-    """Offsets stay exact through .float().double(), as off-lattice elements need."""
-    layer = attention(cyclic(8))
-    cpu = torch.device("cpu")
-    exact = layer.offsets((5, 5), cpu).clone()
-    assert torch.equal(layer.half().double().offsets((5, 5), cpu), exact)
-    assert exact.dtype == torch.float64
-
-
 def test_where_locality_is_on():
     """In every layer of a model by one argument, and in no preset of the papers."""
     model = GroupTransformer(cyclic(4), 1, 10, channels=(6,), heads=2, kernel_size=3, attn_kwargs={"locality": 2.5})
@@ -229,17 +220,3 @@ def test_where_locality_is_on():
     assert GroupAttention(cyclic(8), 3, 4, heads=1, locality=None).locality is None
     for preset in (GEViT.rotmnist, GEViT.cifar10, GEViT.patchcamelyon):
         assert not any("locality" in name for name in preset(cyclic(4)).state_dict())
-
-
-@pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("name", list(LAYERS))
-def test_no_images(name, plain, randomise):
-    """Nor gradients, first or second."""
-    layer = randomise(LAYERS[name](GROUPS["C4"]))
-    layer.plain = plain
-    x = image(GROUPS["C4"], (5, 6), name != "lifting", torch.float32, batch=2)[:0].requires_grad_()
-    out = layer(x)
-    assert out.shape == (0, 7, 4, 5, 6)
-    (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-    (out.sum() + first.square().sum()).backward()
-    assert all(p.grad is None or not p.grad.any() for p in layer.parameters())

@@ -2,7 +2,7 @@ import pytest
 import torch
 from small_groups import GROUPS
 
-from tg_equiattn.groups import cyclic, dihedral, mirror, trivial
+from tg_equiattn.groups import cyclic, mirror, trivial
 from tg_equiattn.nn import GEViT, GroupAttention, GroupTransformer, LiftingAttention, RegularGlobalNorm
 from tg_equiattn.testing import equivariance_error
 
@@ -38,22 +38,6 @@ def test_presets_pin_what_the_papers_have(preset):
     assert {(type(m), m.eps) for m in norms} == {(RegularGlobalNorm, 1e-12)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("preset", "shape"), [("rotmnist", (1, 1, 28, 28)), ("cifar10", (1, 3, 32, 32)), ("patchcamelyon", (1, 3, 96, 96))]
-)
-def test_presets_are_invariant(preset, shape):
-    group = mirror() if preset != "rotmnist" else cyclic(4)
-    model = getattr(GEViT, preset)(group).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    x = torch.randn(shape)
-    assert equivariance_error(model, group, x) <= 1e-5
-    with torch.no_grad():  # negative control: the logits do depend on the image
-        assert (model(x) - model(torch.randn(shape))).abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("name", ["C4", "D4", "mirror"])
 def test_invariance_and_features(on_device, name, randomise):
     group = GROUPS[name]
@@ -62,16 +46,3 @@ def test_invariance_and_features(on_device, name, randomise):
     assert equivariance_error(model, group, x) <= 1e-10
     assert equivariance_error(model.features, group, x) <= 1e-10
     assert model.features(x).shape == (1, 8, len(group), 2, 1)
-
-
-@pytest.mark.filterwarnings("ignore:relation='gsa'")
-def test_gsa_network_is_not_equivariant(randomise):
-    """GE-ViT's Figure 7: errors of order 1 for GSA-Nets where GE-ViT's are rounding, on C4 and on D4."""
-    joint = {"encoding": "joint"}
-    for group in (cyclic(4), dihedral(4)):
-        x = torch.randn(1, 1, 5, 5, dtype=torch.float64)
-        ours, theirs = (
-            GroupTransformer(group, 1, 5, relation=r, attn_kwargs=joint, **SMALL) for r in ("ge_vit", "gsa")
-        )
-        assert equivariance_error(randomise(ours).double().eval().features, group, x) <= 1e-10
-        assert equivariance_error(theirs.double().eval().features, group, x) > 1e-2  # as it starts, like what users see

@@ -6,8 +6,6 @@ from group_layers import everywhere, image
 from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GroupTransformer
-from tg_equiattn.nn.performer.random_features import RandomFeatures
 from tg_equiattn.tables import Tables
 from tg_equiattn.testing import equivariance_error
 
@@ -49,21 +47,3 @@ def test_memory_is_linear():
     with Largest() as largest:
         layer(x).sum().backward()
     assert largest.count < 64**2 * 4**2 * 2 * 25 / 2
-
-
-def test_draws():
-    """Every second step in training, or by hand in all layers of a model."""
-    layer, x = everywhere(GROUPS["C4"], redraw_interval=2), torch.randn(1, 3, 4, 5, 5)
-    first, second, third = (layer(x) for _ in range(3))
-    assert torch.equal(first, second)
-    assert not torch.equal(second, third)
-    model = GroupTransformer(
-        GROUPS["C4"], 3, 2, channels=(4, 4), heads=1, kernel_size=3, attn_type="global",
-        attn_kwargs={"num_random_features": 7},
-    )  # fmt: skip
-    before = [m.directions(x.device, x.dtype).clone() for m in model.modules() if isinstance(m, RandomFeatures)]
-    model.redraw_features()
-    after = [m.directions(x.device, x.dtype) for m in model.modules() if isinstance(m, RandomFeatures)]
-    assert [p.shape for p in after] == [(7, 4)] * 2
-    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    GroupTransformer(GROUPS["C4"], 3, 2, channels=(4,), heads=1, kernel_size=3).redraw_features()  # there are none

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from group_layers import LAYERS, image
-from group_layers import block as small_block
 from small_groups import GROUPS
 
 from tg_equiattn.functional.group.masks import zero_where_masked
-from tg_equiattn.nn import GlobalGroupAttention
 from tg_equiattn.testing import act
 
 NAMES = ["ge_vit", "lifted"]  # whose outputs sum over several queries
@@ -67,14 +65,3 @@ def test_maps_turn_with_the_image(name, randomise):
         torch.testing.assert_close(turned, expected, rtol=0, atol=1e-12)
         if element != group.identity:
             assert (turned - weights).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("options", [{}, {"kind": GlobalGroupAttention, "context_channels": 5}])
-def test_maps_of_blocks(options, randomise):
-    block = randomise(small_block(GROUPS["C4"], 3, 4, **options)).double()
-    x = image(GROUPS["C4"], (4, 5), True)
-    context = torch.randn(2, 5, 4, 4, 5, dtype=torch.float64) if options else None
-    before, swish, attention, *_ = block.attention
-    seen = None if context is None else swish(block.context_norm(context))
-    expected = attention.attention_map(swish(before(x)), (1, 2), context=seen)
-    assert torch.equal(block.attention_map(x, (1, 2), context=context), expected)

@@ -7,7 +7,6 @@ from oracles import token_network
 from space import error, motion, move
 
 from tg_equiattn.nn import SE3Hyena, SE3HyenaOperator
-from tg_equiattn.nn.vector.sequences import MAX_STEP
 
 SIZES = [11, 1, 7]
 NAMES = ["plain", "causal", "short causal", "implicit", "implicit causal", "implicit causal model", "model", "pooled"]
@@ -19,10 +18,6 @@ def chained(name, sizes=SIZES):
     x, n = sample(name, sizes), sum(sizes)
     chain = torch.randint(2, (n,))
     return {**x, "chain": 3 - 2 * chain, "index": torch.randint(1, 4, (n,)).cumsum(0) - 5 * chain}
-
-
-def run(layer, x):
-    return layer(**x)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,16 +46,6 @@ def test_alone_equals_in_a_batch(name, make, on_device):
     padded, there = dense(x, SIZES, 13, 0)
     out = layer(**padded)
     close(out if layer.module.pool else [part[there] for part in out], wanted)
-
-
-@pytest.mark.slow
-def test_sizes_are_not_read_where_bounds_are_given(make):
-    """As compilers and accelerators see it."""
-    layer, x = make("implicit causal model"), chained("causal")
-    step = torch.compile(run, fullgraph=True, backend="eager")
-    close(step(layer, x | {"batch_size": 3, "num_chains": 7, "max_num_nodes": 40}), layer(**x))
-    padded, _ = dense(x, SIZES, 13, 0)
-    close(step(layer, padded | {"num_chains": 7, "max_num_nodes": 40}), layer(**padded))
 
 
 @pytest.mark.parametrize("name", ["implicit bare", "implicit causal"])
@@ -97,25 +82,11 @@ def test_chains_are_sequences_and_graphs_are_centred(name, make):
         assert error(layer(**x), layer(**chains)) > 1e-3
 
 
-def test_an_index_without_gaps_is_none(make):
-    for name in ("plain", "implicit", "model"):
-        layer, x = make(name), sample(name, SIZES)
-        index = torch.arange(sum(SIZES)) - 1000
-        close(layer(**x, index=index), layer(**x), 1e-11)
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
 def test_any_integer_type(dtype, make):
     layer, x = make("implicit"), sample("causal", [6])
     index, chain = RISING + 200, TWO
     close(layer(**x, index=index.to(dtype), chain=chain.to(dtype)), layer(**x, index=index, chain=chain), 0)
-
-
-def test_long_steps_count_as_the_longest(make):
-    layer, x = make("implicit"), sample("causal", [3])
-    far = layer(**x, index=torch.tensor([-(10**15), 0, 10**15]))
-    close(far, layer(**x, index=torch.tensor([0, MAX_STEP, 2 * MAX_STEP])), 0)
-    assert error(far, layer(**x, index=torch.tensor([0, MAX_STEP - 1, 2 * MAX_STEP]))) > 1e-6
 
 
 @pytest.mark.parametrize("name", ["plain", "model", "implicit causal", "local"])
@@ -160,12 +131,6 @@ RISING, TWO = torch.tensor([0, 1, 5, 6, 7, 12]), torch.tensor([0, 0, 0, 1, 1, 1]
 def test_bad_input(message, name, more, make):
     with pytest.raises(ValueError, match=message):
         make(name, torch.float32)(**TOKENS, **more)
-
-
-def test_padded_index_has_the_shape_of_tokens(make):
-    x = {"scalars": torch.ones(2, 3, S), "vectors": torch.ones(2, 3, V, 3)}
-    with pytest.raises(ValueError, match=r"index must have shape \(2, 3\), got \(6,\)"):
-        make("plain", torch.float32)(**x, index=RISING)
 
 
 def test_causal_tokens_have_no_radius():

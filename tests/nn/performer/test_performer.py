@@ -1,8 +1,5 @@
 """PerformerAttention and the Relative Performer."""
 
-import copy
-import itertools
-
 import pytest
 import torch
 from space import error
@@ -26,7 +23,7 @@ POSITIONS = {
 }
 EXACT = ("window", "mlp", "distance", "values", "distance values", "far values", "pairs", "clipped")
 REACHING = ("values", "distance values", "far values", "pairs")  # offsets of all nodes, which a torus has not
-GRID, CPU = PixelGrid((5, 7), REACH), torch.device("cpu")
+GRID = PixelGrid((5, 7), REACH)
 
 
 @pytest.fixture(params=POSITIONS)
@@ -133,27 +130,6 @@ def test_positions_of_any_dimension(name, dim, make):
     torch.testing.assert_close(found, layer(x, grid=grid), rtol=0, atol=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("position", [None, "window", "clipped", "sinusoid"])
-def test_compiles_whole_with_redraws(device, position):
-    """The model in one graph, in training, with draws at the same steps."""
-    model = RelativePerformer(
-        1, 3, channels=6, num_layers=1, heads=2, position=position, cutoff=2, dropout=0.0,
-        attn_kwargs={"redraw_interval": 2, "num_random_features": M},
-    ).to(device)  # fmt: skip
-    eager = copy.deepcopy(model)
-    compiled, image = torch.compile(model, fullgraph=True, backend="aot_eager"), torch.rand(2, 1, 5, 7, device=device)
-    drawn = []
-    for _ in range(5):
-        got, wanted = compiled(image), eager(image)
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
-        outs = (got, model), (wanted, eager)
-        grads = (torch.autograd.grad(out.square().sum(), list(net.parameters())) for out, net in outs)
-        torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-4)
-        drawn.append(float(model.blocks[0].attention.features.directions(image.device, image.dtype).sum()))
-    assert [a == b for a, b in itertools.pairwise(drawn)] == [True, False, True, False]
-
-
 @pytest.mark.parametrize(("position", "millions"), [(None, 4.7), ("sinusoid", 4.7), ("clipped", 4.5), ("window", 4.7)])
 def test_the_paper_counts_the_same_parameters(position, millions):
     """relative-performer Table 1."""
@@ -181,13 +157,3 @@ def test_the_bias_of_keys_is_exact(make):
     mean = torch.einsum("bnh,bnhc->bhc", weights, layer.value(x).unflatten(-1, (HEADS, -1)))
     wanted = layer.out(mean.flatten(1))[:, None].expand(-1, len(GRID), -1)
     torch.testing.assert_close(layer(x), wanted, rtol=0, atol=1e-12)
-
-
-def test_features_are_blind_to_translations_at_any_variance(randomise):
-    layer = randomise(layer_of("values"), 0.4).double().eval()
-    x, pos = pixels()
-    for log in (-5.0, 0.0, 2.0):
-        with torch.no_grad():
-            layer.positions.variance.log.fill_(log)
-        out = layer(x, pos=pos)
-        assert error(layer(x, pos=pos + 7), out) < 1e-12

@@ -68,17 +68,6 @@ def test_checkpoint_goes_on_as_an_uninterrupted_run():
         assert torch.equal(copied(CPU, torch.float32), expected)
 
 
-def test_drawing_between_forward_and_backward():
-    """A layer used twice in a step, with a draw in between, differentiates each use with its own features."""
-    layer = PerformerAttention(8, 8, 2, position=None, method="features", redraw_interval=1).double()
-    x = torch.randn(1, 9, 8).double()
-    first, drawn = layer(x), directions(layer.features)
-    second = layer(x)
-    assert not torch.equal(drawn, directions(layer.features))
-    (first + second).sum().backward()
-    assert all(p.grad.isfinite().all() for p in layer.parameters())
-
-
 def test_draws_between_steps_are_written_over_the_old_ones():
     """A captured graph keeps the address of the directions, and so reads new and loaded ones."""
     features, other = RandomFeatures(11, 5), RandomFeatures(11, 5)
@@ -132,15 +121,6 @@ def test_another_number_of_features():
     torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)
     with pytest.raises(ValueError, match="num_random_features must be a positive integer, got 0"):
         layer.redraw_features(num_random_features=0)
-
-
-def test_another_number_reaches_every_layer_of_a_model():
-    options = {"channels": 12, "num_layers": 2, "heads": 3, "cutoff": 2, "attn_kwargs": {"redraw_interval": 1}}
-    model, image = RelativePerformer(1, 3, **options), torch.rand(2, 1, 5, 7)
-    model.redraw_features(torch.Generator().manual_seed(0), 10)
-    model(image).sum().backward()
-    model(image)  # draws again
-    assert [directions(block.attention.features).shape for block in model.blocks] == [(10, 4)] * 2
 
 
 def test_draws_are_these_numbers():
@@ -240,34 +220,3 @@ def test_a_transformed_pass_is_one_step():
         assert torch.equal(layer.features.get_extra_state(), plain.features.get_extra_state())
     assert layer.features.get_extra_state().tolist() == [1, 2, 64]
     torch.testing.assert_close(torch.vmap(layer.eval())(x)[1], layer(x[1]))
-
-
-def test_ensembles_draw_outside():
-    """Stacked directions are not drawn again under vmap: that raises, and in eval they are used as they are."""
-    members = [
-        PerformerAttention(8, 8, 2, position=None, method="features", redraw_interval=1).double() for _ in range(3)
-    ]
-    parameters, buffers = torch.func.stack_module_state(members)
-    x = torch.randn(9, 8).double()
-
-    def run(parameters, buffers):
-        return torch.func.functional_call(members[0], (parameters, buffers), (x,))
-
-    torch.vmap(run)(parameters, buffers)
-    with pytest.raises(
-        RuntimeError, match=r"cannot be redrawn while a transform.*eval\(\).*redraw_features\(\) outside"
-    ):
-        torch.vmap(run)(parameters, buffers)
-    members[0].eval()
-    for got, member in zip(torch.vmap(run)(parameters, buffers), members, strict=True):
-        torch.testing.assert_close(got, member.eval()(x))
-
-
-@pytest.mark.parametrize("m", [1, 6, 11])
-def test_pairs_of_opposite_directions(m):
-    """The first half is what is drawn without pairs."""
-    features = RandomFeatures(m, 5, paired=True)
-    found, half = features.directions(CPU, torch.float64), (m + 1) // 2
-    assert found.shape == (m, 5)
-    torch.testing.assert_close(found[:half], draw_directions(features.seed, 0, half, 5), rtol=0, atol=0)
-    torch.testing.assert_close(found[half:], -found[: m - half], rtol=0, atol=0)

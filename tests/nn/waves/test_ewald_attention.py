@@ -7,7 +7,6 @@ import torch
 from clouds import SIZES, S, V, moved, permuted, sample, within
 from ewald import Own
 from space import error, motion, move
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from tg_equiattn.functional import Gaussian
 from tg_equiattn.nn import EwaldAttention
@@ -42,12 +41,6 @@ def nodes(count=6, dtype=torch.float64, cell=None):
 
 def turned(x, r):
     return x | {"vectors": move(x["vectors"], r), "pos": move(x["pos"], r)}
-
-
-def mixed(sizes=(6, 4, 5)):
-    """A crystal, a molecule and a slab in one batch, flat, with what repeats."""
-    cells = torch.stack([cell_of("skewed"), cell_of("skewed"), cell_of("cubic")])
-    return sample("plain", list(sizes)), {"cell": cells, "pbc": torch.tensor([CRYSTAL, OPEN, SLAB])}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -216,55 +209,6 @@ def test_far_from_home(make):
     assert error(layer(**x | {"pos": away}, cell=cell), home) <= 1e-5
     near = pos + 3 * torch.randint(-1, 2, (6, 3)).double() @ cell
     assert error(layer(**x | {"pos": near.float()}, cell=cell.float()), home) <= 1e-4
-
-
-TRACED = {"width": 1.5, "num_gaussians": 1, "num_coulomb": 1, "heads": 1, "error": 0.05, "max_hkl": (3, 14, 3)}
-READ = {"batch_size": 3, "max_num_nodes": 7}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lmax", [0, 1])
-def test_traced_without_reading_cells(lmax, make):
-    """make_fx with symbols for sizes, of a batch of all kinds; too small a bound is noticed."""
-
-    def traced(layer):
-        def slopes(scalars, vectors, pos, batch, cell, pbc):
-            pos, cell = (t.detach().requires_grad_() for t in (pos, cell))
-            energy = layer(scalars, vectors, pos=pos, batch=batch, cell=cell, pbc=pbc, **READ)[0].square().sum()
-            return torch.autograd.grad(energy, (pos, cell))
-
-        return slopes, make_fx(slopes, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*given)
-
-    x, more = mixed()
-    given = *x.values(), *more.values()
-    slopes, program = traced(make(**TRACED, lmax=lmax))
-    other = *given[:2], x["pos"] + 0.1 * torch.randn_like(x["pos"]), x["batch"], more["cell"] * 1.01, more["pbc"]
-    assert error(program(*other), slopes(*other)) <= 1e-10
-    with pytest.raises(RuntimeError, match=r"max_hkl along lattice vector a must be at least \d+ for these cells, got"):
-        program(*given[:4], more["cell"] * 20, more["pbc"])
-    with pytest.raises(RuntimeError, match="three directions, two or none"):
-        program(*given[:5], torch.tensor([CRYSTAL, OPEN, (True, False, False)]))
-
-
-@pytest.mark.slow
-def test_forces_are_exported_for_all_sizes(make):
-    """Traced with symbols for sizes and exported with a dimension, as NequIP compiles models."""
-    layer = make(width=1.0, num_gaussians=1, num_coulomb=1, heads=1, lmax=1)
-
-    def forces(scalars, vectors, pos, batch):
-        out = layer(scalars, vectors, pos=pos, batch=batch, batch_size=1, max_num_nodes=pos.shape[0])
-        return torch.autograd.grad(out[0].square().sum(), pos)[0]
-
-    def cloud(count):
-        x = sample("plain", [count])
-        return x["scalars"], x["vectors"], x["pos"].requires_grad_(), x["batch"]
-
-    program = make_fx(forces, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*cloud(9))
-    sizes = ({0: torch.export.Dim("nodes", min=3)},) * 4
-    exported = torch.export.export(program, cloud(9), dynamic_shapes=sizes, strict=False).module()
-    other = cloud(5)
-    assert forces(*other).abs().max() > 0
-    assert error(exported(*other), forces(*other)) <= 1e-10
 
 
 def observed(layer, *parameters, cell=None):
