@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from cases import CASES, Call
+from cases import Call
 from counting import count
 from torch import nn
 
 from tg_equiattn.edges import CSR
-from tg_equiattn.functional.backend import OPERATOR
 from tg_equiattn.functional.edge_products import edge_dot, edge_sum
-from tg_equiattn.functional.group import attention
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 FLOAT = 4
@@ -48,25 +46,3 @@ def test_near_pairs_beyond_a_tile_are_sparse_products_unless_their_order_matters
     assert sparse.names["aten.sparse_sampled_addmm.default"] == 8
     assert gathered.names["aten.index_add.default"] == 1
     assert not [name for name in (gathered.names + training.names) if "sparse" in name]
-
-
-def compiled_of(module, inputs):
-    pytest.importorskip("triton")
-    from compiling import compiled
-
-    return compiled(module, inputs)
-
-
-def test_counts_of_compiled_kernels_are_those_by_hand():
-    """A matrix product, and one kernel of elementwise operations and sums over rows."""
-    function = Call(lambda linear, x: linear(x).relu().softmax(1), nn.Linear(64, 64, bias=False))
-    forward, training = compiled_of(function, {"x": torch.randn(128, 64)})
-    assert [(g.kernels, g.libraries) for g in forward] == [(1, ["aten.mm.out"])]
-    assert [len(g.libraries) for g in training] == [1, 2]
-
-
-def test_bodies_of_own_operators_are_counted(monkeypatch):
-    monkeypatch.setattr(attention, "choose_form", lambda *_, **__: OPERATOR)  # as of what is more than a tile
-    (forward,), _ = compiled_of(*CASES["group_attention"].build(torch.float32))
-    assert [str(func) for func, *_ in forward.own] == ["tg_equiattn.group_attention.default"]
-    assert forward.launches().launches > forward.kernels + len(forward.libraries) + 1

@@ -118,28 +118,20 @@ LAYERS: dict[str, Layer] = {
 }
 
 
-def measured(name: str, size: str) -> list[tuple[Any, Any]]:
-    """Eager and compiled counts of one layer at one size, of a forward pass and of a training step."""
-    from compiling import compiled  # which needs this very release of torch
-    from counting import count, total
+def measured(name: str, size: str) -> list[Any]:
+    """Counts of one layer at one size, of a forward pass and of a training step."""
+    from counting import count
 
     layer = LAYERS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        eager = count(layer.make(), layer.given(size))
-        graphs = compiled(layer.make(), layer.given(size))
-    fused = [total(graph.launches() for graph in some) for some in graphs]
-    return [(counts.cell(), cell) for counts, cell in zip(eager, fused, strict=True)]
+        return list(count(layer.make(), layer.given(size)))
 
 
-def row(name: str, found: dict[str, list[tuple[Any, Any]]]) -> str:
+def row(name: str, found: dict[str, list[Any]]) -> str:
     """A row of the table: launches at both sizes, and the peak of memory at the large one."""
-    cells = []
-    for way in range(2):
-        for size in SIZES:
-            eager, fused = found[size][way]
-            cells.append(f"{eager.launches:,} / {fused.launches:,}")
-    return f"| {name} | {' | '.join(cells)} | {found['large'][1][0].peak / 2**30:.2f} |"
+    cells = [f"{found[size][way].operations:,}" for way in range(2) for size in SIZES]
+    return f"| {name} | {' | '.join(cells)} | {found['large'][1].peak / 2**30:.2f} |"
 
 
 def main() -> None:

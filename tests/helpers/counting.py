@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from emulated import Emulated, accelerator, aten, emulated, to_accelerator
@@ -22,17 +21,6 @@ ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, 
 VIEWS = {aten._unsafe_view, aten.lift_fresh}  # whose schemas do not say so
 
 
-class Cell(NamedTuple):
-    """Launches, and the peak of memory of an eager pass."""
-
-    launches: int = 0
-    peak: int = 0
-
-
-def total(cells: Iterable[Cell]) -> Cell:
-    return Cell(*map(sum, zip(*cells, strict=True)))
-
-
 @dataclass
 class Counts:
     """Operations that run on the device (views and allocations apart), and the most memory held at once beyond the
@@ -41,9 +29,6 @@ class Counts:
     operations: int = 0
     peak: int = 0
     names: Counter = field(default_factory=Counter)
-
-    def cell(self) -> Cell:
-        return Cell(self.operations, self.peak)
 
 
 def runs(func: Any, out: Any) -> bool:
