@@ -75,7 +75,8 @@ class IrrepsModule(NotScriptable, StoresSettings):
             features of shape ``(nodes, irreps_in.dim)``
 
         pos : `torch.Tensor`, optional
-            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, as one more 1o; they must
+            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, divided by ``length``, as
+            one more 1o; they must
             be ``None`` with ``causal=True``, as later nodes change the mean; give large coordinates (UTM: 5e6) in
             float64, whatever dtype the features have: float32 rounds them to 0.5
 
@@ -172,6 +173,10 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
         ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
         ``pos``; use ``'radial'`` for clouds without an order
 
+    length : float
+        length that ``pos`` is divided by, in the unit of ``pos``, by default 1; use the spacing of neighbors, for
+        example 3.8 for residues in angstrom
+
     local_context : bool
         whether to update every node from its neighbors along ``edge_index`` first, by Clifford message passing, by
         default ``False``; use it if a graph of near neighbors is known
@@ -202,13 +207,15 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
         causal: bool = False,
         short_conv: int | None = None,
         order: str = "input",
+        length: float = 1.0,
         local_context: bool = False,
         edge_channels: int = 0,
         num_blocks: int = 1,
     ) -> None:
         super().__init__(
             irreps_in, irreps_out, irreps_hidden, HyenaOperator, filter=filter, causal=causal, short_conv=short_conv,
-            order=order, local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
+            order=order, length=length, local_context=local_context, edge_channels=edge_channels,
+            num_blocks=num_blocks,
         )  # fmt: skip
 
 
@@ -246,6 +253,10 @@ class IrrepsSE3Hyena(IrrepsModule):
         ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
         ``pos``; use ``'radial'`` for clouds without an order
 
+    length : float
+        length that ``pos`` is divided by, in the unit of ``pos``, by default 1; use the spacing of neighbors, for
+        example 3.8 for residues in angstrom
+
     attn_kwargs : dict, optional
         further arguments of :class:`IrrepsSE3HyenaOperator`: ``filter``, ``causal``, ``short_conv``, ``local_context``
         and ``edge_channels``
@@ -268,6 +279,7 @@ class IrrepsSE3Hyena(IrrepsModule):
         num_blocks: int = 1,
         pool: str | None = None,
         order: str = "input",
+        length: float = 1.0,
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         make = functools.partial(TokenModel, HyenaOperator)
@@ -276,7 +288,7 @@ class IrrepsSE3Hyena(IrrepsModule):
             irreps_hidden = "16x0e + 128x1o + 128x1e + 16x0o" if both else "16x0e + 128x1o"
         super().__init__(
             irreps_in, irreps_out, irreps_hidden, make, num_layers=num_layers, num_blocks=num_blocks, pool=pool,
-            order=order, attn_kwargs=attn_kwargs,
+            order=order, length=length, attn_kwargs=attn_kwargs,
         )  # fmt: skip
 
 
@@ -305,6 +317,10 @@ class IrrepsVectorSelfAttention(IrrepsModule):
         number of taps, odd, of a short convolution of query, key and value, with one weight for each channel and tap;
         by default there is none; with it, outputs depend on the order of the nodes
 
+    length : float
+        length that ``pos`` is divided by, in the unit of ``pos``, by default 1; use the spacing of neighbors, for
+        example 3.8 for residues in angstrom
+
     local_context : bool
         whether to update every node from its neighbors along ``edge_index`` first, by Clifford message passing, by
         default ``False``; use it if a graph of near neighbors is known
@@ -331,11 +347,12 @@ class IrrepsVectorSelfAttention(IrrepsModule):
         irreps_hidden: o3.Irreps | str | None = None,
         *,
         short_conv: int | None = None,
+        length: float = 1.0,
         local_context: bool = False,
         edge_channels: int = 0,
         num_blocks: int = 1,
     ) -> None:
         super().__init__(
             irreps_in, irreps_out, irreps_hidden, VectorAttentionOperator, short_conv=short_conv,
-            local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
+            length=length, local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from tg_equiattn.modes import full_precision
 from tg_equiattn.nn.hyena.implicit_filter import ImplicitFilter
 from tg_equiattn.nn.hyena.se3_hyena import FILTERS, check_causal, norm_of
 from tg_equiattn.nn.modules import NotScriptable, StoresSettings
-from tg_equiattn.nn.vector.placement import place_tokens
+from tg_equiattn.nn.vector.placement import PositionUnit, place_tokens
 from tg_equiattn.nn.vector.sequences import ChainArguments, Sequences
 from tg_equiattn.nn.vector.short_conv import ShortConv
 from tg_equiattn.node_batch import NodeBatch
@@ -74,6 +74,10 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
         ``pos``; use ``'radial'`` for clouds without an order
 
+    length : float
+        length that ``pos`` is divided by, in the unit of ``pos``, by default 1; use the spacing of neighbors, for
+        example 3.8 for residues in angstrom
+
     Examples
     --------
     >>> import torch
@@ -93,11 +97,13 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         causal: bool = False,
         short_conv: int | None = None,
         order: str = "input",
+        length: float = 1.0,
     ) -> None:
         super().__init__()
         checks.choice("filter", filter, FILTERS)
         checks.choice("order", order, ORDERS)
         check_causal(causal, order)
+        self.unit = PositionUnit(length, order == "radial")
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         hidden = hidden.remove_zero_multiplicities().simplify()
@@ -130,7 +136,9 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         self.gate = torch.nn.Linear(invariants, hidden.num_irreps)
         self.apply_gate = o3.ElementwiseTensorProduct(hidden, o3.Irreps([(hidden.num_irreps, (0, 1))]))
         self.multiply = like_its_copies(o3.FullyConnectedTensorProduct(hidden, hidden, hidden))
-        self.shortcut = o3.Linear(self.irreps_in, hidden)
+        # without vectors in the input, those of the residual are positions
+        self._starts_on_pos = not causal and not self.irreps_in.count(o3.Irrep("1o"))
+        self.shortcut = o3.Linear(self.irreps_in + o3.Irreps("1o") if self._starts_on_pos else self.irreps_in, hidden)
         self.out = o3.Linear(hidden, self.irreps_out)
         without_pos = _reachable(self.irreps_in, hidden)
         found = without_pos if causal else _reachable(self.irreps_in + o3.Irreps("1o"), hidden)
@@ -150,6 +158,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         return {
             "order": self.order, "filter": filter, "causal": self.causal, "irreps_in": str(self.irreps_in),
             "irreps_out": str(self.irreps_out), "irreps_hidden": str(self.irreps_hidden),
+            "length": self.unit.length,
         }  # fmt: skip
 
     def forward(
@@ -173,7 +182,8 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             features of shape ``(nodes, irreps_in.dim)``
 
         pos : `torch.Tensor`, optional
-            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, as one more 1o; they must
+            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, divided by ``length``, as
+            one more 1o; they must
             be ``None`` with ``causal=True``, as later nodes change the mean; give large coordinates (UTM: 5e6) in
             float64, whatever dtype the features have: float32 rounds them to 0.5
 
@@ -217,13 +227,15 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             x, tokens = place_tokens(
                 x.to(reference.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
                 invariants=self._invariants, needs_positions=self._needs_positions,
+                unit=self.unit,
             )  # fmt: skip
             return tokens.restore(self._mix(x, tokens.pos, tokens.sequences))
 
     def _mix(
         self, x: Float[Tensor, "tokens dim_in"], pos: Float[Tensor, "tokens 3"], sequences: Sequences
     ) -> Float[Tensor, "tokens dim_out"]:
-        projected = self.project(torch.cat([x, pos], 1))
+        with_pos = torch.cat([x, pos], 1)
+        projected = self.project(with_pos)
         if self.short_conv is not None:
             projected = self.short_conv(projected, sequences)
         query, key, value = projected.chunk(3, 1)
@@ -233,7 +245,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             mixed = self.tensor_product(query, self.implicit_filter(key, sequences, self._channels(key.device)))
         invariants = torch.cat([self.norm(mixed), *(mixed[:, part] for part in self._scalars)], 1)
         mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
-        return self.out(self.shortcut(x) + self.multiply(mixed, value))
+        return self.out(self.shortcut(with_pos if self._starts_on_pos else x) + self.multiply(mixed, value))
 
     def __repr__(self) -> str:
         return describe(self)

@@ -232,7 +232,7 @@ MODULES |= {
 # --- tokens and waves ------------------------------------------------------------------------------------------------
 
 TOKENS = {
-    "short_conv": refused(None, 3, 5), "local_context": refused(False, True),
+    "short_conv": refused(None, 3, 5), "local_context": refused(False, True), "length": refused(1.0, 2),
     "edge_channels": refused(0, 1, local_context=True), "num_blocks": refused(1, 2),
 }  # fmt: skip
 ORDERED = {
@@ -243,7 +243,12 @@ CHANNELS = {
     "scalar_channels": refused(0, 2, 3), "vector_channels": refused(0, 2, 3), "out_scalars": refused(None, 0, 3),
     "out_vectors": refused(None, 0, 3), "hidden_scalars": refused(2, 3), "hidden_vectors": refused(2, 3),
 }  # fmt: skip
-LAYERS = {"num_layers": refused(1, 2), "num_blocks": refused(1, 2), "pool": refused(None, "mean")}
+LAYERS = {
+    "length": refused(1.0, 2),
+    "num_layers": refused(1, 2),
+    "num_blocks": refused(1, 2),
+    "pool": refused(None, "mean"),
+}
 HYENA_KWARGS = refused({}, {"filter": "implicit"}, {"causal": True}, {"short_conv": 3})
 IRREPS = {
     "irreps_in": refused("2x0e+2x1o", "2x1o+2x0e", "2x0e+2x1o+1x1e"),
@@ -379,7 +384,7 @@ MODULES |= {
         {"irreps_in": "2x0e+1x1o", "irreps_out": "2x0e", "irreps_hidden": "2x0e+1x1o"}, features, {
             "irreps_in": refused("2x0e+1x1o", "1x1o+2x0e", "1x0e+2x1o"), "irreps_out": refused("2x0e", "1x0e+1x0e"),
             "irreps_hidden": refused("2x0e+1x1o", "2x0e+2x1o", "1x1o+2x0e"), "short_conv": refused(None, 3, 5),
-            **ORDERED,
+            "length": refused(1.0, 2), **ORDERED,
         },
     ),
     "LongTensorProduct": Table(

@@ -478,7 +478,8 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, c
         gate = torch.sigmoid(clifford_mlp(operator.gate, only(scalars=u, bivectors=w))[0])
         scalars = gate[:, : u.shape[1]] * u[..., None] * value[0]
         vectors = torch.linalg.cross(gate[:, u.shape[1] :] * w, value[1])
-    x = x if operator.shortcut is None else clifford_linear(operator.shortcut, x)
+    if operator.shortcut is not None:
+        x = clifford_linear(operator.shortcut, x if operator.shortcut.in_grades == operator.in_grades else here)
     return clifford_mlp(operator.out, [x[0] + scalars, x[1] + vectors, x[2], x[3]])
 
 

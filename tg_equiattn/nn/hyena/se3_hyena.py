@@ -153,6 +153,8 @@ class SE3HyenaOperator(ScalarVectorModule):
             no short convolution. Short trainings of recall need it (:doc:`/chains`).
         order: ``"input"``, the default, keeps the order of the tokens. ``"radial"`` sorts them by their distance to the
             centroid and needs ``pos``; use it for clouds without an order.
+        length: Length that ``pos`` is divided by, in the unit of ``pos``. The default is 1. Use the spacing of
+            neighbors, for example 3.8 for residues in angstrom.
         local_context: Whether to update every token from its neighbors along ``edge_index`` first, by Clifford message
             passing. The default is ``False``. Use it if a graph of near neighbors is known.
         edge_channels: Number of scalars of an edge, which are given as ``edge_attr``. The default is 0; other numbers
@@ -190,14 +192,15 @@ class SE3HyenaOperator(ScalarVectorModule):
         causal: bool = False,
         short_conv: int | None = None,
         order: str = "input",
+        length: float = 1.0,
         local_context: bool = False,
         edge_channels: int = 0,
         num_blocks: int = 1,
     ) -> None:
         super().__init__(
             HyenaOperator, scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors,
-            filter=filter, causal=causal, short_conv=short_conv, order=order, local_context=local_context,
-            edge_channels=edge_channels, num_blocks=num_blocks,
+            filter=filter, causal=causal, short_conv=short_conv, order=order, length=length,
+            local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip
 
 
@@ -221,6 +224,8 @@ class SE3Hyena(ScalarVectorModule):
             not.
         order: ``"input"``, the default, keeps the order of the tokens. ``"radial"`` sorts them once by their distance
             to the centroid and needs ``pos``; use it for clouds without an order.
+        length: Length that ``pos`` is divided by, in the unit of ``pos``. The default is 1. Use the spacing of
+            neighbors, for example 3.8 for residues in angstrom.
         attn_kwargs: Further arguments of :class:`SE3HyenaOperator`: ``filter``, ``causal``, ``short_conv``,
             ``local_context`` and ``edge_channels``.
 
@@ -255,10 +260,12 @@ class SE3Hyena(ScalarVectorModule):
         num_blocks: int = 1,
         pool: str | None = None,
         order: str = "input",
+        length: float = 1.0,
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         make = functools.partial(TokenModel, HyenaOperator)
         super().__init__(
             make, scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors,
-            num_layers=num_layers, num_blocks=num_blocks, pool=pool, order=order, attn_kwargs=attn_kwargs,
+            num_layers=num_layers, num_blocks=num_blocks, pool=pool, order=order, length=length,
+            attn_kwargs=attn_kwargs,
         )  # fmt: skip

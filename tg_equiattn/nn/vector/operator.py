@@ -24,7 +24,7 @@ from ..modules import StoresSettings, reset_children
 from .clifford import CliffordLinear, MultivectorMLP
 from .grades import GRADE_NAMES, POSITION, Grades, features, with_position
 from .messages import LocalContext
-from .placement import TokenBatch, place_tokens
+from .placement import PositionUnit, TokenBatch, place_tokens
 from .sequences import ChainArguments
 from .short_conv import ShortConv
 
@@ -39,16 +39,21 @@ class TokenNetwork(StoresSettings):
     out: nn.Module
     hidden_grades: Grades
     needs_positions: bool  # true if part of the output is zero without positions
+    in_space: bool = False  # true if neighbors are the nearest nodes, instead of the next ones along a sequence
     causal: bool = False
     local_context: bool = False
     edge_channels: int = 0
 
-    def __init__(self, in_grades: Grades, out_grades: Grades, *, order: str = "input", pool: str | None = None) -> None:
+    def __init__(
+        self, in_grades: Grades, out_grades: Grades, *, order: str = "input", length: float = 1.0,
+        pool: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         checks.choice("order", order, ORDERS)
         if pool not in (None, "mean"):
             raise ValueError(f"pool must be None or 'mean', got {pool!r}")
         self.in_grades, self.out_grades, self.order, self.pool = in_grades, out_grades, order, pool
+        self.unit = PositionUnit(length, self.in_space or order == "radial")
 
     def run(
         self,
@@ -64,7 +69,7 @@ class TokenNetwork(StoresSettings):
             x, tokens = place_tokens(
                 x.to(self.reference_parameter.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
                 invariants=[slice(0, self.in_grades.scalars)],
-                needs_positions=self.needs_positions,
+                needs_positions=self.needs_positions, unit=self.unit,
             )  # fmt: skip
             out = self(x, tokens._replace(edges=self._edges(edge_index, edge_attr, tokens)))
             return out if self.pool else tokens.restore(out)
@@ -107,7 +112,7 @@ class TokenNetwork(StoresSettings):
     def settings(self) -> dict[str, Any]:
         return {
             "order": self.order, "pool": self.pool, "in_grades": self.in_grades, "out_grades": self.out_grades,
-            "hidden_grades": self.hidden_grades,
+            "hidden_grades": self.hidden_grades, "length": self.unit.length,
         }  # fmt: skip
 
     @property
@@ -147,12 +152,13 @@ class TokenOperator(TokenNetwork, ABC):
         causal: bool = False,
         short_conv: int | None = None,
         order: str = "input",
+        length: float = 1.0,
         local_context: bool = False,
         edge_channels: int = 0,
         num_blocks: int = 1,
         bias: bool = True,
     ) -> None:
-        super().__init__(in_grades, out_grades, order=order)
+        super().__init__(in_grades, out_grades, order=order, length=length)
         checks.positive(num_blocks=num_blocks)
         checks.whole(edge_channels=edge_channels)
         if edge_channels and not local_context:
@@ -163,7 +169,9 @@ class TokenOperator(TokenNetwork, ABC):
         self.gate: MultivectorMLP | None = None
         self.local = LocalContext(in_grades, width, edge_channels, num_blocks) if local_context else None
         self.project = MultivectorMLP(in_grades.plus(POSITION), hidden.times(3), width, num_blocks, bias)
-        self.shortcut = None if in_grades == hidden else CliffordLinear(in_grades, hidden, bias=False)
+        # without vectors in the input, those of the residual are positions
+        start = in_grades if in_grades.vectors or causal else in_grades.plus(POSITION)
+        self.shortcut = None if in_grades == hidden else CliffordLinear(start, hidden, bias=False)
         channels = hidden.times(3).channels()
         self.short_conv = None if short_conv is None else ShortConv(channels, short_conv, causal)
         self.out = MultivectorMLP(hidden, out_grades, width, num_blocks)
@@ -188,7 +196,7 @@ class TokenOperator(TokenNetwork, ABC):
         scalars = [_side_by_side(grades[0][n], grades[3][n])[..., 0] for n in range(3)]
         vectors = [_side_by_side(grades[1][n], grades[2][n]) for n in range(3)]
         mixed = [self.mix(q, k, v, tokens) if q.shape[1] else q for q, k, v in (scalars, vectors)]
-        nodes, step = (x, scalars[2], vectors[2], *mixed), self.out.tokens_per_block(x.device)
+        nodes, step = (x, pos, scalars[2], vectors[2], *mixed), self.out.tokens_per_block(x.device)
         others = self.combine, self.gate, self.in_grades, self.hidden_grades, self.shortcut, self.out
         return map_tiles(_finish, step, nodes, *others)
 
@@ -210,14 +218,16 @@ def _project(x: Tensor, pos: Tensor, project: MultivectorMLP, grades: Grades) ->
 
 
 def _finish(
-    x: Tensor, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, combine: Callable,
-    gate: MultivectorMLP | None, grades: Grades, hidden: Grades, shortcut: CliffordLinear | None, out: MultivectorMLP,
+    x: Tensor, pos: Tensor, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor,
+    combine: Callable, gate: MultivectorMLP | None, grades: Grades, hidden: Grades, shortcut: CliffordLinear | None,
+    out: MultivectorMLP,
 ) -> Tensor:  # fmt: skip
     streams = scalars, vectors, mixed_scalars, mixed_vectors
     scalars, vectors, *mixed = (y.permute(*reversed(range(y.ndim))).contiguous() for y in streams)
     scalars, vectors = combine(scalars[None], vectors, mixed[0][None], mixed[1], gate)
     parts = grades.parts(x)
-    parts = parts if shortcut is None else shortcut(parts)
+    if shortcut is not None:
+        parts = shortcut(parts if shortcut.in_grades == grades else with_position(parts, pos))
     first, second = hidden.scalars, hidden.vectors
     added = scalars[:, :first], vectors[:, :second], vectors[:, second:], scalars[:, first:]
     return features(out([a + b for a, b in zip(parts, added, strict=True)]))
@@ -246,8 +256,10 @@ class TokenModel(TokenNetwork):
         pool: str | None,
         attn_kwargs: Mapping[str, Any] | None,
         order: str = "input",
+        length: float = 1.0,
     ) -> None:
-        super().__init__(in_grades, out_grades, order=order, pool=pool)
+        self.in_space = operator.in_space
+        super().__init__(in_grades, out_grades, order=order, length=length, pool=pool)
         checks.positive(num_layers=num_layers)
         settings = dict(attn_kwargs or {})
         unknown = [name for name in settings if name not in operator.SETTINGS]

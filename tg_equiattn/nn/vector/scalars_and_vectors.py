@@ -80,9 +80,10 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
             chain: integers ``(B, N)`` or ``(T,)``, any number for each chain. Convolutions run along each chain of a
                 sequence by itself; positions are centred, and attention mixes, over the whole sequence. ``None`` means
                 that each sequence is one chain.
-            pos: positions ``(B, N, 3)`` or ``(T, 3)``. They enter relative to the mean of their sequence, as one more
-                vector. They must be ``None`` with ``causal=True``, as later tokens change the mean. Give large
-                coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to 0.5.
+            pos: positions ``(B, N, 3)`` or ``(T, 3)``. They enter relative to the mean of their sequence, divided by
+                ``length``, as one more vector. They must be ``None`` with ``causal=True``, as later
+                tokens change the mean. Give large coordinates (UTM: 5e6) in float64, whatever dtype the features have:
+                float32 rounds them to 0.5.
             order: a permutation of the tokens of every sequence, used instead of the module's order: int64 ``(B, N)``
                 of indices within the sequence, or ``(T,)`` of tokens.
             edge_index: int64 ``(2, E)``, source and target tokens, counted through the batch (b N + i). It is needed

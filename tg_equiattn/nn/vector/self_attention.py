@@ -26,6 +26,8 @@ def _mixed_channels(
 class VectorAttentionOperator(TokenOperator):
     """An operator that mixes vectors by cross-product attention and scalars by softmax attention, without a gate."""
 
+    in_space = True
+
     def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
         def kernel(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
             if query.ndim == 2:
@@ -56,6 +58,8 @@ class VectorSelfAttention(ScalarVectorModule):
         short_conv: Number of taps, odd, of a short convolution of query, key and value with one weight for each channel
             and tap. The default, ``None``, means no short convolution. Use 3 if neighbors along the sequence belong
             together (:doc:`/chains`); outputs then depend on the order of the tokens.
+        length: Length that ``pos`` is divided by, in the unit of ``pos``. The default is 1. Use the spacing of
+            neighbors, for example 3.8 for residues in angstrom.
         local_context: Whether to update every token from its neighbors along ``edge_index`` first, by Clifford message
             passing. The default is ``False``. Use it if a graph of near neighbors is known.
         edge_channels: Number of scalars of an edge, which are given as ``edge_attr``. The default is 0; other numbers
@@ -89,14 +93,15 @@ class VectorSelfAttention(ScalarVectorModule):
         hidden_scalars: int | None = None,
         hidden_vectors: int | None = None,
         short_conv: int | None = None,
+        length: float = 1.0,
         local_context: bool = False,
         edge_channels: int = 0,
         num_blocks: int = 1,
     ) -> None:
         super().__init__(
             VectorAttentionOperator, scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars,
-            hidden_vectors, short_conv=short_conv, local_context=local_context, edge_channels=edge_channels,
-            num_blocks=num_blocks,
+            hidden_vectors, short_conv=short_conv, length=length, local_context=local_context,
+            edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip
 
 
@@ -118,6 +123,8 @@ class VectorTransformer(ScalarVectorModule):
             about twice the time.
         pool: ``"mean"`` takes the mean over the tokens of each sequence before the MLP. The default, ``None``, does
             not.
+        length: Length that ``pos`` is divided by, in the unit of ``pos``. The default is 1. Use the spacing of
+            neighbors, for example 3.8 for residues in angstrom.
         attn_kwargs: Further arguments of :class:`VectorSelfAttention`: ``short_conv``, ``local_context`` and
             ``edge_channels``.
 
@@ -151,10 +158,12 @@ class VectorTransformer(ScalarVectorModule):
         num_layers: int = 3,
         num_blocks: int = 1,
         pool: str | None = None,
+        length: float = 1.0,
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         make = functools.partial(TokenModel, VectorAttentionOperator)
         super().__init__(
             make, scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors,
-            num_layers=num_layers, num_blocks=num_blocks, pool=pool, attn_kwargs=attn_kwargs,
+            num_layers=num_layers, num_blocks=num_blocks, pool=pool, length=length,
+            attn_kwargs=attn_kwargs,
         )  # fmt: skip
