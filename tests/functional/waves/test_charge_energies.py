@@ -14,7 +14,13 @@ WIDTH = 0.9
 CELL = torch.tensor([[5.1, 0.2, 0.1], [0.3, 5.6, -0.2], [-0.4, 0.5, 4.9]], dtype=torch.float64)
 SLAB = torch.tensor([True, True, False])
 SYSTEMS = {"open": {}, "slab": {"cell": CELL, "pbc": SLAB}, "crystal": {"cell": CELL}}
+WIDE = {
+    "cubic": {"cell": 15 * torch.eye(3, dtype=torch.float64)},
+    "triclinic": {"cell": torch.tensor([[12.0, 1, 2], [3, 13, -2], [-4, 5, 16]], dtype=torch.float64)},
+    "flat": {"cell": torch.tensor([[8.0, 0, 0], [1, 8, 0], [0, 0, 25]], dtype=torch.float64)},
+}
 METHODS = [("open", "ewald"), ("open", "nufft"), ("slab", "nufft"), ("crystal", "nufft")]
+METHODS += [(name, "auto") for name in WIDE]
 
 
 @pytest.fixture(autouse=True)
@@ -95,12 +101,13 @@ def derivatives(system, method, promised=1e-9):
     """An energy, its slopes by charges, positions and cells along random directions, and second derivatives."""
     torch.manual_seed(7)
     charges, pos = ions(5)
-    inputs = [charges, pos, *([SYSTEMS[system]["cell"]] if SYSTEMS[system] else [])]
+    given = (SYSTEMS | WIDE)[system]
+    inputs = [charges, pos, *([given["cell"]] if given else [])]
     along, probe = [torch.randn_like(x) for x in inputs], torch.randn(5, dtype=torch.float64)
 
     def energy(step):
         moved = [x + step * a for x, a in zip(inputs, along, strict=True)]
-        own = SYSTEMS[system] | ({"cell": moved[2]} if SYSTEMS[system] else {})
+        own = given | ({"cell": moved[2]} if given else {})
         return (probe * charge_energies(*moved[:2], width=WIDTH, method=method, error=promised, **own)).sum()
 
     def slopes(step):
@@ -111,7 +118,10 @@ def derivatives(system, method, promised=1e-9):
     return energy, slopes
 
 
-@pytest.mark.parametrize(("system", "method"), [("open", "direct"), ("slab", "ewald"), ("crystal", "ewald")])
+DIFFERENCES = [("open", "direct"), ("slab", "ewald"), ("crystal", "ewald"), ("triclinic", "auto"), ("flat", "auto")]
+
+
+@pytest.mark.parametrize(("system", "method"), DIFFERENCES)
 def test_derivatives_are_differences(system, method):
     energy, slopes = derivatives(system, method)
     slope, bend = slopes(0.0)
@@ -151,6 +161,36 @@ def test_graphs_of_a_batch_are_what_they_are_alone():
     for n in range(3):
         here = batch == n
         alone = charge_energies(charges[here], pos[here], width=WIDTH, cell=CELL, pbc=pbc[n])
+        assert error(together[here], alone) < 1e-12
+
+
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("promised", [1e-4, 1e-10])
+def test_molecules_in_wide_cells(name, promised):
+    """Sums over images are those over reciprocal vectors, also for charged molecules, nodes in other cells, and another
+    origin."""
+    (charges, pos), own = ions(), WIDE[name] | {"width": WIDTH, "error": promised}
+    charges = charges + 0.3
+    wanted = charge_energies(charges, pos, method="ewald", **own | {"error": 1e-12})
+    found = charge_energies(charges, pos, **own)
+    assert 0 < error(found, wanted) < promised
+    assert not torch.equal(found, charge_energies(charges, pos, method="ewald", **own))
+    wrapped = pos + torch.randint(-3, 4, (7, 3)).double() @ own["cell"] + 5.3
+    assert error(charge_energies(charges, wrapped, **own), found) < 1e-12
+    at_a_face = pos - pos[:1] + torch.tensor([[0.5, 0, 0]], dtype=torch.float64) @ own["cell"]
+    both = torch.cat([pos[:1] * 0, at_a_face]), torch.cat([charges[:1], charges])
+    sides = [charge_energies(both[1], both[0] + torch.tensor([x, 0, 0]), **own) for x in (1e-9, -1e-9)]
+    assert error(sides[0], sides[1]) < promised
+
+
+def test_batches_that_mix_boxes_crystals_and_molecules():
+    charges, pos, sizes = torch.randn(24, dtype=torch.float64), 3 * torch.rand(24, 3, dtype=torch.float64), [5, 7, 6, 6]
+    cell = torch.stack([WIDE["cubic"]["cell"], CELL, CELL, WIDE["triclinic"]["cell"]])
+    batch, pbc = batch_of(sizes), torch.tensor([[True] * 3, [True] * 3, [False] * 3, [True] * 3])
+    together = charge_energies(charges, pos, batch, width=WIDTH, cell=cell, pbc=pbc)
+    for n in range(4):
+        here = batch == n
+        alone = charge_energies(charges[here], pos[here], width=WIDTH, cell=cell[n], pbc=pbc[n])
         assert error(together[here], alone) < 1e-12
 
 

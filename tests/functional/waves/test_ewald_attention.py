@@ -137,6 +137,24 @@ def test_sums_over_images(pbc, method, kind):
     assert error(got, wanted) <= PROMISED
 
 
+@pytest.mark.parametrize("kinds", [(Gaussian, Coulomb), (Coulomb, Hat)])
+def test_molecules_in_wide_cells(kinds):
+    """Sums over pairs and images equal reciprocal sums: outputs, slopes by positions and cells, second derivatives."""
+    ker, (q, k, v, pos) = kernels(lmax=2, kinds=kinds), operands(5)
+    pos.requires_grad_()
+    cell = (4 * torch.tensor(CELL, dtype=torch.float64)).requires_grad_()
+    found = []
+    for method in ("ewald", "auto"):
+        torch.manual_seed(3)
+        out = ewald_attention(q, k, v, pos, ker, cell=cell, method=method, error=PROMISED)
+        slopes = torch.autograd.grad((out * torch.randn_like(out)).sum(), (pos, cell), create_graph=True)
+        bends = torch.autograd.grad(sum((x * torch.randn_like(x)).sum() for x in slopes), (pos, cell))
+        assert slopes[0].is_contiguous()
+        found.append([out, *slopes, *bends])
+    assert not torch.equal(found[0][0], found[1][0])
+    assert max(error(b, a) for a, b in zip(*found, strict=True)) <= 3 * PROMISED
+
+
 def test_potentials_of_crystals_are_ewalds():
     """The energy of a cell of Gaussian charges by torch-pme, and Madelung's constant of sharp ones."""
     pytest.importorskip("torchpme")

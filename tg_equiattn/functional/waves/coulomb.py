@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .kernel import Kernel, Range, degrees, per_wavenumber
+from .kernel import Kernel, Range, per_wavenumber
 from .special_functions import boys_functions
 
 
@@ -38,12 +38,11 @@ class Coulomb(Kernel):
 
     long_range: ClassVar[bool] = True
 
-    def split(self, width: float) -> tuple[ShortRangeCoulomb, Coulomb]:
+    def split(self, width: float) -> tuple[ShortRangeCoulomb, LongRangeCoulomb]:
         """Split the kernel into a sum of two kernels: one that decays as a Gaussian, and the potential of charges of a
         larger ``width``, which needs few reciprocal vectors."""
         short = ShortRangeCoulomb(self.widths, self.gains, tuple((low, width) for low, _ in self.bounds))
-        gains = self.gains * (self.widths / width)[..., None] ** (degrees(self.gains) + 1)
-        return short, Coulomb(torch.full_like(self.widths, width), gains, ((width, width),) * self.count)
+        return short, LongRangeCoulomb(self.widths, self.gains, ((width, width),) * self.count)
 
     @staticmethod
     def split_ranges(low: float, width: float, scaled_cutoff: float) -> list[Range]:
@@ -84,3 +83,21 @@ class ShortRangeCoulomb(Kernel):
         safe = torch.where(zero, 1.0, square)
         remainder = torch.where(zero, excess, -torch.expm1(-safe * excess) / safe)
         return 4 * math.pi * widths * (-square * widths.square() / 2).exp() * remainder
+
+
+class LongRangeCoulomb(Kernel):
+    r"""Long-range parts of Coulomb potentials, in reciprocal space: those of Gaussian charges of the width S that is
+    both bounds, in units of the width s.
+
+    .. math:: \hat K(k) = \frac{4 \pi s}{k^2}\, e^{-S^2 k^2 / 2}
+
+    Where k = 0 is left out, in crystals, it takes off k = 0 of the short-range part.
+    """
+
+    long_range: ClassVar[bool] = True
+
+    def transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
+        widths, outer = per_wavenumber(self.widths, index, square), self.bounds[0][1]
+        short = 2 * math.pi * widths * (outer**2 - widths.square())
+        left_out = (square == 0) & (coulomb == 0)
+        return torch.where(left_out, -short, widths * (-square * outer**2 / 2).exp() * coulomb)

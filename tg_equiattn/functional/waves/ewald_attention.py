@@ -58,7 +58,8 @@ def ewald_attention(
         method: ``"direct"`` sums over all pairs of nodes, exactly, in graphs that do not repeat. ``"ewald"`` sums over
             reciprocal vectors, of the cell or of a box around an open graph. ``"nufft"`` does so by non-uniform fast
             Fourier transforms, which need the extra ``nufft``. ``"auto"`` chooses for every graph: direct sums below
-            4,000 nodes if it is open, reciprocal sums if it repeats, and non-uniform transforms if it is larger.
+            4,000 nodes if it is open, reciprocal sums if it repeats, and non-uniform transforms if it is larger. In
+            wide cells of crystals it sums what decays fast over pairs and their nearest images.
         error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, from 1e-14 to
             0.1.
         max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. If
@@ -125,7 +126,7 @@ def ewald_attention_impl(
     unread = sized and node_batch.known_sizes is None
     if unread or not is_readable(pos) or not (cells is None or is_readable(cells.vectors)):
         return _without_reading(nodes, interaction, node_batch, cells, method)
-    groups = choose(method, nodes[0], interaction, node_batch, cells)
+    groups = choose(method, nodes[0], query.shape[-1] * sources[-1].shape[-1], interaction, node_batch, cells)
     if not groups:
         features = query.new_zeros(*query.shape[:2], sources[-1].shape[-1])
         return interaction.product(features, query.new_zeros(1, 1), 0) * 0
@@ -146,9 +147,9 @@ def _sums(
     if choice.method == "direct":
         return direct_sums(pos, query, tuple(sources), interaction)
     cells = (cells or Cells.none(rows.node_batch.count, pos.device)).select(rows.graph)
-    splits, nufft = () if interaction.max_hkl else choice.splits, choice.method == "nufft"
+    terms, nufft = () if interaction.max_hkl else choice.terms, choice.method == "nufft"
     ranks = rows.node_batch.ranks
-    return reciprocal_sums(pos, query, tuple(sources), rows.mask, interaction, cells, splits, nufft, ranks)
+    return reciprocal_sums(pos, query, tuple(sources), rows.mask, interaction, cells, terms, nufft, ranks)
 
 
 def _without_reading(

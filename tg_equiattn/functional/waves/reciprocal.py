@@ -14,8 +14,10 @@ from ..backend import tile_numbers
 from ..tiles import is_whole, joined, recomputed
 from .cells import Cells
 from .coulomb import Coulomb
+from .direct import Images, direct_sums
 from .kernel import Interaction, Kernel, Product, Sources
 from .lattices import Lattice, lattice_of
+from .methods import Term
 from .nufft import sums_at_nodes, sums_over_nodes
 
 if TYPE_CHECKING:
@@ -28,26 +30,31 @@ _VECTORS = 1 << 22  # numbers in the largest tensor of a tile of reciprocal vect
 def reciprocal_sums(
     pos: Float[Tensor, "graphs nodes 3"], query: Float[Tensor, "graphs nodes heads kernels contracted"],
     sources: Sources, mask: Bool[Tensor, "graphs nodes"] | None, interaction: Interaction, cells: Cells,
-    splits: Sequence[float] = (), nufft: bool = False, ranks: Ranks | None = None,
+    terms: Sequence[Term] = (), nufft: bool = False, ranks: Ranks | None = None,
 ) -> Float[Tensor, "graphs nodes heads out"]:  # fmt: skip
     r"""Sums over the nodes of each graph and all their images.
 
     .. math:: \mathrm{out}_i = \sum_{c, l} q_i^c \cdot \frac{1}{V} \sum_k g_{c l}\, u_c^l\, \hat K_c(k)\,
         e^{i k \cdot x_i} \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
 
-    Every kernel has its own reciprocal vectors. If ``splits`` are given, each Coulomb kernel of open graphs is split at
-    its width among them. With ``nufft``, sums are non-uniform fast Fourier transforms. While tracing with ``max_hkl``,
+    Every kernel has its own reciprocal vectors. ``terms`` say which kernels are split, and what is summed over images
+    in real space. With ``nufft``, sums are non-uniform fast Fourier transforms. While tracing with ``max_hkl``,
     all kernels are computed by one expression, since the time to compile grows with the length of a program.
     """
     most, extent, scaled, out = pos.shape[1], cells.extents(pos, mask, ranks), interaction.scaled_cutoff, []
     if ranks is not None:
         most = int(ranks.largest(torch.tensor([most], device=pos.device)))
-    dtype, query = query.dtype, query.permute(0, 1, 3, 4, 2)[..., None]  # B, N, C, A, H, 1
+    nodes, dtype, query = (query, *sources), query.dtype, query.permute(0, 1, 3, 4, 2)[..., None]  # B, N, C, A, H, 1
     if len(sources) == 2:
         sources = sources[0].permute(0, 1, 3, 4, 2)[..., None], sources[1][:, :, None, None]
     else:
         sources = (sources[0].transpose(2, 3)[:, :, :, None],)  # B, N, C, 1, H, V
-    for these, kernels in _groups(interaction, splits, is_whole(pos)):
+    for these, kernels, images in _groups(interaction, terms, is_whole(pos)):
+        if images is not None:
+            own_query, source, *value = nodes
+            near = own_query[:, :, :, these], (source[:, :, :, these], *value)
+            out.append(direct_sums(pos, *near, interaction._replace(kernels=kernels), cells, images))
+            continue
         ranges = [own for kernel in kernels for own in kernel.ranges(scaled)]
         lattice = lattice_of(cells, pos, extent, ranges, dtype, interaction.hkl_bounds(ranges))
         weights = (lattice.weights[..., None, None] * _transforms(kernels, lattice)).to(dtype)  # B, D, H, L
@@ -63,17 +70,18 @@ def reciprocal_sums(
 
 
 def _groups(
-    interaction: Interaction, splits: Sequence[float], traced: bool
-) -> Iterator[tuple[slice, tuple[Kernel, ...]]]:
-    """Yield groups of kernels that are computed by one expression, and the indices of their queries and keys."""
+    interaction: Interaction, terms: Sequence[Term], traced: bool
+) -> Iterator[tuple[slice, tuple[Kernel, ...], Images | None]]:
+    """Yield groups of kernels that are computed by one expression, the indices of their queries and keys, and the
+    images over which they are summed in real space."""
     if traced and interaction.max_hkl is not None:
-        yield slice(None), interaction.kernels
+        yield slice(None), interaction.kernels, None
         return
-    widths = iter(splits)
-    each = (kernel.single(c) for kernel in interaction.kernels for c in range(kernel.count))
-    for c, kernel in enumerate(each):
-        terms = kernel.split(next(widths)) if isinstance(kernel, Coulomb) and splits else (kernel,)
-        yield from ((slice(c, c + 1), (own,)) for own in terms)
+    each = [kernel.single(c) for kernel in interaction.kernels for c in range(kernel.count)]
+    for c, (kernel, term) in enumerate(zip(each, terms or [Term()] * len(each), strict=True)):
+        parts = kernel.split(term.width) if isinstance(kernel, Coulomb) and term.width is not None else (kernel,)
+        for own in parts:
+            yield slice(c, c + 1), (own,), None if own.long_range else term.images
 
 
 def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Float[Tensor, "graphs vectors heads degrees"]:
