@@ -2,9 +2,11 @@
 
 One thread (or --device cuda), float32, forward, forces and the gradients of a loss of both, the models in turns. Atoms
 are on a jittered grid 2 apart, or the first --frame of a file of water, which a third model with given charges gets,
-too. Run where the host is installed:
+too. With --boxes they are molecules alone in cubic cells that repeat, and charges are predicted. Run where the host is
+installed:
 
     python host_models.py mace
+    python host_models.py mace --boxes 15 20 30
     python host_models.py nequip --frame ~/water.xyz
 """
 
@@ -16,12 +18,14 @@ import ase.io
 import numpy as np
 import torch
 from ase import Atoms
+from ase.build import molecule
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("host", choices=["mace", "nequip"])
 parser.add_argument("--repeats", type=int, default=3)
 parser.add_argument("--device", default="cpu")
 parser.add_argument("--frame", help="file whose first frame, of H, C and O, takes the place of grids")
+parser.add_argument("--boxes", type=float, nargs="*", default=[], help="sides of cells with a molecule each")
 options = parser.parse_args()
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
@@ -34,8 +38,20 @@ def grid(shape, periodic, seed=0):
     return Atoms(numbers, points + 0.2 * random.normal(size=points.shape), cell=2.0 * np.array(shape), pbc=periodic)
 
 
-VARIANTS = ("alone", "attention", "charges") if options.frame else ("alone", "attention")  # grids are not neutral
-CHARGES = {"H": 0.4, "C": 0.0, "O": -0.8}
+MOLECULES = ("C6H6", "CH3COCH3", "CH3CH2OCH3", "isobutane")  # 10 to 14 atoms
+
+
+def in_box(number, side):
+    atoms = molecule(MOLECULES[number % len(MOLECULES)])
+    atoms.rattle(0.05, seed=number)
+    atoms.set_cell([side] * 3)
+    atoms.pbc = True
+    return atoms
+
+
+with_charges = options.frame or options.boxes  # grids are not neutral
+VARIANTS = ("alone", "attention", "charges") if with_charges else ("alone", "attention")
+CHARGES = "predicted" if options.boxes else {"H": 0.4, "C": 0.0, "O": -0.8}
 WARM_UPS = 1 if options.device == "cpu" else 3  # on a GPU, TorchScript compiles in the second call, too
 SYSTEMS = {
     "32 molecules of 20 atoms": [grid((5, 2, 2), False, seed) for seed in range(32)],
@@ -45,6 +61,8 @@ SYSTEMS = {
 if options.frame:
     read = ase.io.read(options.frame, 0)
     SYSTEMS = {f"{len(read)} atoms": [Atoms(read.numbers, read.positions, cell=read.cell, pbc=read.pbc)]}
+if options.boxes:
+    SYSTEMS = {f"32 molecules in boxes of {side:g}": [in_box(n, side) for n in range(32)] for side in options.boxes}
 
 
 def mace(far):
