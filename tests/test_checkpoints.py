@@ -54,7 +54,8 @@ def problems(kind, table):
 
 PLACES = ("nn", "integrations.escnn", "integrations.pyg", "integrations.e3nn")
 NO_MODULES = {"PixelGraph"}  # a transform
-CLASSES = {n: place for place in PLACES for n in PUBLIC[place] if n[0].isupper() and n not in NO_MODULES}
+CLASSES = {n: place for place in PLACES[::-1] for n in PUBLIC[place] if n[0].isupper() and n not in NO_MODULES}
+CLASSES["pyg.EwaldAttention"] = "integrations.pyg"
 CLASSES["AtomsEwaldAttention"] = "integrations.e3nn.atoms_attention"
 
 
@@ -79,7 +80,7 @@ def test_what_changes_the_function_is_in_the_checkpoint(name, double):
     place = CLASSES[name]
     host = "torch" if place == "nn" else HOSTS[place.split(".")[1]]
     pytest.importorskip(host)
-    kind = getattr(importlib.import_module(f"tg_equiattn.{place}"), name)
+    kind = getattr(importlib.import_module(f"tg_equiattn.{place}"), name.rpartition(".")[2])
     table = on_fields(name) if host == "escnn" else MODULES[name]
     with einsums_as_written(host):
         assert problems(kind, table() if callable(table) else table) == []

@@ -1,11 +1,12 @@
-"""Linear-time attention with relative positions as PyTorch Geometric layers: graphs of pixels, or any with ``pos``."""
+"""Attention with relative positions as PyTorch Geometric layers: graphs of pixels, or any with ``pos``."""
 
 from .._host import require
 
 require("torch_geometric", "pyg")
 
 from .conv import RelativePerformerConv  # noqa: E402
+from .ewald import EwaldAttention  # noqa: E402
 from .gps import RelativeGPSBlock  # noqa: E402
 from .pixel_graph import PixelGraph  # noqa: E402
 
-__all__ = ["PixelGraph", "RelativeGPSBlock", "RelativePerformerConv"]
+__all__ = ["EwaldAttention", "PixelGraph", "RelativeGPSBlock", "RelativePerformerConv"]

@@ -338,6 +338,13 @@ MODULES |= {
             refused(None, (2, 3), (2, 0), (0, 2)), **EWALD,
         },
     ),
+    "pyg.EwaldAttention": Table(
+        {"in_channels": 2, "out_channels": 2, "in_vectors": 2, "out_vectors": 2, **KERNELS},
+        lambda: {"x": torch.randn(4, 2), "vectors": torch.randn(4, 2, 3), "pos": torch.rand(4, 3)}, {
+            "in_channels": refused(2, 3), "out_channels": refused(2, 3), "in_vectors": refused(0, 2, 3),
+            "out_vectors": refused(0, 2, 3), **EWALD,
+        },
+    ),
     "ChargeInteraction": Table(
         {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "scalars": 2, "cutoff": 2.0},
         lambda: charged() | {"features": torch.randn(4, 2)}, {"scalars": refused(0, 2, 3), **CHARGES},

@@ -432,6 +432,24 @@ def on_graphs(kind, **options):
     return Case(make, inputs, "torch_geometric")
 
 
+def on_points():
+    """Open graphs, with no values read."""
+
+    def inputs(step):
+        batch = batch_of(ragged(step))
+        return {
+            "x": d(len(batch), 5), "vectors": d(len(batch), V, 3), "pos": d(len(batch), 3), "batch": batch,
+            "batch_size": len(ragged(step)), "max_num_nodes": max(ragged(step)), "return_vectors": True,
+        }  # fmt: skip
+
+    def make():
+        from tg_equiattn.integrations import pyg
+
+        return pyg.EwaldAttention(5, 4, width=1.0, heads=2, in_vectors=V, out_vectors=3)
+
+    return Case(make, inputs, "torch_geometric")
+
+
 def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, **options):
     def make():
         from tg_equiattn.integrations import e3nn
@@ -471,6 +489,7 @@ CASES = {
     "RelativePerformerConv mlp": on_graphs("RelativePerformerConv", offset="mlp", values="offset"),
     "RelativePerformerConv pairs": on_graphs("RelativePerformerConv", method="pairs", offset="mlp", values="offset"),
     "RelativeGPSBlock": on_graphs("RelativeGPSBlock", offset="distance"),
+    "pyg EwaldAttention": on_points(),
     "LongTensorProduct": on_irreps("LongTensorProduct", "2x0e+1x1o", "1x1o", "2x1o+1x2e"),
     "IrrepsSE3HyenaOperator": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT),
     "LongTensorProduct causal": on_irreps("LongTensorProduct", *["2x0e+1x1o"] * 3, causal=True),

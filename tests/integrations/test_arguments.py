@@ -13,6 +13,7 @@ FIELDS = {"in_type", "out_type", "context_type"}
 CHANNELS = {"in_channels", "out_channels", "context_channels", "channels", "group", "scale_window"}  # are types
 WIDTHS = {"scalar_channels", "vector_channels", "out_scalars", "out_vectors", "hidden_scalars", "hidden_vectors"}
 IRREPS = {"irreps_in", "irreps_out", "irreps_hidden"}
+VECTORS = {"in_channels", "out_channels", "in_vectors", "out_vectors"}
 LAYERS = {  # of escnn
     "LiftingAttention": nn.LiftingAttention, "GroupAttention": nn.GroupAttention,
     "GlobalAttention": nn.GlobalGroupAttention, "AttentionBlock": nn.GroupAttentionBlock,
@@ -22,6 +23,7 @@ PAIRS = [  # the host, its class, that of the core, and arguments of the one and
     *(("escnn", f"R{dim}{name}", core, FIELDS, CHANNELS) for dim in (2, 3) for name, core in LAYERS.items()),
     ("pyg", "RelativePerformerConv", nn.PerformerAttention, {"kwargs"}, set()),
     ("pyg", "PixelGraph", grids.PixelGrid, set(), {"shape"}),
+    ("pyg", "EwaldAttention", nn.EwaldAttention, VECTORS, WIDTHS | {"out_channels"}),
     *(("e3nn", f"Irreps{name}", getattr(nn, name), IRREPS, WIDTHS)
       for name in ("SE3HyenaOperator", "SE3Hyena", "VectorSelfAttention")),
     ("e3nn", "IrrepsEwaldAttention", nn.EwaldAttention, IRREPS, WIDTHS | {"out_channels"}),
@@ -44,6 +46,7 @@ def test_settings_are_the_cores(host, name, core, own, cores):
 
 
 EWALD = {
+    "pyg": ("EwaldAttention", VECTORS),
     "e3nn": ("IrrepsEwaldAttention", {"irreps_in", "irreps_out"}),
     "mace": ("add_long_range", {"model", "after", "batch", "gain", "charges", "learn", "dielectric", "attn_kwargs"}),
     "nequip": (
@@ -59,5 +62,5 @@ def test_settings_of_ewald_attention_are_described(host):
     name, own = EWALD[host]
     function, core = of(host, name), dict(settings(nn.EwaldAttention, WIDTHS | {"out_channels"}))
     assert all(core[key] == default for key, default in settings(function, own) if key != "width")
-    described = re.findall(r"^(?: {4})?(\w+) ?: ", inspect.getdoc(function), re.MULTILINE)
+    described = re.findall(r"^(?: {4})?(\w+)(?: \([\w., \[\]]+\))? ?: ", inspect.getdoc(function), re.MULTILINE)
     assert {x for x in described if not x.endswith("Error")} == {*core, *own} - {"attn_kwargs"}

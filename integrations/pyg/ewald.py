@@ -1,0 +1,245 @@
+"""Ewald attention between nodes with positions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from tg_equiattn import checks
+from tg_equiattn.modes import is_concrete
+from tg_equiattn.nn import EwaldAttention as CoreAttention
+from tg_equiattn.nn.modules import NotScriptable, reset_children, with_zero_gradients
+from tg_equiattn.nn.performer.far_offsets import FarOffsets
+from tg_equiattn.slots import inverse
+
+from .graph import batch_of, check_nodes
+
+
+@checks.python_numbers
+class EwaldAttention(NotScriptable, nn.Module):
+    r"""Global attention weighted by Gaussian and Coulomb kernels of the distance, in molecules, planar and periodic
+    graphs of any size.
+
+    .. math::
+        (\mathbf{y}_i, \mathbf{u}_i) = \frac{1}{\bar N} \sum_j \sum_{c, l} g_{c l}\,
+        \langle \mathbf{q}_i, \mathbf{k}_j \rangle_c\, \mathbf{W} \big[ \mathbf{v}_j \otimes s_c^l\, Y_l(\nabla)
+        K_c(\mathbf{p}_i - \mathbf{p}_j) \big], \qquad
+        \mathbf{x}^{\prime}_i = \mathbf{y}_i + \mathbf{W}_u\, \frac{\mathbf{g}_i}{(1 + \mathbf{g}_i^2)^{1/4}}
+
+    This is :class:`tg_equiattn.nn.EwaldAttention`, which describes accuracy, symmetries and sources. Queries, keys and
+    values are linear maps of the input, :math:`K_c` are kernels of learned widths :math:`s_c`, and :math:`Y_l` solid
+    harmonics. With Coulomb kernels, sums are potentials :math:`\mathbf{y}` and fields :math:`\mathbf{u}` of learned
+    charges. Inner products :math:`\mathbf{g}` of the vectors :math:`\mathbf{u}` of a node join its output by a linear
+    map, which starts at zero. The sum includes the node itself and, in periodic graphs, all images of all nodes. There
+    is no residual connection.
+
+    Outputs do not change when the positions and the cell of a graph are translated, rotated or reflected; vectors
+    rotate with them. They are smooth functions of positions and cells. Positions in two dimensions are points of a
+    plane in space: kernels are those of space.
+
+    Use it where nodes act on each other by their distance, as charges do. Use :class:`RelativePerformerConv` where
+    nodes choose each other by content.
+
+    Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
+    of every graph, see :doc:`/shared_graphs`.
+
+    Args:
+        in_channels (int): Size of each input sample.
+        out_channels (int): Size of each output sample.
+        width (float): Width of the narrowest kernel, in the unit of :obj:`pos`. Use about half of the cutoff of
+            message passing beside it: messages already model shorter distances.
+        in_vectors (int, optional): Number of input vectors of each node. (default: :obj:`0`)
+        out_vectors (int, optional): Number of vectors of each node that are computed. With :obj:`0`, outputs have no
+            inner products of vectors; pass :obj:`lmax=0`, too, if there are no input vectors. (default: :obj:`8`)
+        max_width (float, optional): Width of the widest kernel. Each width is learned within an octave of its own
+            between the two. In small cells use less than half a side. :obj:`None` means :obj:`8 * width`.
+            (default: :obj:`None`)
+        num_gaussians (int, optional): Number of Gaussian kernels. (default: :obj:`4`)
+        num_coulomb (int, optional): Number of Coulomb kernels, which decay as 1 / r. Use :obj:`0` if nothing acts as
+            far as charges do. (default: :obj:`4`)
+        kernels (torch.nn.Module, optional): Module with kernels of your own, beside the others. It has an integer
+            :obj:`count`, and called with gains :obj:`(heads, count, lmax + 1)` it returns a
+            :class:`tg_equiattn.functional.Kernel` with these gains. The layer keeps a copy. (default: :obj:`None`)
+        heads (int, optional): Number of attention heads, each with its own queries, keys and widths and a share of the
+            values. (default: :obj:`1`)
+        lmax (int, optional): Highest degree of the solid harmonics. (default: :obj:`1`)
+        avg_num_nodes (float, optional): Constant by which sums are divided, the same for all graphs.
+            (default: :obj:`1.0`)
+        error (float, optional): Promised error of sums over reciprocal vectors, relative to the largest value of a
+            kernel. Use :obj:`1e-2` to train faster. (default: :obj:`1e-4`)
+        method (str, optional): :obj:`"direct"` sums over all pairs of nodes, in graphs that do not repeat.
+            :obj:`"ewald"` sums over reciprocal vectors. :obj:`"nufft"` does so by non-uniform fast Fourier transforms,
+            which need the extra :obj:`nufft`. :obj:`"auto"` chooses for every graph: direct sums below 4,000 nodes if
+            it is open, reciprocal sums if it repeats, and non-uniform transforms if it is larger.
+            (default: :obj:`"auto"`)
+        max_hkl (Sequence[int], optional): Largest Miller indices along the three lattice vectors, for the kernel with
+            the largest cutoff. If given, cells are not read, which :meth:`torch.compile` needs. (default: :obj:`None`)
+
+    Shapes:
+        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`, positions :math:`(|\mathcal{V}|, d)` with
+          :math:`d` 2 or 3, graph indices :math:`(|\mathcal{V}|)` *(optional)*, vectors
+          :math:`(|\mathcal{V}|, V_{in}, d)` *(with* :obj:`in_vectors` *)*
+        - **output:** node features :math:`(|\mathcal{V}|, F_{out})`, with :obj:`return_vectors` and vectors
+          :math:`(|\mathcal{V}|, V_{out}, d)`
+
+    Raises:
+        ValueError: If an argument is not allowed, or does not fit another one.
+
+    Example:
+        >>> import torch
+        >>> attention = EwaldAttention(16, 16, width=1.0, avg_num_nodes=20)
+        >>> batch = torch.tensor([0] * 5 + [1] * 7)
+        >>> cell = 4 * torch.eye(3).expand(2, 3, 3)
+        >>> pbc = torch.tensor([[False, False, False], [True, True, True]])
+        >>> attention(torch.randn(12, 16), torch.randn(12, 3), batch, cell=cell, pbc=pbc).shape
+        torch.Size([12, 16])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        width: float,
+        in_vectors: int = 0,
+        out_vectors: int = 8,
+        max_width: float | None = None,
+        num_gaussians: int = 4,
+        num_coulomb: int = 4,
+        kernels: nn.Module | None = None,
+        heads: int = 1,
+        lmax: int = 1,
+        avg_num_nodes: float = 1.0,
+        error: float = 1e-4,
+        method: str = "auto",
+        max_hkl: Sequence[int] | None = None,
+    ):
+        super().__init__()
+        checks.positive(in_channels=in_channels, out_channels=out_channels)
+        for name, n in {"in_vectors": in_vectors, "out_vectors": out_vectors}.items():
+            if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+                raise ValueError(f"{name} must be an integer from 0 on, got {n!r}")
+        if out_vectors and not in_vectors and lmax == 0:
+            raise ValueError(f"out_vectors must be 0 with lmax=0 and in_vectors=0, got {out_vectors}: pass lmax=1")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.in_vectors, self.out_vectors, self.heads = in_vectors, out_vectors, heads
+        self.attention = CoreAttention(
+            in_channels, in_vectors, out_channels=(out_channels, out_vectors), width=width, max_width=max_width,
+            num_gaussians=num_gaussians, num_coulomb=num_coulomb, kernels=kernels, heads=heads, lmax=lmax,
+            avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
+        )  # fmt: skip
+        self.invariants = FarOffsets(out_vectors, 3, out_channels, invariant=True) if out_vectors else None
+
+    @property
+    def process_group(self) -> Any:
+        """The :mod:`torch.distributed` group whose processes share the nodes of graphs; :obj:`None` without one."""
+        return self.attention.process_group
+
+    @process_group.setter
+    def process_group(self, process_group: Any) -> None:
+        self.attention.process_group = process_group
+
+    def reset_parameters(self):
+        """Resets all learnable parameters of the module."""
+        reset_children(self)
+
+    def forward(
+        self,
+        x: Tensor,
+        pos: Tensor,
+        batch: Tensor | None = None,
+        *,
+        vectors: Tensor | None = None,
+        cell: Tensor | None = None,
+        pbc: Tensor | None = None,
+        ptr: Tensor | None = None,
+        batch_size: int | None = None,
+        max_num_nodes: int | None = None,
+        return_vectors: bool = False,
+    ) -> Any:
+        r"""Runs the forward pass of the module.
+
+        Args:
+            x (torch.Tensor): The node features, :math:`(|\mathcal{V}|, F_{in})`.
+            pos (torch.Tensor): The positions of nodes, :math:`(|\mathcal{V}|, d)`, wrapped into the cell or not. Give
+                large coordinates in float64, whatever the features are.
+            batch (torch.Tensor, optional): The graph index of nodes, in any order; :obj:`None` means one graph.
+                (default: :obj:`None`)
+            vectors (torch.Tensor, optional): The input vectors of nodes, :math:`(|\mathcal{V}|, V_{in}, d)`, with
+                :obj:`in_vectors`. (default: :obj:`None`)
+            cell (torch.Tensor, optional): The lattice vectors of periodic graphs as rows, :math:`(d, d)`,
+                :math:`(|\mathcal{G}|, d, d)` or :math:`(d |\mathcal{G}|, d)`. (default: :obj:`None`)
+            pbc (torch.Tensor, optional): Bool :math:`(d)`, :math:`(|\mathcal{G}|, d)` or :math:`(d |\mathcal{G}|)`, the
+                lattice vectors along which graphs repeat: three, two or none. :obj:`None` means all that are not
+                zero. (default: :obj:`None`)
+            ptr (torch.Tensor, optional): Index of the first node of each graph, in place of :obj:`batch`.
+                (default: :obj:`None`)
+            batch_size (int, optional): The number of graphs; :meth:`torch.compile` needs it. (default: :obj:`None`)
+            max_num_nodes (int, optional): Upper bound of the nodes of a graph; :meth:`torch.compile` needs it.
+                (default: :obj:`None`)
+            return_vectors (bool, optional): If set to :obj:`True`, will additionally return the vectors,
+                :math:`(|\mathcal{V}|, V_{out}, d)`. (default: :obj:`False`)
+        """
+        check_nodes(x, self.in_channels)
+        if x.shape[1] != self.in_channels:
+            raise ValueError(f"x must have shape (N, {self.in_channels}), got {tuple(x.shape)}")
+        if return_vectors and not self.out_vectors:
+            raise ValueError("return_vectors must be False with out_vectors=0, got True: pass out_vectors=1 or more")
+        batch, graphs = batch_of(batch, ptr, x.shape[0])
+        batch_size = graphs if batch_size is None else batch_size
+        dim = _dimension(pos, x.shape[0])
+        if (vectors is None) != (self.in_vectors == 0):
+            allowed = f"given, of shape (N, {self.in_vectors}, {dim})" if self.in_vectors else "None with in_vectors=0"
+            raise ValueError(f"vectors must be {allowed}, got {checks.shape_of(vectors)}")
+        if vectors is not None and tuple(vectors.shape) != (x.shape[0], self.in_vectors, dim):
+            raise ValueError(
+                f"vectors must have shape {(x.shape[0], self.in_vectors, dim)}, got {tuple(vectors.shape)}"
+            )
+        order = None
+        if batch is not None and not (is_concrete(batch) and bool((batch[1:] >= batch[:-1]).all())):
+            batch, order = batch.sort(stable=True)
+            x, pos = x[order], pos[order]
+            vectors = vectors if vectors is None else vectors[order]
+        if dim == 2:
+            pos, (cell, pbc) = nn.functional.pad(pos, (0, 1)), _in_space(cell, pbc)
+            vectors = vectors if vectors is None else nn.functional.pad(vectors, (0, 1))
+        out, found = self.attention(
+            x, vectors, pos=pos, batch=batch, cell=cell, pbc=pbc, batch_size=batch_size, max_num_nodes=max_num_nodes
+        )
+        if self.invariants is not None:
+            out = out + self.invariants(found.transpose(0, 1))
+        if not x.shape[0]:
+            out = with_zero_gradients(self, out)
+        if order is not None:
+            back = inverse(order)
+            out, found = out[back], found[back]
+        return (out, found[..., :dim]) if return_vectors else out
+
+    def __repr__(self) -> str:
+        vectors = f", in_vectors={self.in_vectors}" if self.in_vectors else ""
+        return (
+            f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads}, "
+            f"width={self.attention.width:g}{vectors})"
+        )
+
+
+def _dimension(pos: object, nodes: int) -> int:
+    """The dimension of positions, 2 or 3."""
+    if not isinstance(pos, Tensor) or pos.ndim != 2 or pos.shape[0] != nodes or pos.shape[1] not in (2, 3):
+        raise ValueError(f"pos must have shape ({nodes}, 2) or ({nodes}, 3), got {checks.shape_of(pos)}")
+    return pos.shape[1]
+
+
+def _in_space(cell: object, pbc: object) -> tuple[Any, Any]:
+    """Lattice vectors of a plane, and directions along which it repeats, in space."""
+    if cell is not None:
+        if not isinstance(cell, Tensor) or cell.ndim not in (2, 3) or cell.shape[-1] != 2 or cell.numel() % 4:
+            wanted = "(2, 2), (graphs, 2, 2) or (2 graphs, 2) where pos has 2 dimensions"
+            raise ValueError(f"cell must be {wanted}, got {checks.shape_of(cell)}")
+        cell = nn.functional.pad(cell.reshape(-1, 2, 2), (0, 1, 0, 1))
+    if pbc is not None:
+        if not isinstance(pbc, Tensor) or pbc.ndim not in (1, 2) or pbc.numel() % 2:
+            wanted = "bool (2,), (graphs, 2) or (2 graphs,) where pos has 2 dimensions"
+            raise ValueError(f"pbc must be {wanted}, got {checks.shape_of(pbc)}")
+        pbc = nn.functional.pad(pbc.reshape(-1, 2), (0, 1))
+    return cell, pbc

@@ -1,0 +1,199 @@
+"""EwaldAttention against the core's layer; its symmetries in space and in a plane; what is refused; within PyG."""
+
+import pytest
+import torch
+from space import batch_of
+from tg_equiattn.integrations.pyg import EwaldAttention
+from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.nn import SAGEConv, Sequential, global_mean_pool, to_hetero
+
+SIZES = (7, 1, 11)
+CELLS = 4 * torch.eye(3, dtype=torch.float64) + 0.3 * torch.tensor([[0, 1, -1], [1, 0, 2], [0.5, -1, 0]]).double()
+
+
+@pytest.fixture
+def make(randomise):
+    def make(**options):
+        options = {"width": 1.0, "num_gaussians": 2, "num_coulomb": 1, "in_vectors": 2, "out_vectors": 3, **options}
+        return randomise(EwaldAttention(5, 7, heads=2, **options), 0.4).double()
+
+    return make
+
+
+def graph(dim=3, sizes=SIZES, periodic=False):
+    """In space a molecule, an atom in a slab, and a crystal; in a plane each open or repeated along both axes."""
+    count = sum(sizes)
+    x = {
+        "x": torch.randn(count, 5), "vectors": torch.randn(count, 2, dim), "pos": 2 * torch.randn(count, dim),
+        "batch": batch_of(sizes), "return_vectors": True,
+    }  # fmt: skip
+    if periodic:
+        pbc = [[False] * dim, [True, True, False][:dim], [True] * dim]
+        x |= {"cell": (CELLS[:dim, :dim]).repeat(3, 1, 1), "pbc": torch.tensor(pbc)}
+    return {name: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for name, v in x.items()}
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_equals_the_core(make, equal, periodic):
+    """With inner products of vectors, whose map starts at zero."""
+    module, x = make(), graph(periodic=periodic)
+    given = {name: x[name] for name in ("pos", "batch", "cell", "pbc") if name in x}
+    out, vectors = module(**x)
+    scalars, wanted = module.attention(x["x"], x["vectors"], **given)
+    first, second = torch.triu_indices(3, 3)
+    products = (wanted @ wanted.mT)[:, first, second]
+    equal(out, scalars + products * (1 + products**2) ** -0.25 @ module.invariants.map.weight.T)
+    equal(vectors, wanted)
+    new = EwaldAttention(5, 7, width=1.0).double()
+    equal(new(x["x"], **given), new.attention(x["x"], None, **given)[0])
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+@pytest.mark.parametrize("dim", [2, 3])
+def test_equivariance(make, error, dim, periodic):
+    """To a motion of each graph. A map that bends space is none (negative control)."""
+    module, x = make(), graph(dim, periodic=periodic)
+    turn, _ = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64))
+    if torch.linalg.det(turn) > 0:
+        turn = -turn if dim == 3 else turn.flip(0)  # with a reflection
+    shift = torch.randn(3, dim, dtype=torch.float64)[x["batch"]]
+
+    def moved(by):
+        return {**x, "pos": x["pos"] @ by.T + shift, "vectors": x["vectors"] @ by.T} | (
+            {"cell": x["cell"] @ by.T} if periodic else {}
+        )
+
+    out, vectors = module(**x)
+    assert vectors.shape == (19, 3, dim)
+    assert error(module(**moved(turn)), (out, vectors @ turn.T)) < 1e-10
+    bent = turn * torch.linspace(0.8, 1.2, dim)
+    assert error(module(**moved(bent)), (out, vectors @ bent.T)) > 1e-3
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_a_plane_lies_in_space(make, equal, periodic):
+    module, x = make(), graph(2, periodic=periodic)
+    pad = torch.nn.functional.pad
+    space = {**x, "pos": pad(x["pos"], (0, 1)), "vectors": pad(x["vectors"], (0, 1))}
+    if periodic:
+        space |= {"cell": pad(x["cell"], (0, 1, 0, 1)), "pbc": pad(x["pbc"], (0, 1))}
+        equal(module(**{**x, "cell": x["cell"].flatten(0, 1), "pbc": x["pbc"].flatten()}), module(**x))
+    out, vectors = module(**x)
+    equal((out, pad(vectors, (0, 1))), module(**space))
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_graphs_of_a_batch(make, equal, dim):
+    """Alone, in any order, by ptr, with cells that differ, wrapped or not; one graph is a node, another has none."""
+    module, x = make(), graph(dim, (7, 1, 11, 0), periodic=False)
+    cells = (CELLS[:dim, :dim] * torch.tensor([1.0, 1.1, 1.3, 1.0])[:, None, None]).clone()
+    x["cell"], out = cells, None
+    out = module(**x, batch_size=4)
+    for number in range(3):
+        own = x["batch"] == number
+        alone = {n: x[n][own] for n in ("x", "vectors", "pos")} | {"cell": cells[number], "return_vectors": True}
+        equal(tuple(y[own] for y in out), module(**alone))
+    order = torch.randperm(19)
+    mixed = module(**{n: v[order] if n in ("x", "vectors", "pos", "batch") else v for n, v in x.items()}, batch_size=4)
+    equal(mixed, tuple(y[order] for y in out))
+    equal(module(**{**x, "batch": None}, ptr=torch.tensor([0, 7, 8, 19, 19])), out)
+    numbers = torch.randint(-3, 4, (19, 1, dim)).double()
+    away = x["pos"] + (numbers @ cells[x["batch"]])[:, 0]
+    equal(module(**{**x, "pos": away}, batch_size=4), out, 1e-9)
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_every_parameter_gets_a_gradient(count):
+    module = EwaldAttention(5, 7, width=1.0)
+    module(torch.randn(count, 5), torch.randn(count, 3)).square().sum().backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool(parameter.grad.isfinite().all()), name
+
+
+X, POS = torch.ones(4, 5), torch.rand(4, 3)
+CELL = torch.eye(2) * 3
+
+
+@pytest.mark.parametrize(
+    ("message", "options", "arguments"),
+    [
+        ("in_channels must be a positive integer, got -1", {"in_channels": -1}, {}),
+        ("in_vectors must be an integer from 0 on, got -1", {"in_vectors": -1}, {}),
+        ("out_vectors must be 0 with lmax=0 and in_vectors=0, got 8: pass lmax=1", {"lmax": 0}, {}),
+        ("width must be a positive number", {"width": 0}, {}),
+        (r"x must be one tensor of shape \(N, 5\), got tuple", {}, {"x": (X, X)}),
+        (r"x must have shape \(N, 5\), got \(4, 3\)", {}, {"x": X[:, :3]}),
+        ("float64", {}, {"x": X.double()}),
+        (r"pos must have shape \(4, 2\) or \(4, 3\), got \(4, 1\)", {}, {"pos": POS[:, :1]}),
+        (r"pos must have shape \(4, 2\) or \(4, 3\), got NoneType", {}, {"pos": None}),
+        (r"vectors must be None with in_vectors=0, got \(4, 2, 3\)", {}, {"vectors": torch.ones(4, 2, 3)}),
+        (r"vectors must be given, of shape \(N, 2, 3\), got NoneType", {"in_vectors": 2}, {}),
+        (r"vectors must have shape \(4, 2, 3\), got \(4, 2, 2\)", {"in_vectors": 2}, {"vectors": torch.ones(4, 2, 2)}),
+        ("return_vectors must be False with out_vectors=0", {"out_vectors": 0}, {"return_vectors": True}),
+        ("batch must be a tensor, got list", {}, {"batch": [0] * 4}),
+        ("ptr must be None where batch is given", {}, {"batch": torch.zeros(4).long(), "ptr": torch.tensor([0, 4])}),
+        (r"cell must be \(3, 3\) or one a graph", {}, {"cell": CELL}),
+        (r"cell must be \(2, 2\), \(graphs, 2, 2\) or \(2 graphs, 2\) where pos has 2 dimensions, got \(3, 3\)", {},
+         {"pos": POS[:, :2], "cell": torch.eye(3)}),
+        (r"pbc must be bool \(2,\), .* where pos has 2 dimensions, got \(3,\)", {},
+         {"pos": POS[:, :2], "cell": CELL, "pbc": torch.ones(3).bool()}),
+        ("pbc must let graphs repeat along three directions, two or none, got one for graph 0", {},
+         {"pos": POS[:, :2], "cell": CELL, "pbc": torch.tensor([True, False])}),
+        ("cell must be given with pbc", {}, {"pbc": torch.ones(3).bool()}),
+        ("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat", {"method": "direct"},
+         {"cell": 3 * torch.eye(3)}),
+    ],
+)  # fmt: skip
+def test_bad_arguments(message, options, arguments):
+    with pytest.raises(ValueError, match=message):
+        EwaldAttention(**{"in_channels": 5, "out_channels": 7, "width": 1.0, **options})(
+            **{"x": X, "pos": POS, **arguments}
+        )
+
+
+def test_repr():
+    assert repr(EwaldAttention(5, 7, width=1.5, heads=2)) == "EwaldAttention(5, 7, heads=2, width=1.5)"
+    assert repr(EwaldAttention(5, 7, width=1.5, in_vectors=2)).endswith("heads=1, width=1.5, in_vectors=2)")
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.attention = SAGEConv(5, 6), EwaldAttention(6, 6, width=1.0)
+
+    def forward(self, x, edge_index, pos):
+        return self.attention(self.conv(x, edge_index), pos)
+
+
+EDGES = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
+
+
+def test_explanations_are_of_the_messages_beside_it():
+    model, x, pos = Model(), torch.randn(4, 5), torch.randn(4, 3)
+    explainer = Explainer(
+        model, GNNExplainer(epochs=2), explanation_type="model", node_mask_type="attributes", edge_mask_type="object",
+        model_config={"mode": "regression", "task_level": "node", "return_type": "raw"},
+    )  # fmt: skip
+    assert explainer(x, EDGES, pos=pos).edge_mask.shape == (4,)
+
+
+def test_sets_of_nodes_attend_within_themselves():
+    """Of a heterogeneous graph, with weights for each."""
+    kinds = ["a", "b"], [("a", "to", "b"), ("b", "to", "a")]
+    model = to_hetero(Model(), kinds)
+    x, pos = ({kind: torch.randn(4, n) for kind in kinds[0]} for n in (5, 3))
+    out = model(x, dict.fromkeys(kinds[1], EDGES), pos)
+    assert out["a"].shape == (4, 6)
+    changed = model(x, dict.fromkeys(kinds[1], EDGES), pos | {"b": 2 * pos["b"]})
+    torch.testing.assert_close(changed["a"], out["a"])
+    assert (changed["b"] - out["b"]).abs().max() > 1e-3
+
+
+def test_sequential(equal):
+    first, second = EwaldAttention(5, 6, width=1.0), EwaldAttention(6, 2, width=2.0)
+    model = Sequential("x, pos, batch", [(first, "x, pos, batch -> x"), torch.nn.ReLU(), (second, "x, pos, batch -> x"),
+                                         (global_mean_pool, "x, batch -> x")])  # fmt: skip
+    x, pos, batch = torch.randn(7, 5), torch.randn(7, 3), batch_of((3, 4))
+    wanted = second(first(x, pos, batch).relu(), pos, batch)
+    equal(model(x, pos, batch), global_mean_pool(wanted, batch), 0)
