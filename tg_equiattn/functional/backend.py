@@ -19,7 +19,7 @@ _TILE_BYTES = 2 << 30  # memory of all tensors of a chunk on an accelerator
 DEFINITION, OPERATOR = "definition", "operator"
 
 
-def choose_form(x: Tensor, numbers: int, plain: bool = False, few: bool = False) -> str:
+def choose_form(x: Tensor, numbers: int, plain: bool = False) -> str:
     """The form of an operator: ``DEFINITION`` or ``OPERATOR``.
 
     Args:
@@ -27,16 +27,10 @@ def choose_form(x: Tensor, numbers: int, plain: bool = False, few: bool = False)
         numbers: size of each of the four large tensors that a compiled definition makes. Compilers for accelerators get
             the definition if they fit in memory.
         plain: ask for the definition.
-        few: ask for the definition where ``numbers`` are so few that a CPU takes longer to call the operator. Tracers
-            and dispatch modes, which count or record operations, see the operator.
     """
     if use_plain(plain):
         return DEFINITION
-    on_cpu, compiling = x.device.type == "cpu", torch.compiler.is_compiling()
-    observed = compiling or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
-    if few and on_cpu and not observed and are_few(numbers):
-        return DEFINITION
-    if on_cpu or not compiling or is_exporting():
+    if x.device.type == "cpu" or not torch.compiler.is_compiling() or is_exporting():
         return OPERATOR  # exported programs are for all sizes, so that no size can decide
     return DEFINITION if numbers <= tile_numbers(x.device, 0, 4) else OPERATOR
 

@@ -9,7 +9,8 @@ fit in a chunk, and on accelerators with deterministic algorithms: ``index_add``
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,7 @@ from torch import Tensor
 from ..edges import CSR
 from ..modes import full_precision, is_traced
 from ..neighbors import SortedPairs
-from .backend import OPERATOR, choose_form, refuse_forward_mode, tile_numbers
-from .second_derivatives import register_derivatives
+from .backend import OPERATOR, are_few, choose_form, refuse_forward_mode, tile_numbers, use_plain
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -38,8 +38,7 @@ def edge_dot(
     query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], relation: CSR | SortedPairs
 ) -> Float[Tensor, "heads pairs"]:
     """Scalar products of the query and the key of each pair of a relation."""
-    form = choose_form(query, query.shape[0] * relation.row.shape[0], few=True)
-    if form == OPERATOR:
+    if _by_operator(query, relation.row):
         return csr_edge_dot(query.contiguous(), key.contiguous(), *_matrix(relation))
     # a compiler fuses the gathers with the products, so chunks save no memory
     return gathered_edge_dot(query, key, relation.row, relation.col, None if is_traced(query) else _PAIRS)
@@ -49,9 +48,18 @@ def edge_sum(
     weight: Float[Tensor, "heads pairs"], value: Float[Tensor, "heads cols d"], relation: CSR | SortedPairs
 ) -> Float[Tensor, "heads rows d"]:
     """Sums over the pairs of each row of weights times values."""
-    if choose_form(value, value.shape[0] * relation.row.shape[0], few=True) == OPERATOR:
+    if _by_operator(value, relation.row):
         return csr_edge_sum(weight, value.contiguous(), *_matrix(relation))
     return gathered_edge_sum(weight, value, relation.row, relation.col, relation.num_rows)
+
+
+def _by_operator(x: Tensor, row: Tensor) -> bool:
+    """True if an operator runs. A CPU computes few products in less time than it takes to call one, but tracers and
+    dispatch modes, which count or record operations, see the operator."""
+    numbers = x.shape[0] * row.shape[0]
+    observed = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
+    few = x.device.type == "cpu" and not observed and are_few(numbers)
+    return not few and choose_form(x, numbers) == OPERATOR
 
 
 def gathered_edge_dot(
@@ -161,5 +169,26 @@ def _plain_sum(weight: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
     return gathered_edge_sum(weight, value, tensors[2], tensors[1], len(tensors[0]) - 1)
 
 
-register_derivatives(csr_edge_dot, (_query_gradient, _key_gradient), _plain_dot, 2)
-register_derivatives(csr_edge_sum, (_weight_gradient, _value_gradient), _plain_sum, 2)
+def _register_derivatives(
+    operator: Any, gradients: Sequence[Callable[..., Tensor]], plain: Callable[..., Tensor]
+) -> None:
+    """Register the gradients of the first two inputs. They consist of operators again, so second derivatives are those
+    of the gradients."""
+
+    def save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        given = ctx.saved_tensors  # torch unpacks saved tensors once where it checkpoints
+        if use_plain():  # a transform has begun since the forward pass
+            found = torch.func.vjp(lambda *x: plain(*x, *given[2:]), *given[:2])[1](grad)
+        else:
+            needed = zip(gradients, ctx.needs_input_grad, strict=False)
+            found = [gradient(grad, *given) if wanted else None for gradient, wanted in needed]
+        return *found, *[None] * (len(given) - 2)
+
+    operator.register_autograd(backward, setup_context=save)
+
+
+_register_derivatives(csr_edge_dot, (_query_gradient, _key_gradient), _plain_dot)
+_register_derivatives(csr_edge_sum, (_weight_gradient, _value_gradient), _plain_sum)
