@@ -69,9 +69,9 @@ def kernels(**change):
 
 REFUSED = [
     ("query must have shape", group("query", torch.ones(3, 5, 4, 5, 6))),
-    ("key must have the shape of query", group("key", torch.ones(2, 3, 5, 4, 5, 5))),
-    ("value must have the shape of key", group("value", torch.ones(2, 3, 5, 3, 5, 6))),
-    ("key must be torch.float32 on cpu as query is, got torch.float64", group("key", IMAGES["key"].double())),
+    ("key must have the pixels of query", group("key", torch.ones(2, 3, 5, 4, 5, 5))),
+    ("value must have shape", group("value", torch.ones(2, 3, 5, 3, 5, 6))),
+    ("key must be torch.float32 as query is, got torch.float64", group("key", IMAGES["key"].double())),
     ("query must be a floating point tensor, got torch.int32", group("query", IMAGES["query"].int())),
     ("offset_encoding must have shape", group("offset_encoding", torch.ones(3, 9, 5))),
     ("offset_encoding must be on cpu as query is, got meta",

@@ -161,7 +161,7 @@ def test_keys_of_another_image_are_refused_where_offsets_matter():
     (query, *_), _ = table_operands("frame", Window(2, 3), (2, 3))
     (_, key, value, *_), _ = table_operands("frame", Window(2, 3), (4, 1))
     rho, window = torch.zeros(3, 15, 3, dtype=torch.float64), Window(2, None)
-    with pytest.raises(ValueError, match="key must have the shape of query"):
+    with pytest.raises(ValueError, match="key must have the pixels of query"):
         group_attention(query, key, value, rho, window=window)
     with pytest.raises(ValueError, match="offset_encoding must be given for a window"):
         group_attention(query, query, query, None, window=Window(2, 3))

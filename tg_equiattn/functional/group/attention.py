@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -126,14 +127,18 @@ def group_attention_impl(
     """
     dtype, kind = torch.promote_types(query.dtype, torch.float32), value.dtype
     query, key, value = query.to(dtype) * query.shape[2] ** -0.5, key.to(dtype), value.to(dtype)
-    encodings = offset_encoding, element_encoding, space_bias, group_bias
     seed = draw_seed(dropout, query.device)
+    rows = next((x.shape[-axis] for x, axis in ((element_encoding, 2), (group_bias, 1)) if x is not None), 0)
+    elements = _table(query, (rows,), element_encoding, group_bias)
     if window.is_global:
+        outputs = next((len(x) for x in (offset_encoding, index) if x is not None), query.shape[3])
+        rho = query.new_zeros(outputs, 0, query.shape[2]) if offset_encoding is None else offset_encoding.to(dtype)
+        bias = query.new_zeros(query.shape[1], outputs, 0) if space_bias is None else space_bias.to(dtype)
         flat = None if key_mask is None else key_mask.flatten(1)
-        operands = query, key.flatten(4), value.flatten(4), *_dense_tables(query, index, *encodings)
-        out = dense_attention(*operands, index, flat, seed, dropout, plain=plain)
+        operands = query, key.flatten(4), value.flatten(4), rho, bias, elements, index, flat, seed, dropout
+        out = dense_attention(*operands, plain=plain)
         return zero_where_masked(out, None if flat is None else flat.any(1)).to(kind), query.new_zeros(0)
-    tables = _tables(query.shape[1], dtype, *encodings)
+    tables = _table(query, offset_encoding.shape[:2], offset_encoding, space_bias), elements
     # The definition keeps the products of queries and encodings in memory, and all scores for a backward pass.
     numbers = query.shape[0] * math.prod(tables[0].shape[:-1]) * math.prod(query.shape[4:])
     if index is not None:
@@ -185,38 +190,12 @@ def scaled_attention_impl(
     return torch.cat(found, 3)
 
 
-def _tables(
-    heads: int, dtype: torch.dtype, offset_encoding: Tensor, element_encoding: Tensor | None, space_bias: Tensor | None,
-    group_bias: Tensor | None,
-) -> tuple[Float[Tensor, "e H D C+1"], Float[Tensor, "e U C+1"]]:  # fmt: skip
-    """Make ``offset_table`` and ``element_table`` of :mod:`.definition`: encodings, with biases as their last
-    channel."""
-
-    def joined(rho: Tensor, bias: Tensor | None) -> Tensor:
-        rho = rho.to(dtype).expand(heads, *rho.shape)
-        bias = rho.new_zeros(rho.shape[:-1]) if bias is None else bias.to(dtype)
-        return torch.cat([rho, bias.unsqueeze(-1)], -1)
-
-    offset_table = joined(offset_encoding, space_bias)
-    if element_encoding is None:
-        return offset_table, offset_table.new_zeros(heads, 0, offset_table.shape[-1])
-    return offset_table, joined(element_encoding, group_bias)
-
-
-def _dense_tables(
-    query: Tensor, index: Tensor | None, offset_encoding: Tensor | None, element_encoding: Tensor | None,
-    space_bias: Tensor | None, group_bias: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Make ``offset_encoding``, ``space_bias`` and ``element_table`` of :mod:`.dense`."""
-    heads, channels, elements = query.shape[1:4]
-    outputs = next((len(x) for x in (offset_encoding, index) if x is not None), elements)
-    rho = query.new_zeros(outputs, 0, channels) if offset_encoding is None else offset_encoding
-    bias = query.new_zeros(heads, outputs, 0) if space_bias is None else space_bias
-    rows = 0 if element_encoding is None and group_bias is None else elements
-    of_elements = query.new_zeros(rows, channels) if element_encoding is None else element_encoding
-    last = query.new_zeros(heads, rows) if group_bias is None else group_bias
-    of_elements, last = of_elements.to(query.dtype).expand(heads, -1, -1), last.to(query.dtype).unsqueeze(-1)
-    return rho.to(query.dtype), bias.to(query.dtype), torch.cat([of_elements, last], -1)
+def _table(query: Tensor, rows: Sequence[int], rho: Tensor | None, bias: Tensor | None) -> Float[Tensor, "e *rows C+1"]:
+    """Encodings (*rows, C) with biases (e, *rows) as their last channel; ``None`` means zeros."""
+    heads, channels = query.shape[1:3]
+    rho = query.new_zeros(*rows, channels) if rho is None else rho.to(query.dtype)
+    bias = query.new_zeros(heads, *rows) if bias is None else bias.to(query.dtype)
+    return torch.cat([rho.expand(heads, *rho.shape), bias.unsqueeze(-1)], -1)
 
 
 def lifting_attention(

@@ -52,11 +52,7 @@ class FlatImages:
     def padded(self, x: Tensor) -> Tensor:
         """Pad images (..., *spatial) for the windows and join their rows. Zeros at the end serve the windows of the
         discarded pixels of the last row."""
-        if self.circular:
-            return F.pad(self.shifts.pad(x, self.step, circular=True).flatten(-2), (0, 2 * self.margin))
-        outer = [self.margin] * (2 * self.shifts.dim - 4)
-        x = F.pad(x, (*[self.margin] * 3, self.margin + 1, *outer)).flatten(-2)  # one row more, cut below
-        return x.narrow(-1, 0, x.shape[-1] - self.width + 2 * self.margin)
+        return F.pad(self.shifts.pad(x, self.step, self.circular).flatten(-2), (0, 2 * self.margin))
 
     def padded_images(self, x: Tensor) -> Tensor:
         """The padded images, whose rows :meth:`padded` has joined."""

@@ -50,18 +50,10 @@ def global_group_attention_impl(
     )  # fmt: skip
     # in frames, (head, element) pairs act as heads
     bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1) if index is None else far_bias[:, index]
-    far = _far(query, key, value, projection, bias, key_mask, use_plain(plain))
-    return _merged(near, lse, *far, dropout)
-
-
-def _merged(
-    near: Float[Tensor, "B heads Cv H *spatial"], near_lse: Float[Tensor, "B heads H *spatial"],
-    far: Float[Tensor, "B heads Cv H *spatial"], far_lse: Float[Tensor, "B heads H *spatial"], dropout: float,
-) -> Float[Tensor, "B heads Cv H *spatial"]:  # fmt: skip
-    """Merge the window and the features by their log-sum-exps."""
+    far, far_lse = _far(query, key, value, projection, bias, key_mask, use_plain(plain))
     with full_precision(near.device):
         outs = torch.stack([near, torch.nn.functional.dropout(far, dropout)])
-        out, _ = merge_attentions(outs, torch.stack([near_lse, far_lse.to(near_lse.dtype)]).unsqueeze(3))
+        out, _ = merge_attentions(outs, torch.stack([lse, far_lse.to(lse.dtype)]).unsqueeze(3))
     return out.to(near.dtype)
 
 

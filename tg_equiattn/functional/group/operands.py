@@ -14,33 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
 
 
-def _check_features(query: Tensor, key: Tensor, value: Tensor, other_pixels: bool) -> None:
-    """Raise ValueError unless queries, keys and values are ``(B, heads, channels, elements, *spatial)``, of one dtype
-    and device, and of one image size. With ``other_pixels``, keys and values may have another size than queries."""
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.ndim not in (6, 7):
-            raise ValueError(f"{name} must have shape (B, heads, C, |H|, *spatial), got {tuple(x.shape)}")
-        if not x.is_floating_point():
-            raise ValueError(f"{name} must be a floating point tensor, got {x.dtype}")
-        if x.device != query.device or x.dtype != query.dtype:
-            raise ValueError(f"{name} must be {query.dtype} on {query.device} as query is, got {x.dtype} on {x.device}")
-    if key.ndim != query.ndim or key.shape[:4] != query.shape[:4]:
-        raise ValueError(f"key must have the shape of query, {tuple(query.shape)}, got {tuple(key.shape)}")
-    if key.shape != query.shape and not other_pixels:
-        raise ValueError(
-            f"key must have the shape of query, {tuple(query.shape)}, got {tuple(key.shape)}; for keys from an image "
-            "of another size, use a global window (kernel_size=None) with offset_encoding=None and space_bias=None"
-        )
-    if value.shape[:2] != key.shape[:2] or value.shape[3:] != key.shape[3:]:
-        raise ValueError(
-            f"value must have the shape of key, {tuple(key.shape)}, with any number of channels (axis 2), got "
-            f"{tuple(value.shape)}"
-        )
-    if min(key.shape[4:]) < 1:
-        raise ValueError(f"key must have at least one pixel on every spatial axis, got {tuple(key.shape)}")
-
-
-def _check_tensors(query: Tensor, **tensors: tuple[Tensor | None, tuple[int, ...]]) -> None:
+def _check_tensors(query: Tensor, /, **tensors: tuple[Tensor | None, tuple[int, ...]]) -> None:
     """Raise ValueError unless each tensor is None, or floating point, on the device of the queries and of the expected
     shape. Arguments are pairs of a tensor and its shape, by name."""
     for name, (x, expected) in tensors.items():
@@ -62,8 +36,22 @@ def check_attention(
     """Raise ValueError unless the operands of :func:`.group_attention` fit each other."""
     if not isinstance(window, Window):
         raise ValueError(f"window must be a tg_equiattn.grids.Window, got {type(window).__name__}")
-    positions = any(x is not None for x in (offset_encoding, space_bias))
-    _check_features(query, key, value, other_pixels=window.is_global and not positions)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim not in (6, 7):
+            raise ValueError(f"{name} must have shape (B, heads, C, |H|, *spatial), got {tuple(x.shape)}")
+    other_pixels = window.is_global and offset_encoding is None and space_bias is None
+    if key.shape[4:] != query.shape[4:] and not other_pixels:
+        raise ValueError(
+            f"key must have the pixels of query, {tuple(query.shape)}, got {tuple(key.shape)}; for keys from an image "
+            "of another size, use a global window (kernel_size=None) with offset_encoding=None and space_bias=None"
+        )
+    if min(key.shape[4:]) < 1:
+        raise ValueError(f"key must have at least one pixel on every spatial axis, got {tuple(key.shape)}")
+    shapes = (*query.shape[:4], *key.shape[4:]), (*key.shape[:2], value.shape[2], *key.shape[3:])
+    _check_tensors(query, query=(query, tuple(query.shape)), key=(key, shapes[0]), value=(value, shapes[1]))
+    for name, x in (("key", key), ("value", value)):
+        if x.dtype != query.dtype:
+            raise ValueError(f"{name} must be {query.dtype} as query is, got {x.dtype}")
     heads, channels, elements = query.shape[1:4]
     lifts = index is None and elements == 1 and offset_encoding is not None
     outputs = len(offset_encoding) if lifts and offset_encoding is not None else elements
