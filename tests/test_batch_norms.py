@@ -11,7 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupTransformer
-from tg_equiattn.nn.group.norm import RegularBatchNorm
 
 C4 = cyclic(4)
 
@@ -71,25 +70,3 @@ def test_converted_ones_refuse_masks(training):
         assert converted(x).isfinite().all()
         with pytest.raises(RuntimeError, match=r"mask must be None with SyncBatchNorm, .* norm='layer'"):
             converted(x, mask)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_an_empty_batch_leaves_statistics_as_they_are(masked, momentum):
-    for module in (RegularBatchNorm(3, momentum=momentum), block(C4)):
-        for norm in norms(module):
-            norm.momentum = momentum
-        x = torch.randn(5, 3, 4, 5, 6)
-        module(x)
-        before = {n: t.clone() for n, t in module.state_dict().items() if "running" in n}
-        nothing = torch.zeros(0, 5, 6, dtype=torch.bool) if masked else None
-        out = module(x[:0].requires_grad_(), nothing)
-        out.sum().backward()
-        assert out.shape[0] == 0
-        assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
-        for name, statistic in before.items():
-            torch.testing.assert_close(module.state_dict()[name], statistic, rtol=0, atol=0)
-        if masked:  # images without a pixel
-            module(x, torch.zeros(1, 5, 6, dtype=torch.bool))
-            for name, statistic in before.items():
-                torch.testing.assert_close(module.state_dict()[name], statistic, rtol=0, atol=0)

@@ -49,17 +49,6 @@ def test_the_api_pages_hold_the_public_names_and_no_others(place):
     assert sorted(PUBLIC[place]) == sorted(name for module, _, name in names if module == f"tg_equiattn.{place}")
 
 
-def test_nothing_is_installed_from_an_index_it_is_not_on():
-    assert [page.name for page in PAGES if re.search(r"pip install .?tg_equiattn", page.read_text())] == []
-
-
-def test_the_page_on_installing_states_the_lowest_versions():
-    project, page = (ROOT / "pyproject.toml").read_text(), (DOCS / "install.md").read_text()
-    for package in ("torch", "torch-geometric", "e3nn", "escnn", "mace-torch", "nequip"):
-        lowest = re.search(rf'"{package}>=([\d.]+)"', project)[1]
-        assert f"{package} `{lowest}`" in page
-
-
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "guarantees.md"], ids=lambda page: page.name)
 def test_promised_errors_are_the_tests(page):
     (promised,) = re.findall(r"(1e-\d+) in\s+float64 and (1e-\d+) in\s+float32", page.read_text())

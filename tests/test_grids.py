@@ -2,8 +2,7 @@ import pytest
 import torch
 from oracles import positions
 
-from tg_equiattn.functional.performer.clipped import distance_bins
-from tg_equiattn.grids import PixelGrid, Window, transform_grid
+from tg_equiattn.grids import Window, transform_grid
 from tg_equiattn.groups import cyclic, dihedral, octahedral
 
 
@@ -50,16 +49,3 @@ def test_transform_moves_positions(spatial):
 def test_quarter_turn_is_counter_clockwise():
     image = torch.tensor([[1, 2], [3, 4]])
     assert transform_grid(image, cyclic(4).matrices[1]).tolist() == [[2, 4], [1, 3]]
-
-
-def test_what_is_kept_outlives_a_transform():
-    """Near pairs of a grid asked for within torch.func first are ordinary tensors, as are their distances."""
-    grid = PixelGrid((3, 8), 2)
-
-    def through(x):
-        return x.sum() + grid.neighbors(2).cached(distance_bins, 2).row.sum() + grid.edges()[0].sum()
-
-    torch.func.grad(through)(torch.ones(2))
-    near = grid.neighbors(2)
-    for kept in (near.offsets, *near.csr, *near.cached(distance_bins, 2), *grid.edges()):
-        assert not torch._C._functorch.is_functorch_wrapped_tensor(kept)

@@ -44,10 +44,3 @@ def test_radial_order_breaks_ties_by_scalars(dtype):
         assert torch.equal(p[radial_order(moved, node_batch, scalars[p])], order)
     assert order.tolist() != list(range(8))
     assert radial_order(pos, node_batch).tolist() == list(range(8))  # a symmetry exchanges them: as they came
-
-
-def test_compiling_needs_the_sizes(monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    for options in ((), (2,), (None, 3), (2, None, False)):
-        with pytest.raises(ValueError, match="batch_size and max_num_nodes must be given"):
-            ragged_of((3, 2), *options[:2], whole=options[2:] == ()).padded()

@@ -12,9 +12,6 @@ from public_names import LIBRARY, PUBLIC, ROOT, nodes
 
 import tg_equiattn
 
-FAMILIES = ("group", "performer", "hyena", "waves", "vector")
-BUILDS_ON = {"hyena": {"vector"}, "group": {"performer"}}  # of other families, in nn and functional alike
-
 
 def file_of(place):
     folder = ROOT if place.startswith("integrations") else ROOT / "tg_equiattn"
@@ -89,51 +86,3 @@ def test_modules_of_the_core_need_no_import_of_their_own():
     assert all(getattr(tg_equiattn, place) is importlib.import_module(f"tg_equiattn.{place}") for place in core)
     with pytest.raises(AttributeError, match="module 'tg_equiattn' has no attribute 'layers'"):
         tg_equiattn.layers  # noqa: B018
-
-
-def test_families_build_on_no_others():
-    """Nothing of waves is built on hyena, and so on; and nothing that is called hyena holds attention."""
-    found = []
-    for path in LIBRARY:
-        family = path.parent.name
-        if path.parts[-3] not in ("nn", "functional"):
-            continue
-        assert family in FAMILIES
-        for node in nodes(path):
-            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            others = {part for part in module.split(".") if part in FAMILIES} - {family} - BUILDS_ON.get(family, set())
-            found += [f"{path.relative_to(ROOT)}: {other}" for other in others]
-            if family == "hyena" and isinstance(node, ast.ClassDef) and "Attention" in node.name:
-                found.append(f"{path.relative_to(ROOT)}: {node.name}")
-    assert found == []
-
-
-def private(name):
-    return name.startswith("_") and not name.startswith("__")
-
-
-def imports(path):
-    """(line, level, module, name) of every import from this library in a file, and names that tests patch in it."""
-    for node in nodes(path):
-        if isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if node.level or module.split(".")[0] == "tg_equiattn":
-                yield from ((node.lineno, node.level, module, alias.name) for alias in node.names)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
-            named = [a.value for a in node.args[:2] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-            yield from ((node.lineno, 9, "", name.rsplit(".", 1)[-1]) for name in named)
-
-
-def offenders(folder):
-    """Imports of private names from outside the folder they are in."""
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        for line, level, module, name in imports(path):
-            here = level == 1 and "." not in module  # a file of the same folder, or a name of it
-            if not here and (private(name) or any(private(part) for part in module.split("."))):
-                yield f"{path.relative_to(ROOT)}:{line}: {'.' * min(level, 3)}{module} {name}"
-
-
-@pytest.mark.parametrize("folder", ["tg_equiattn", "integrations", "tests", "examples"])
-def test_private_names_stay_in_their_folder(folder):
-    found = [line for line in offenders(folder) if not line.endswith("_host require")]  # of all integrations
-    assert found == []

@@ -1,6 +1,5 @@
 """The examples' harness: settings and commands, rows, checkpoints, batches; killed, resumed and shared trainings."""
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -10,7 +9,6 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import lightning
 import pytest
 import torch
 import toy_study as toy
@@ -81,18 +79,6 @@ def test_every_preset_of_every_example_has_a_command():
 def test_settings_that_cannot_be(flags, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         parse(toy.Toy(), toy.PRESETS | {"full": toy.Toy()}, "", flags)
-
-
-def test_help_and_refusals_for_a_newcomer(monkeypatch, capsys):
-    with pytest.raises(SystemExit) as end:
-        start_here(monkeypatch, "--help")
-    assert end.value.code == 0
-    said = capsys.readouterr().out
-    for words in ("A study of seconds", "--quick", "seconds: does it run?", "--learning-rate FLOAT", "of Adam, at the"):
-        assert words in said
-    with pytest.raises(SystemExit) as end:
-        start_here(monkeypatch, "--epochs", 0)
-    assert end.value.code == "toy_study.py: --epochs must be positive, got 0"  # which python prints, and returns 1
 
 
 @pytest.fixture
@@ -198,18 +184,3 @@ def test_rows_are_not_made_twice(tmp_path, monkeypatch, capsys, uninterrupted):
     assert "[1/1]" not in capsys.readouterr().out
     assert not (tmp_path / "toy_study" / "runs").exists()
     assert len(toy_rows(uninterrupted)) == 1
-
-
-def fitted(**changes):
-    settings = toy.Toy(**changes)
-    lightning.seed_everything(0, verbose=False)
-    with contextlib.redirect_stderr(None):
-        return toy.train(settings)
-
-
-def test_mixed_precision_stays_close(tmp_path, device):
-    halves = ("bf16-mixed", "16-mixed") if device == "cuda" else ("bf16-mixed",)
-    full, *others = (fitted(output=tmp_path, device=device, precision=p) for p in ("32-true", *halves))
-    for half in others:
-        assert half.value != full.value
-        assert half.value == pytest.approx(full.value, rel=0.1)

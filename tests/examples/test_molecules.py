@@ -1,15 +1,12 @@
 """Molecules of Lennard-Jones atoms, and the study of global attentions on them."""
 
-import dataclasses
 import math
 
 import pytest
 import torch
 from data.lennard_jones import DEPTHS, LENGTHS, SIZES, STIFFNESSES, lennard_jones
 from data.lennard_jones import Potential as LennardJones
-from molecules import PRESETS, Potential, build, graphs
 from scipy.spatial.transform import Rotation
-from torch_geometric.data import Batch
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +39,3 @@ def test_energies_are_the_sum_over_pairs(molecules):
     potential = LennardJones(molecules.species, molecules.bonds)
     for positions in (moved, -moved):
         torch.testing.assert_close(potential.energies(positions), molecules.energies, rtol=1e-9, atol=1e-9)
-
-
-def test_forces_are_derivatives(molecules):
-    batch = Batch.from_data_list(graphs(molecules, 2.0, torch.zeros(5).double(), (1.0, 1.0)))
-    batch = batch.apply(lambda x: x.double() if x.is_floating_point() else x)
-    for name in ("ours", "dense"):
-        settings = dataclasses.replace(PRESETS["quick"], messages=("bonds",), models=(name,))
-        model = Potential(build(settings), 1.5).double().eval()
-        out = model(batch).detach()
-        way, energies = torch.randn(batch.pos.shape, dtype=torch.float64), []
-        for step in (1e-5, -1e-5):
-            there = batch.clone()
-            there.pos = batch.pos + step * way
-            energies.append(model(there)[batch.ptr[:-1], 0].detach().sum() * model.unit)
-        slope = (energies[0] - energies[1]) / 2e-5
-        assert float(slope) == pytest.approx(-float((out[:, 1:] * way).sum()), rel=1e-5, abs=1e-7), name

@@ -3,7 +3,6 @@
 import long_context
 import torch
 from data import charged_particles as particles
-from nbody import PRESETS, build, predict
 
 
 def slow_force(positions, charges, i):
@@ -39,24 +38,6 @@ def test_linear_motion_on_the_standard_task():
     assert 0.099 < error < 0.127
     assert 0.075 < best < 0.099
     assert 0.66 < time < 0.80
-
-
-def test_nbody_with_ewald_attention_is_equivariant():
-    """To rotations, translations and any order of the particles; and every particle notices where the others are."""
-    model = build("Ewald attention", PRESETS["study"]).double()
-    charges = torch.tensor([[1.0, 1.0, -1.0, 1.0, -1.0, -1.0, 1.0]]).double()
-    velocities, positions = torch.randn(2, 1, 7, 3, dtype=torch.float64)
-    rotation = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0]
-    order = torch.randperm(7)
-    with torch.no_grad():
-        out = predict(model, [charges, velocities, positions, positions])[0]
-        moved = [charges[:, order], (velocities @ rotation)[:, order], (positions @ rotation + 3.0)[:, order]]
-        again = predict(model, [*moved, positions])[0]
-        apart = positions.clone()
-        apart[0, :2] += torch.tensor([[1.0], [-1.0]]).double()  # which leaves the mean where it is
-        other = predict(model, [charges, velocities, apart, positions])[0]
-    torch.testing.assert_close(again, (out @ rotation + 3.0)[:, order], rtol=1e-10, atol=1e-10)
-    assert ((other - out)[0, 2:].norm(dim=-1) > 1e-4).all()
 
 
 def test_benchmark_baselines_compute_the_same():

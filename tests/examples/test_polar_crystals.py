@@ -59,20 +59,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_reader(folder):
-    crystal = load(folder, "NaCl")
-    assert [crystal.unit.symbols[list(crystal.site).index(n)] for n in crystal.site] == list(crystal.unit.symbols)
-    assert [len(frames[0]) for frames in (crystal.small, crystal.large)] == [8, 64]
-    for frames in (crystal.small, crystal.large):
-        for atoms, forces in zip(frames, springs(frames), strict=True):
-            np.testing.assert_allclose(atoms.arrays["REF_forces"], forces, atol=1e-10)
-    assert [atoms.info["REF_energy"] for atoms in crystal.small] == [-1.0 * n for n in range(6)]
-    assert math.isnan(crystal.large[0].info["REF_energy"])
-    assert crystal.charges() == pytest.approx({"Na": CHARGE / DIELECTRIC**0.5, "Cl": -CHARGE / DIELECTRIC**0.5})
-    with pytest.raises(FileNotFoundError, match=r"is missing\. MgO: an example of phonopy or phono3py"):
-        load(folder, "MgO")
-
-
 def test_phonons(folder):
     crystal, parts = load(folder, "NaCl"), (2, 3, 12)
     found = branches(lambda axis, n: dynamical_matrix(springs, crystal, axis, n), crystal, (2,), parts)

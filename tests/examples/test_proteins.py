@@ -2,11 +2,9 @@
 
 import dataclasses
 
-import pytest
 import torch
-from baselines.chain_layers import without_rigid_motion
-from data.protein_graphs import NEAR, UNIT, Pushes, joined
-from data.protein_sets import proteins, sets
+from data.protein_graphs import joined
+from data.protein_sets import sets
 from data.proteins import clusters, response, rigid_motions, split, stiffness, synthetic
 from harness.training import parameters
 from proteins import ProteinsStudy, batches, build
@@ -44,17 +42,6 @@ def test_homologues_are_in_one_split():
     assert [len(part) for part in parts] == [42, 6, 12]
 
 
-def test_no_cluster_is_in_two_splits():
-    """Of the proteins of the study, chain by chain."""
-    parts = proteins(None, 80, (30, 60), 90)
-    together = [protein for part in parts for protein in part]
-    place = [n for n, part in enumerate(parts) for _ in part]
-    by_cluster = {}
-    for label, n in zip(clusters(together), place, strict=True):
-        by_cluster.setdefault(label, set()).add(n)
-    assert all(len(where) == 1 for where in by_cluster.values())
-
-
 def test_the_response_is_the_pseudo_inverse():
     pos = synthetic(1, 17, 17, 0)[0].pos
     matrix = stiffness(pos)
@@ -65,21 +52,6 @@ def test_the_response_is_the_pseudo_inverse():
     offset = pos[3] - pos[11]
     expected = -100 / offset.square().sum() ** 2 * torch.outer(offset, offset)
     assert torch.allclose(matrix[9:12, 33:36], expected)
-
-
-def test_pushes_are_scaled_far_from_the_push():
-    protein = synthetic(1, 53, 53, 1)[0]
-    graph = Pushes([protein], 7).draw(0, torch.Generator().manual_seed(0))
-    place = int(graph.mark.argmax())
-    far = UNIT * (graph.pos - graph.pos[place]).norm(dim=1) > NEAR
-    assert torch.equal(far, graph.known[:, 0])
-    assert graph.target[far].square().mean() == pytest.approx(1, rel=1e-5)
-    expected = response(protein.pos)[:, :, place].float() @ graph.push[place]
-    assert torch.allclose(graph.target / graph.target.norm(), expected / expected.norm(), atol=1e-5)
-    left = without_rigid_motion(graph.target, joined([graph]))
-    assert torch.allclose(left, graph.target, atol=1e-4)  # no rigid motion is in it
-    moved = graph.target + torch.tensor([1.0, 2.0, 3.0])
-    assert torch.allclose(without_rigid_motion(moved, joined([graph])), graph.target, atol=1e-4)
 
 
 def test_models_are_of_one_size():

@@ -62,13 +62,6 @@ def test_each_study_is_listed_once_with_the_claim_that_needs_it():
     assert sorted(lines) == sorted(report.STUDIES)
 
 
-def test_a_table_is_put_in_its_place_only():
-    text = "a\n<!-- x/y -->\n\nold\n\n<!-- end -->\nb\n<!-- x/z -->\n\nkept\n\n<!-- end -->\n"
-    wanted = "a\n<!-- x/y -->\n| new |\n<!-- end -->\nb\n<!-- x/z -->\n\nkept\n\n<!-- end -->\n"
-    assert report.filled(text, "x/y", "| new |") == wanted
-    assert report.filled(text, "x/other", "| new |") == text
-
-
 def test_rows_that_would_share_a_cell_are_refused():
     kind = report.kind_of(import_module("nbody"))
     rows = results.read(study.committed("nbody"), kind)
@@ -76,13 +69,6 @@ def test_rows_that_would_share_a_cell_are_refused():
     other = dataclasses.replace(rows[0], settings=rows[0].settings | {"seeds": [7], "train": 5})
     with pytest.raises(ValueError, match=r"rows of .* differ in train: \d+, 5"):
         check_cells([*rows, other], kind)
-
-
-def test_figures_in_the_pages_are_there():
-    figures = [page.parent / figure for page in report.pages()
-               for figure in re.findall(r"!\[[^\]]+\]\((?!http)([^)]+)\)", page.read_text())]  # fmt: skip
-    assert len(figures) >= 3
-    assert all(figure.is_file() for figure in figures)
 
 
 def test_the_front_page_is_drawn_from_the_tables(tmp_path):

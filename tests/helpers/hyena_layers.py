@@ -29,6 +29,7 @@ OPTIONS = {
     "radial local": (SE3Hyena, {"num_layers": 1, "order": "radial", "attn_kwargs": LOCAL, **SMALL}),
 }
 MORE = {
+    "implicit wide": (SE3HyenaOperator, {"filter": "implicit", "short_conv": 5}),
     "implicit bare": (SE3HyenaOperator, {"filter": "implicit"}),
 }  # of which one thing is tested
 

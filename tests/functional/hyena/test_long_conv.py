@@ -56,15 +56,3 @@ def test_equals_the_definition(kind, mode, n, ragged, device):
     holes = [beyond(x, own), beyond(y, own) if kind in DATA else y]
     out = KINDS[kind](*(x.to(device) for x in holes), lengths, mode)
     compare(out, by_definition(kind, x, y, own, mode), holes, (x, y))
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", DATA)
-def test_nothing_to_convolve(kind, mode):
-    for count, n in ((0, 5), (3, 0), (0, 0)):
-        q, k = inputs(kind, n, count=count)
-        for own in (None, torch.zeros(count, dtype=torch.int64)):
-            out = KINDS[kind](q, k, own, mode)
-            assert out.shape[:3] == (count, n, C)
-            out.sum().backward()
-    assert not KINDS[kind](*inputs(kind, 5), torch.zeros(B, dtype=torch.int64), mode).any()

@@ -140,31 +140,6 @@ def test_explainers_of_messages_are_refused(name, position, make_conv, graph):
             model.layer.register_propagate_forward_pre_hook(print)
 
 
-def test_a_layer_is_left_out_of_an_explanation(make_conv, graph):
-    """With explain=False, as errors say: it may have other edges than those explained."""
-
-    class Rewired(Model):
-        def __init__(self):
-            super().__init__(make_conv(**WINDOW))
-            self.found = make_conv(in_channels=35, **WINDOW)
-
-        def forward(self, x, edge_index, pos, batch):
-            x = self.found(self.layer(x, edge_index, pos=pos, batch=batch), pos=pos, batch=batch)
-            return self.head(global_mean_pool(x, batch))
-
-    model = Rewired().double().eval()
-    model(**graph)
-    explainer = Explainer(
-        model, GNNExplainer(epochs=1), explanation_type="model", edge_mask_type="object",
-        model_config={"mode": "regression", "task_level": "graph", "return_type": "raw"},
-    )  # fmt: skip
-    call = (graph["x"], graph["edge_index"]), {"pos": graph["pos"], "batch": graph["batch"]}
-    with pytest.raises(ValueError, match="Set explain = False on this layer to leave it out"):
-        explainer(*call[0], **call[1])
-    model.found.explain = False
-    assert explainer(*call[0], **call[1]).edge_mask.shape == graph["edge_index"].shape[1:]
-
-
 class Hetero(torch.nn.Module):
     def __init__(self, layer):
         super().__init__()

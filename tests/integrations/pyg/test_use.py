@@ -13,17 +13,6 @@ def gps_arguments(data):
     return {"edge_offset": data.edge_offset, "pos": data.pos}
 
 
-@pytest.mark.parametrize("position", ["window", "clipped"])
-def test_gps_conv_with_ptr(position, make_conv, point_graphs, equal):
-    layer, data = gps(make_conv, position), point_graphs((11, 1, 23))
-    out = layer(data.x, data.edge_index, data.batch, ptr=data.ptr, **gps_arguments(data))
-    assert bool(out.isfinite().all())
-    for number, graph in enumerate(data.to_data_list()):
-        batch, ptr = torch.zeros(len(graph.x), dtype=torch.long), torch.tensor([0, len(graph.x)])
-        alone = layer(graph.x, graph.edge_index, batch, ptr=ptr, **gps_arguments(graph))
-        equal(out[data.batch == number], alone)
-
-
 @pytest.mark.parametrize("position", ["window", "clipped", "sinusoid", None])
 def test_gps_conv_without_ptr_warns(position, make_conv, point_graphs):
     """Otherwise graphs of a batch would attend to each other in silence."""

@@ -6,11 +6,10 @@ import pytest
 import torch
 from attention_operands import assert_same
 from cases import moved
-from group_layers import LAYERS, attention, image, images_by_oracle, lifting
+from group_layers import LAYERS, attention, image, images_by_oracle
 from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
-from tg_equiattn.nn import GEViT, GroupAttention, GroupTransformer, LiftingAttention
 from tg_equiattn.tables import Tables
 from tg_equiattn.testing import TOLERANCE, act, equivariance_error
 
@@ -32,12 +31,6 @@ def on(device, layer):
         return torch.func.functional_call(copied, there, moved(args, device), moved(kwargs, device)).cpu()
 
     return run
-
-
-def compare_with_oracle(layer, name, x, masks=None, context=None, device="cpu"):
-    inputs = [x, *layer.parameters()] + ([] if context is None else [context])
-    run = layer if device == "cpu" else on(device, layer)
-    assert_same(run(x, masks, context=context), images_by_oracle(layer, name, x, masks, context), inputs, 1e-10)
 
 
 LOCAL = [name for name in LAYERS if not name.startswith("global")]
@@ -72,23 +65,8 @@ DEFINITIONS = [
 def test_definition(device, name, group, spatial, options, randomise):
     layer = randomise(made(name, group, **options)).double()
     x = image(group, spatial, name != "lifting", batch=1).requires_grad_()
-    compare_with_oracle(layer, name, x, device=device)
-
-
-MASKED = [
-    *((name, D2, {}) for name in LAYERS),
-    *((name, D2, CIRCULAR) for name in ("global", "ge_vit", "relative")),
-    *((name, SCALES, {}) for name in ("lifting", "relative")),
-]
-
-
-@pytest.mark.parametrize(("name", "group", "options"), MASKED)
-def test_definition_with_masks_and_contexts(name, group, options, randomise):
-    """Any mask, one of an image's own, and keys and values of other features."""
-    layer = randomise(made(name, group, context_channels=5, **options), 0.5).double()
-    x = image(group, (3, 3), name != "lifting").requires_grad_()
-    context = torch.randn(2, 5, *x.shape[2:], dtype=torch.float64, requires_grad=True)
-    compare_with_oracle(layer, name, x, torch.rand(2, 3, 3) < 0.6, context)
+    run = layer if device == "cpu" else on(device, layer)
+    assert_same(run(x), images_by_oracle(layer, name, x), [x, *layer.parameters()], 1e-10)
 
 
 @pytest.mark.parametrize("group", PLANAR)
@@ -186,15 +164,6 @@ def test_places_that_do_not_turn_are_not_equivariant(name, randomise):
     assert equivariance_error(layer, GROUPS["C4"], image(GROUPS["C4"], (5, 5), name != "lifting")) > 1e-3
 
 
-def test_translation(on_device, randomise):
-    """Away from the border the layer commutes with shifts."""
-    layer = randomise(attention(GROUPS["C4"])).double()
-    x = torch.zeros(1, 3, 4, 9, 9, dtype=torch.float64)
-    x[..., 3:5, 3:5] = torch.randn(1, 3, 4, 2, 2, dtype=torch.float64)
-    shifted = layer(x.roll((1, 2), (-2, -1)))
-    torch.testing.assert_close(shifted[..., 2:8, 3:8], layer(x)[..., 1:7, 1:6], rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_rolls(name, plain, randomise):
@@ -206,17 +175,3 @@ def test_rolls(name, plain, randomise):
         out = layer(x).detach()
         error = (layer(x.roll((2, -1), (-2, -1))) - out.roll((2, -1), (-2, -1))).abs().max() / out.abs().max()
         assert error <= 1e-12 if exact else error > 1e-2
-
-
-def test_where_locality_is_on():
-    """In every layer of a model by one argument, and in no preset of the papers."""
-    model = GroupTransformer(cyclic(4), 1, 10, channels=(6,), heads=2, kernel_size=3, attn_kwargs={"locality": 2.5})
-    layers = [m for m in model.modules() if isinstance(m, (LiftingAttention, GroupAttention))]
-    assert [layer.locality.start for layer in layers] == [2.5, 2.5]
-    assert "locality=2.5" in repr(layers[0])
-    automatic = [lifting(group, locality="auto").locality.start for group in (cyclic(4), dihedral(4), cyclic(8))]
-    assert automatic == [4.0, 4.0, 1.0]
-    assert GroupAttention(cyclic(8), 3, 4, heads=1).locality.start == 1.0
-    assert GroupAttention(cyclic(8), 3, 4, heads=1, locality=None).locality is None
-    for preset in (GEViT.rotmnist, GEViT.cifar10, GEViT.patchcamelyon):
-        assert not any("locality" in name for name in preset(cyclic(4)).state_dict())

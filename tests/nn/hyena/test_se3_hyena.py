@@ -99,6 +99,28 @@ def test_appended_tokens_change_nothing_earlier(name, make):
     assert change(make("implicit")) > 1e-6
 
 
+def test_a_chain_among_zeros_is_as_alone(make):
+    """Wherever it stands, if neighbors reach as many zeros next to the ends; the filter that is data knows places."""
+
+    def among_zeros(layer, x, start):
+        scalars, vectors = torch.zeros(31, S).double(), torch.zeros(31, V, 3).double()
+        scalars[start : start + 7], vectors[start : start + 7] = x["scalars"], x["vectors"]
+        return [part[start : start + 7] for part in layer(scalars, vectors)]
+
+    def changes(name):
+        layer, x = make(name), sample(name, [7])
+        alone = layer(x["scalars"], x["vectors"])
+        wanted = among_zeros(layer, x, 2) if name in ("implicit", "implicit wide") else alone
+        assert all(part.abs().max() > 1e-2 for part in wanted)
+        assert (error(wanted, alone) > 1e-3) == (name in ("implicit", "implicit wide"))
+        return [error(among_zeros(layer, x, start), wanted) for start in (3, 9, 22)]
+
+    for name in ("implicit", "implicit wide", "implicit bare", "implicit causal"):
+        assert max(changes(name)) <= 1e-12
+    assert min(changes("plain")) > 1e-3
+    assert min(changes("short causal")) > 1e-3
+
+
 def test_parameters_as_published():
     for options in ({"hidden_scalars": 16, "hidden_vectors": 128, "num_layers": 3}, {}):
         assert 750_000 < sum(p.numel() for p in SE3Hyena(16, 128, **options).parameters()) < 900_000

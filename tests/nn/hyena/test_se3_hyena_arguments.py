@@ -4,7 +4,7 @@ import pytest
 import torch
 from clouds import EDGE, S, V
 
-from tg_equiattn.nn import SE3Hyena, SE3HyenaOperator
+from tg_equiattn.nn import SE3HyenaOperator
 
 X = {"scalars": torch.ones(2, 5, S), "vectors": torch.ones(2, 5, V, 3)}
 F = {"scalars": torch.ones(6, S), "vectors": torch.ones(6, V, 3), "batch": torch.tensor([0, 0, 0, 1, 1, 1])}
@@ -52,11 +52,3 @@ def test_bad_input(message, name, arguments, make):
 def test_bad_options(message, options):
     with pytest.raises(ValueError, match=message):
         SE3HyenaOperator(**{"scalar_channels": S, "vector_channels": V} | options)
-
-
-def test_norms_by_default():
-    """The root of the length in the order given, the paper's length where tokens are sorted, which jumps less."""
-    for order, norm in (("input", "ortho"), ("radial", "forward")):
-        assert SE3HyenaOperator(S, V, order=order).module.norm == norm
-        assert [o.norm for o in SE3Hyena(S, V, order=order, num_layers=2).module.operators] == [norm] * 2
-        assert SE3HyenaOperator(S, V, order=order, filter="implicit").module.filters is not None

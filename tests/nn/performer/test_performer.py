@@ -121,15 +121,6 @@ def test_padding_changes_nothing(on_device, name, make, grid):
             layer(x, pos=torch.cat([pos[:1], torch.full_like(pos[:1], torch.nan)]))
 
 
-@pytest.mark.parametrize("dim", [1, 3])
-def test_positions_of_any_dimension(name, dim, make):
-    near = {"cutoff": 1.1} if name in ("mlp", "pairs") else {}
-    layer, grid = make(name, pos_dim=dim, **near), PixelGrid((7,) if dim == 1 else (2, 3, 5), 2 if near else REACH)
-    x = torch.randn(2, len(grid), CHANNELS, dtype=torch.float64)
-    found = layer(x, pos=grid.pos(dtype=torch.float64).expand(2, -1, -1))
-    torch.testing.assert_close(found, layer(x, grid=grid), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize(("position", "millions"), [(None, 4.7), ("sinusoid", 4.7), ("clipped", 4.5), ("window", 4.7)])
 def test_the_paper_counts_the_same_parameters(position, millions):
     """relative-performer Table 1."""
@@ -146,14 +137,3 @@ def test_pairs_are_suggested_once_for_small_graphs():
     layer(x, pos=pos)  # warnings are errors in these tests
     for other in ({"num_random_features": 14}, {"method": "features"}, {"method": "pairs"}):
         PerformerAttention(6, 6, 2, **{"offset": "mlp", "cutoff": 1.0, "num_random_features": 15, **other})(x, pos=pos)
-
-
-def test_the_bias_of_keys_is_exact(make):
-    """Without queries and keys, attention is a softmax over the biases, for any number of random features."""
-    layer, (x, _) = make("None"), pixels()
-    for parameter in (layer.query.weight, layer.key.weight):
-        torch.nn.init.zeros_(parameter)
-    weights = layer.key_bias(x).softmax(1)  # over the nodes
-    mean = torch.einsum("bnh,bnhc->bhc", weights, layer.value(x).unflatten(-1, (HEADS, -1)))
-    wanted = layer.out(mean.flatten(1))[:, None].expand(-1, len(GRID), -1)
-    torch.testing.assert_close(layer(x), wanted, rtol=0, atol=1e-12)

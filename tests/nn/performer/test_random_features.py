@@ -146,15 +146,6 @@ def test_the_seed_survives_what_training_tools_do_to_buffers():
     assert torch.equal(directions(other), drawn)
 
 
-def test_every_write_of_the_seed_is_read(device):
-    features = RandomFeatures(11, 5).to(device)
-    for _ in range(5):
-        other = RandomFeatures(11, 5)
-        features.seed_digits.copy_(other.seed_digits)
-        assert features.seed == other.seed
-        assert torch.equal(directions(features), directions(other))
-
-
 def test_averages_of_two_seeds_keep_the_module_s_own():
     torch.manual_seed(0)
     one, two, three = (RandomFeatures(11, 5) for _ in range(3))
