@@ -67,7 +67,7 @@ def test_charges():
 
 
 def test_vector_attention():
-    # the cross product a z of x and a y, of length sqrt 2 ln 3, weighs 3/4, that of x and 0 1/4: 1/2 · 3/4 · a y for both
+    # the cross product a z of x and a y, of length sqrt 2 ln 3, weighs 3/4, that of x and 0 1/4: 1/2 · 3/4 · a y
     a, (x, y, _) = 2**0.5 * LOG3, torch.eye(3)
     q, k, v = (torch.stack(rows).view(1, 2, 1, 3) for rows in ((x, x), (a * y, 0 * y), (x, x)))
     check(F.vector_attention(q, k, v), 0, 3 * a / 8, 0, 0, 3 * a / 8, 0)

@@ -124,11 +124,8 @@ ROOT = 31**0.5  # times that, scores are those of scale 1
 KINDS = {
     "plain": (lambda q, k: (q, k), 1.0),
     "sharp": (lambda q, k: (q, k), 5.0 * ROOT),
-    "each parallel to its own": (lambda q, k: (q, 2 * q + 1e-3 * k), 1.0),
     "all parallel": (lambda q, k: (1e-2 * q + 1, 1e-2 * k + 1), 1.0),
-    "all parallel, sharp": (lambda q, k: (1e-2 * q + 1, 1e-2 * k + 1), 100.0 * ROOT),
     "large": (lambda q, k: (1e3 * q, 1e-2 * k), 1.0),
-    "small": (lambda q, k: (1e-4 * q, 1e-4 * k), 1.0),
 }
 
 

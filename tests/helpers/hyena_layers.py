@@ -32,10 +32,3 @@ MORE = {
     "implicit wide": (SE3HyenaOperator, {"filter": "implicit", "short_conv": 5}),
     "implicit bare": (SE3HyenaOperator, {"filter": "implicit"}),
 }  # of which one thing is tested
-
-
-def as_model(options):
-    """Arguments of an operator as those of a model, which has some in a mapping."""
-    inside = ("filter", "causal", "short_conv", "local_context", "edge_channels")
-    mapping = {name: value for name, value in options.items() if name in inside}
-    return {name: value for name, value in options.items() if name not in inside} | {"attn_kwargs": mapping}

@@ -34,23 +34,15 @@ GSPACES = {
     "octa": (gspaces.octaOnR3, 24, 24),
     "fullOcta": (gspaces.fullOctaOnR3, 48, 48),
     "ico": (gspaces.icoOnR3, 60, 12),
-    "fullIco": (gspaces.fullIcoOnR3, 120, 24),
-    "trivial": (gspaces.trivialOnR3, 1, 1),
-    "inversion": (gspaces.invOnR3, 2, 2),
     "mirror": (gspaces.mirOnR3, 2, 2),
-    "mirror, other axis": (lambda: gspaces.mirOnR3(axis=0.0), 2, 2),
     "rot2d": (lambda: gspaces.rot2dOnR3(4), 4, 4),
     "rot2d, eight": (lambda: gspaces.rot2dOnR3(8), 8, 4),
     "rot2d about x": (lambda: turned([HALF, 0, 0, HALF]), 4, 4),
-    "rot2d about y": (lambda: turned([0, HALF, 0, HALF]), 4, 4),
     "dihedral": (lambda: gspaces.dihedralOnR3(4), 8, 8),
     "conical": (lambda: gspaces.conicalOnR3(4), 8, 8),
-    "cylindrical": (lambda: gspaces.cylindricalOnR3(4), 8, 8),
     "fullCylindrical": (lambda: gspaces.fullCylindricalOnR3(4), 16, 16),
     "SO(3) to octa": (lambda: restricted(gspaces.rot3dOnR3, "octa"), 24, 24),
-    "O(3) to fullOcta": (lambda: restricted(gspaces.flipRot3dOnR3, (True, "octa")), 48, 48),
     "SO(3) to D4": (lambda: restricted(gspaces.rot3dOnR3, (True, 4)), 8, 8),
-    "cone to D4": (lambda: restricted(lambda: gspaces.conicalOnR3(-1), (0.0, 4)), 8, 8),
 }
 
 

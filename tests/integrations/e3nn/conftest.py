@@ -19,18 +19,13 @@ from tg_equiattn.testing import TOLERANCE
 
 IRREPS = "3x0o+2x1e+4x0e+3x1o+1x0e", "2x1o+3x0e+1x1e+1x0o", "2x0e+3x1o+2x1e+1x0o"
 HIGHER = "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o"
-LOCAL, IMPLICIT = {"local_context": True, "edge_channels": 2}, {"filter": "implicit", "short_conv": 3}
+IMPLICIT = {"filter": "implicit", "short_conv": 3}
 KINDS = {
     "hyena": IrrepsSE3HyenaOperator,
-    "causal": partial(IrrepsSE3HyenaOperator, causal=True),
     "radial": partial(IrrepsSE3HyenaOperator, order="radial"),
     "implicit": partial(IrrepsSE3HyenaOperator, **IMPLICIT),
-    "local": partial(IrrepsSE3HyenaOperator, order="radial", **LOCAL),
     "model": partial(IrrepsSE3Hyena, num_layers=2),
-    "model local": partial(IrrepsSE3Hyena, num_layers=2, attn_kwargs=LOCAL),
-    "pooled": partial(IrrepsSE3Hyena, num_layers=2, pool="mean", order="radial"),
     "attention": IrrepsVectorSelfAttention,
-    "attention local": partial(IrrepsVectorSelfAttention, **LOCAL),
     "tensor": TensorProductHyenaOperator,
     "tensor implicit": partial(TensorProductHyenaOperator, causal=True, **IMPLICIT),
     "tensor radial": partial(TensorProductHyenaOperator, order="radial"),
@@ -67,11 +62,6 @@ def graphs():
         out = {"x": module.irreps_in.randn(sum(sizes), -1), "pos": torch.randn(sum(sizes), 3), "batch": batch}
         if getattr(getattr(module, "module", module), "causal", False):
             del out["pos"]
-        if getattr(getattr(module, "module", None), "local_context", False):
-            joined = (batch[:, None] == batch) & (torch.rand(len(batch), len(batch)) < 0.3)
-            edges = joined.nonzero().T
-            edges = edges[:, torch.randperm(edges.shape[1])]
-            out |= {"edge_index": edges, "edge_attr": torch.randn(edges.shape[1], module.module.edge_channels)}
         return out if device is None else {name: value.to(device) for name, value in out.items()}
 
     return make

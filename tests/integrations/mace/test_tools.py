@@ -7,7 +7,6 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import molecule
-from mace.calculators import MACECalculator
 from mace.tools.scripts_utils import extract_model, remove_pt_head
 from mace_models import batch_of, make_mace, mixed
 from space import error
@@ -41,12 +40,6 @@ def test_commands_that_build_a_model_anew_say_why_they_cannot(command, words, re
     monkeypatch.setattr(sys, "argv", [command, *words, str(saved)])
     with pytest.raises(NotImplementedError, match=reason):
         importlib.import_module(f"mace.cli.{command}").main()
-
-
-@pytest.mark.parametrize("flag", ["enable_cueq", "enable_oeq"])
-def test_calculators_that_convert_say_why_they_cannot(flag, saved):
-    with pytest.raises(NotImplementedError, match="would lose its long range"):
-        MACECalculator(str(saved), head="first", default_dtype="float64", **{flag: True})
 
 
 def test_converters_of_models_say_why_they_cannot(far):

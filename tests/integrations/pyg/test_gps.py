@@ -159,21 +159,6 @@ def test_nodes_of_graphs_in_any_order(norm, make, graph, equal):
     equal(block(**mixed), block(**graph)[order])
 
 
-def test_ptr_stands_for_batch(make, graph, equal):
-    block = make()
-    without = {name: value for name, value in graph.items() if name != "batch"}
-    equal(block(**without, ptr=torch.tensor([0, 13, 15, 32])), block(**graph), 0)
-
-
-def test_near_pairs_are_found_without_edges(make, graph, equal):
-    """From positions, as the attention alone finds them."""
-    block = make("None", attention={"cutoff": 3.0})
-    given = {name: graph[name] for name in ("x", "pos", "batch")}
-    apart = torch.cdist(graph["pos"], graph["pos"])
-    near = (apart < 3) & (apart > 0) & (graph["batch"] == graph["batch"][:, None])
-    equal(block(**given), block(**given, edge_index=near.nonzero().T))
-
-
 @pytest.mark.parametrize("method", ["pairs", "features"])
 def test_features_of_edges_without_positions(make, graph, error, method):
     """offset=None: near pairs are the edges, weighed by content, a number for each head and their features."""

@@ -69,19 +69,6 @@ def test_order_of_chains_is_only_layout(name, make):
     close([part[back[: len(part)]] for part in layer(**other)], layer(**x), 1e-11)
 
 
-@pytest.mark.parametrize("name", ["plain", "short causal", "implicit causal model", "model"])
-def test_chains_are_sequences_and_graphs_are_centred(name, make):
-    layer, x = make(name), chained(name, [11])
-    order = x["chain"].argsort(stable=True)
-    x = permuted(x, order)
-    chains = {**x, "batch": (x["chain"] > 1).long()}
-    del chains["chain"]
-    without = [{key: value for key, value in given.items() if key != "pos"} for given in (x, chains)]
-    close(layer(**without[0]), layer(**without[1]))
-    if "causal" not in name:
-        assert error(layer(**x), layer(**chains)) > 1e-3
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
 def test_any_integer_type(dtype, make):
     layer, x = make("implicit"), sample("causal", [6])
@@ -96,18 +83,6 @@ def test_equivariant(name, make):
         scalars, vectors = layer(**x)
         shift = torch.randn(3, 3, dtype=torch.float64)
         assert error(layer(**moved(x, r, shift)), (scalars, move(vectors, r))) <= 1e-10
-
-
-@pytest.mark.parametrize("name", ["implicit causal", "implicit causal model"])
-def test_causal_along_each_chain(name, make):
-    layer, x = make(name), chained(name, [11])
-    last = max(i for i in range(11) if x["chain"][i] == 1)
-    changed = {**x, "scalars": x["scalars"].clone()}
-    changed["scalars"][last] += 3
-    others = torch.arange(11) != last
-    out, got = layer(**x), layer(**changed)
-    close([part[others] for part in got], [part[others] for part in out], 1e-11)
-    assert error([part[last] for part in got], [part[last] for part in out]) > 1e-6
 
 
 TOKENS = {"scalars": torch.ones(6, S), "vectors": torch.ones(6, V, 3)}

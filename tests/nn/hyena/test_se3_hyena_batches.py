@@ -25,13 +25,6 @@ def test_nothing_and_one_token(name, make):
             scalars, vectors = layer(**y, lengths=lengths)
             assert scalars.shape == ((b,) if layer.module.pool else (b, n)) + (layer.module.out_grades.scalars,)
             assert vectors.shape[:-2] == scalars.shape[:-1]
-    all_empty, _ = dense(x, [1], 3, 0.0)
-    all_empty["lengths"] = torch.zeros(1, dtype=torch.int64)
-    if "local" in name:
-        all_empty |= {"edge_index": nothing["edge_index"], "edge_attr": nothing["edge_attr"]}
-    for part in layer(**all_empty):
-        assert part.isfinite().all()
-        assert layer.module.pool or not part.any()
 
 
 def test_a_given_order_is_that_of_the_sequence(make):

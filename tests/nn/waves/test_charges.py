@@ -6,7 +6,6 @@ from space import error, motion
 
 from tg_equiattn.functional import charge_energies
 from tg_equiattn.nn import ChargeInteraction
-from tg_equiattn.nn.waves.charge_start import ChargeStart
 
 CHARGES = {"A": 0.9, "B": -0.3}
 CUTOFF = 2.0
@@ -130,33 +129,6 @@ def test_a_layer_without_scalars_holds_its_charges():
     assert torch.equal(made(elements, pos).charges, torch.tensor([0.9, -0.3])[elements])
     new = ChargeInteraction(CHARGES, width=0.8, scalars=3, cutoff=CUTOFF)
     assert torch.equal(call(new, *cloud()).charges, made(elements, pos).charges)
-
-
-def test_offsets_follow_the_factor():
-    """Energies of charges grow with the square of the factor, and so does what is taken off."""
-    made, given = ChargeInteraction(CHARGES, width=0.8), cloud()[:2]
-    made.offsets.copy_(torch.tensor([1.0, 2.0]))
-    one = made(*given)
-    made.scale.fill_(0.5)
-    half = made(*given)
-    assert error(half.energies, one.energies / 4) < 1e-12
-    assert error(half.offsets, one.offsets / 4) < 1e-12
-
-
-def test_start_of_two_compositions():
-    """Offsets explain energies of charges; a rank that compositions do not have is left to energies of single nodes."""
-    made = ChargeInteraction({"A": 0.9, "B": -0.3, "C": torch.nan}, width=0.8)
-    start, (elements, pos, _) = ChargeStart(made, CUTOFF), cloud()
-    for _ in range(3):
-        graphs = {"pos": pos + 0.01 * torch.randn(8, 3), "batch": None, "cell": CELL, "pbc": None, "batch_size": 1}
-        start.add(elements, graphs, torch.zeros(2, 0, dtype=torch.int64), torch.zeros(0, 3), None, None, pos)
-    assert start.finish() == 1.0
-    energies = torch.cat(start.rows)[:, -1]
-    assert error(made.offsets[elements].mean(), energies.mean()) < 1e-6
-    single = 14.3996454785 * torch.tensor([0.81, 0.09]) / ((2 * torch.pi) ** 0.5 * 0.8)
-    lacking = made.offsets[:2] - single  # along the composition of 1 to 3
-    assert error(lacking / lacking[0], torch.tensor([1.0, 3.0])) < 1e-9
-    assert made.offsets[2] == 0
 
 
 def test_what_is_refused():
