@@ -18,7 +18,6 @@ from tg_equiattn.neighbors import NeighborList, neighbor_list
 from tg_equiattn.nn import (
     CliffordMLP,
     EwaldAttention,
-    GlobalPooling,
     GroupAttention,
     GroupAttentionBlock,
     LiftingAttention,
@@ -26,8 +25,6 @@ from tg_equiattn.nn import (
     RelativePerformer,
     SE3Hyena,
 )
-from tg_equiattn.nn.group.linear import Pointwise
-from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.nn.performer.relative_performer import PixelEmbedding
 from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.orders import check_order
@@ -73,15 +70,12 @@ def turned_image(function):
 
 
 CASES = [
-    ("heads must be a positive integer, got True", lambda: checks.positive(heads=True)),
     ("at least one pixel on every spatial axis", lambda: checks.features(torch.ones(2, 3, 0, 5), 3, 2, None, X)),
     ("input must be on cpu as the parameters are, got meta", lambda: checks.same_kind(X.to("meta"), X)),
-    ("q must be a floating point tensor, got list", lambda: checks.alike(2, q=[1])),
     (r"lengths must be int64 of shape \(1,\), got list", lambda: checks.lengths([5], 1, 5, X.device)),
     ("lengths must be on cpu as the input", lambda: checks.lengths(torch.tensor([5], device="meta"), 1, 5, X.device)),
     (r"mask must be bool of shape \(5, 3\), got torch.float32", lambda: checks.mask(X, (5, 3), X.device)),
     (r"batch must be in \[0, 1\), got 0 to 1", lambda: checks.batch_index(BATCH, 1, X)),
-    (r"pos must be given, of shape \(5, 2\): why; got None", lambda: checks.positions(None, (5, 2), X, "why")),
     ("pos must be real numbers, got torch.bool", lambda: checks.positions(X > 0, (5, 3), X, "")),
     (r"matrices must have shape .* got \(2, 2\)", lambda: FiniteGroup(torch.zeros(2, 2))),
     ("at least the identity", lambda: FiniteGroup(torch.zeros(0, 2, 2))),
@@ -118,8 +112,6 @@ CASES = [
     ("must keep shapes", lambda: error_of(turned_image(lambda x: x[:, :, :1]))),
     ("not zero everywhere", lambda: error_of(lambda x: 0 * x)),
     ("lattice elements besides the identity", lambda: error_of(lambda x: x * torch.arange(3), cyclic(3))),
-    ("query must have shape", lambda: F.lifting_attention(*[ONE[0]] * 3, torch.ones(4, 9, 3), window=WINDOW)),
-    ("offset_encoding must have shape", lambda: F.lifting_attention(*[ONE] * 3, torch.ones(9, 3), window=WINDOW)),
     ("element must be an isometry, one of the first 4, got 4", lambda: dyadic(2, C4).moved(4)),
     ("group must be made by tg_equiattn.groups.dyadic", lambda: dilation_errors(torch.nn.Identity(), C4, ONE)),
     (r"module must give \(B, C, 8, \*spatial\), got shape \(1, 2, 3, 4, 4\)", lambda: dilation_errors(
@@ -133,10 +125,6 @@ CASES = [
         torch.tensor([0, 1, 3, 2, 4]), NodeBatch.dense(1, 5, torch.tensor([3]), X.device))),
     ("group must be a tg_equiattn.groups.FiniteGroup, got int", lambda: GroupAttention(4, 8, 8, heads=1)),
     ("attention must be a GroupAttention", lambda: GroupAttentionBlock(LiftingAttention(C4, 3, 3, heads=1))),
-    (r"input must have shape \(B, 3, ...\)", lambda: Pointwise(3, 5)(torch.ones(2, 5, 4))),
-    ("input must have shape", lambda: GlobalPooling(None)(torch.ones(2, 3))),
-    ("input must have shape", lambda: SpatialMaxPool(2)(torch.ones(2, 3, 4, 4))),
-    ("input must have shape", lambda: SpatialCrop(1)(torch.ones(1, 1, 1))),
     ("pixel must be 2 integers", lambda: GroupAttention(C4, 3, 3, heads=1).attention_map(
         torch.ones(1, 3, 4, 5, 5), "ab")),
     ("context_channels must be given with norm='batch'", lambda: GroupAttentionBlock(

@@ -69,15 +69,6 @@ def test_links_lead_to_files_and_headings(page):
     assert not [(file.name, anchor) for file, anchor in files if anchor and anchor not in anchors(file)]
 
 
-def test_every_page_is_in_a_table_of_contents():
-    pages = [path.relative_to(DOCS) for folder in (DOCS, DOCS / "api") for path in folder.iterdir() if path.is_file()]
-    pages = [str(path.with_suffix("")) for path in pages if path.suffix in (".md", ".rst")]
-    listed = re.findall(r"^```{toctree}\n(?::[^\n]*\n)*\n([^`]*)^```", (DOCS / "index.md").read_text(), re.MULTILINE)
-    of_api = (DOCS / "api" / "index.rst").read_text().partition(".. toctree::\n   :maxdepth: 1\n")[2].split()
-    listed = [*"\n".join(listed).split(), *(f"api/{name}" for name in of_api)]
-    assert sorted([*listed, "index"]) == sorted([*pages, "tutorials/index"])  # which the gallery makes
-
-
 def blocks(page):
     text = page.read_text()
     return [

@@ -2,11 +2,9 @@
 
 import lzma
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("ase")
 yaml = pytest.importorskip("yaml")
@@ -68,26 +66,3 @@ def test_phonons(folder):
         longitudinal = inverse + math.sqrt(inverse**2 - 4 * math.sin(math.pi / n) ** 2 / product)
         assert found["LO2"][n] == pytest.approx(TERAHERTZ * math.sqrt(SPRING * longitudinal), rel=1e-4)
         assert found["TO2"][n] == pytest.approx(TERAHERTZ * math.sqrt(2 * SPRING * inverse), rel=1e-4)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
-def test_models_of_the_study(folder):
-    """Charges that are held are level with the same charges added by hand; learned ones approach their labels."""
-    pytest.importorskip("mace")
-    from baselines.polar_potentials import Potential
-
-    crystal, models = load(folder, "NaCl"), {}
-    training = {"train": 4, "epochs": 2, "batch": 1, "learning_rate": 0.01, "warmup": 0.1, "clip": 10.0}
-    settings = {"cutoff": 3.5, "layers": 1, "width": 2.0, "charge": None, "dielectric": True, **training}
-    for kind in ("MACE", "torch-pme", "charges", "learned"):
-        torch.manual_seed(0)
-        models[kind] = Potential(crystal, SimpleNamespace(models=(kind,), **settings))
-    alone, by_hand, ours = (np.array(models[kind].lacking(crystal.large)) for kind in ("MACE", "torch-pme", "charges"))
-    assert np.abs(ours - by_hand).max() < 1e-2 * np.abs(ours - alone).max()
-    assert models["MACE"].born() is None
-    for kind in ("torch-pme", "charges"):
-        np.testing.assert_allclose(models[kind].born(), crystal.born, atol=1e-5)
-    before = models["learned"].born()[0][0][0]  # of an oxidation state
-    assert before == pytest.approx(DIELECTRIC**0.5)
-    models["learned"].fit()
-    assert CHARGE < models["learned"].born()[0][0][0] < before - 0.01

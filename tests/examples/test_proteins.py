@@ -3,7 +3,6 @@
 import dataclasses
 
 import torch
-from data.protein_graphs import joined
 from data.protein_sets import sets
 from data.proteins import clusters, response, rigid_motions, split, stiffness, synthetic
 from harness.training import parameters
@@ -58,16 +57,6 @@ def test_models_are_of_one_size():
     sizes = {run.models[0]: parameters(build(run)) for run in ProteinsStudy().runs()}
     assert max(sizes.values()) < 1.05 * sizes["Ewald"], sizes
     assert min(sizes.values()) > 0.95 * sizes["Ewald"], sizes
-
-
-def test_a_protein_in_a_batch_is_as_alone():
-    torch.manual_seed(0)
-    for run in ProteinsStudy(**SMALL).runs():
-        graphs = [graphs_of(run, "training", n) for n in (0, 1)]
-        model = build(run).eval()
-        together = model(joined(graphs))
-        alone = torch.cat([model(graph) for graph in graphs])
-        assert torch.allclose(together, alone, atol=1e-4 * float(alone.detach().abs().max())), run.models
 
 
 def turned(graph, matrix, shift):

@@ -56,12 +56,6 @@ def test_tables_of_benchmarks_are_their_records(record):
         assert report.filled(text, f"benchmarks/{record.stem}", record.read_text().strip()) == text
 
 
-def test_each_study_is_listed_once_with_the_claim_that_needs_it():
-    page = (EXAMPLES.parent / "docs" / "running_studies.md").read_text()
-    lines = re.findall(r"^\| `(\w+)` \| \[.+\]\(results_\w+\.md#.+\) \| .{10,} \|$", page, re.MULTILINE)
-    assert sorted(lines) == sorted(report.STUDIES)
-
-
 def test_rows_that_would_share_a_cell_are_refused():
     kind = report.kind_of(import_module("nbody"))
     rows = results.read(study.committed("nbody"), kind)

@@ -5,7 +5,6 @@ import itertools
 
 import pytest
 import torch
-from torch.autograd import grad
 
 from tg_equiattn.functional.tiles import WHOLE, Shape, Tile, map_tiles, recomputed, tiled
 
@@ -31,18 +30,6 @@ def tiled_window(x, y, mask, steps):
         for a, b in itertools.pairwise(steps)
     ]
     return tiled(window, tiles, (x, y, mask), (Shape((steps[-1],), True), Shape((3,))), (False, True, True))
-
-
-def test_third_derivatives():
-    found = []
-    for run in (functools.partial(tiled_window, steps=(0, 3, 7)), functools.partial(window, 2)):
-        x, y = d(9), d(7, seed=1)
-        out = run(x=x, y=y, mask=None)[0].sum()
-        for _ in range(3):
-            (out,) = grad(out, y, create_graph=True)
-            out = out.square().sum()
-        found.append(grad(out, (x, y)))
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 def test_writing_to_a_tensor_before_backward_is_an_error():

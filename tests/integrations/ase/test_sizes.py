@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from ase import units
-from ase.build import molecule
 from ase.calculators.fd import calculate_numerical_stress
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.md.verlet import VelocityVerlet
@@ -64,29 +63,6 @@ def test_supercells(other, calculator):
     calculator = calculator(**{other: 0})
     one, many = energy(salt(), calculator), energy(salt().repeat((2, 1, 2)), calculator)
     assert abs(many / one / 4 - 1) < 1e-6
-
-
-def apart(distance, calculator):
-    """The energy of two molecules so far from each other, less that of each alone, and that of both."""
-    first, second = molecule("H2O"), molecule("CH3OH")
-    moved = second.copy()
-    moved.positions += [distance, 0, 0]
-    alone = energy(first, calculator) + energy(second, calculator)
-    return energy(first + moved, calculator) - alone, alone
-
-
-def test_fragments_through_gaussians(calculator):
-    difference, alone = apart(200.0, calculator(num_coulomb=0))
-    assert abs(difference) < 1e-6 * abs(alone)
-
-
-def test_neutral_fragments_through_coulomb_kernels(calculator):
-    """Constants of elements are zero, so each fragment is neutral: energies of distant ones add up. What is left falls
-    with the distance."""
-    calculator = calculator(num_gaussians=0)
-    left = np.array([abs(apart(distance, calculator)[0]) for distance in (200.0, 400.0, 800.0)])
-    assert left[0] > 1e-7
-    assert (left[1:] < 0.6 * left[:-1]).all()
 
 
 def test_dynamics(calculator):

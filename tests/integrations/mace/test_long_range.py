@@ -1,6 +1,5 @@
 """Long range in MACE: what the model was stays, and energies, forces and stress are right whatever repeats."""
 
-import argparse
 import copy
 import functools
 import io
@@ -13,13 +12,13 @@ from ase.build import molecule
 from ase.stress import full_3x3_to_voigt_6_stress
 from atoms import check_far, check_forces_and_stress, salt, slab, turned
 from e3nn.util import jit
-from mace import modules, tools
+from mace import modules
 from mace.calculators import MACECalculator
 from mace.modules import blocks, models
 from mace.modules.lora import inject_LoRAs, merge_lora_weights
 from mace.modules.wrapper_ops import CuEquivarianceConfig
-from mace.tools.scripts_utils import extract_model, get_optimizer, get_params_options
-from mace_models import batch_of, energy, loader, mixed
+from mace.tools.scripts_utils import extract_model
+from mace_models import batch_of, energy, mixed
 from space import error, motion
 from tg_equiattn.integrations.mace import add_long_range
 
@@ -206,46 +205,6 @@ def test_low_rank_adaptation(make):
     assert all("lora_" in name or "long_range" in name for name in learned)
     before = model(batch.to_dict())["energy"]
     assert error(merge_lora_weights(model)(batch.to_dict())["energy"], before) < 1e-12
-
-
-def test_mace_trains_it(far, tmp_path):
-    """By MACE's own loop the loss falls, and every parameter of ours moves; a checkpoint is as good as the model."""
-    from torch_ema import ExponentialMovingAverage
-
-    systems = []
-    for n in range(12):
-        atoms = molecule("H2O") if n % 2 else molecule("CH3OH")
-        atoms.rattle(0.1, seed=n)
-        atoms.info["energy"] = float(atoms.numbers @ atoms.positions[:, 0] ** 2) / 10
-        atoms.arrays["forces"] = np.zeros_like(atoms.positions)
-        systems.append(atoms)
-    train = loader(systems, 4)
-    model = far(gain=0.0, batch=next(iter(train)))
-    ours = {name: x.clone() for name, x in model.named_parameters() if "long_range" in name}
-    options = argparse.Namespace(optimizer="adam", lr=0.01, lr_params_factors="{}", freeze=None, weight_decay=5e-7,
-                                 amsgrad=True, beta=0.9)  # fmt: skip
-    optimizer = get_optimizer(options, get_params_options(options, model))
-    tools.train(
-        model=model, loss_fn=modules.WeightedEnergyForcesLoss(1.0, 0.1), train_loader=train,
-        valid_loaders={"Default": train}, optimizer=optimizer,
-        lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), start_epoch=0, max_num_epochs=3, patience=9,
-        checkpoint_handler=(handler := tools.CheckpointHandler(str(tmp_path), "far", keep=True)), eval_interval=1,
-        logger=tools.MetricsLogger(str(tmp_path), "far"), device=torch.device("cpu"), log_errors="PerAtomRMSE",
-        output_args={"energy": True, "forces": True, "virials": False, "stress": False},
-        ema=ExponentialMovingAverage(model.parameters(), 0.9),
-    )  # fmt: skip
-    losses = [line for line in (tmp_path / "far.txt").read_text().splitlines() if '"eval"' in line]
-    losses = [float(line.split('"loss": ')[1].split(",")[0]) for line in losses]
-    assert losses[-1] < 0.9 * losses[0]
-    assert all(not torch.equal(dict(model.named_parameters())[name], x) for name, x in ours.items())
-    again = far(gain=0.0, batch=batch_of(molecule("H2O")))
-    optimizer = get_optimizer(options, get_params_options(options, again))
-    state = tools.CheckpointState(again, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
-    saved = torch.load(sorted(tmp_path.glob("far_epoch-*.pt"))[-1])["model"]
-    assert not torch.equal(saved["products.0.long_range.gain"], again.products[0].long_range.gain)
-    handler.load_latest(state)
-    for name, x in saved.items():
-        assert torch.equal(again.state_dict()[name], x), name
 
 
 def test_what_is_refused(far, make):

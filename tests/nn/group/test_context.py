@@ -4,32 +4,13 @@ import functools
 
 import pytest
 import torch
-from group_layers import block as small_block
-from group_layers import image, layer
+from group_layers import layer
 from small_groups import GROUPS
 
-from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
+from tg_equiattn.nn import GroupAttention, LiftingAttention
 from tg_equiattn.testing import act, equivariance_error
 
 D4 = GROUPS["D4"]
-
-
-@pytest.mark.parametrize("kind", [GroupAttention, GlobalGroupAttention])
-@pytest.mark.parametrize("channels", [None, 5])
-def test_blocks(channels, kind, randomise):
-    """The context goes through a norm: of its own if it has channels of its own."""
-    block = randomise(small_block(D4, 3, 4, kind, context_channels=channels, norm="global")).double()
-    assert (block.context_norm is None) == (channels is None)
-    x, context = image(D4, (5, 6), True), torch.randn(2, channels or 3, 8, 5, 6, dtype=torch.float64)
-    _, swish, attention, *_ = block.attention
-    out = block(x, context=context)
-    seen = swish((block.context_norm or block.attention[0])(context))
-    y = block.shortcut(x) + block.attention[3:](attention(swish(block.attention[0](x)), context=seen))
-    torch.testing.assert_close(out, y + block.mlp(y), rtol=0, atol=1e-12)
-    both = lambda stacked: block(stacked[:, :3], context=stacked[:, 3:])  # noqa: E731
-    assert equivariance_error(both, D4, torch.cat([x, context], 1)) <= 1e-10
-    square = torch.randn(2, context.shape[1], 8, 5, 5, dtype=torch.float64)
-    assert equivariance_error(lambda x: block(x, context=square), D4, image(D4, (5, 5), True)) > 1e-3
 
 
 def by_content(group, kind=GroupAttention, **options):

@@ -1,7 +1,5 @@
 """Scales: lifting and group attention on the dilation group, times a finite group."""
 
-import math
-
 import group_layers
 import pytest
 import torch
@@ -91,17 +89,6 @@ def test_factors_as_printed(randomise):
         assert min(dilation_errors(layer, group, x)) > 1e-2
 
 
-def test_factors_inside_the_softmax(randomise):
-    """Of the key's own scale they are a preference of scales, which is learned; those of the output's scale cancel."""
-    layer = randomise(attention(dyadic(3)), 0.5)
-    x, scales = given(layer, (3, 4)), 2.0 ** torch.arange(3).double()
-    weights = layer.attention_map(x, (1, 2)) / scales[:, None, None] ** 3
-    with torch.no_grad():
-        layer.locality.preference -= 3 * torch.tensor([-1.0, 0, 1], dtype=torch.float64) * math.log(2)
-    expected = weights / weights.sum((-3, -2, -1), keepdim=True)
-    torch.testing.assert_close(layer.attention_map(x, (1, 2)), expected, rtol=0, atol=1e-12)
-
-
 def test_isometries(isometries, randomise, device):
     group = dyadic(2, isometries)
     sizes = {2: ((3, 4), (4, 4)), 3: ((3, 4, 2), (2, 2, 2))}[group.dim]
@@ -129,11 +116,3 @@ def test_model(norm, window, scales, isometries, randomise):
     x, quarter = torch.randn(2, 2, 4, 4).double(), range(len(isometries))
     assert model(x).shape == (2, 5)
     assert equivariance_error(model, group, x, elements=quarter) <= TOLERANCE[torch.float64]
-
-
-def test_what_scales_have():
-    three, five = dyadic(3, cyclic(4)), dyadic(5, cyclic(4))
-    layers = [attention(three), attention(five), attention(three, scale_window=5)]
-    assert (layers[0].relation, layers[0].scale_window) == ("relative", 3)
-    few, more, wider = (sum(p.numel() for p in layer.parameters()) for layer in layers)
-    assert few == more < wider

@@ -189,25 +189,3 @@ def test_two_processes_give_the_gradients_of_one(tmp_path):
         grads, projection = torch.load(tmp_path / f"{number}.pt", weights_only=True)
         assert torch.equal(projection, drawn)
         torch.testing.assert_close(grads, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_a_transformed_pass_is_one_step():
-    """However many samples or directions it goes through; a draw within it is an ordinary tensor, and stays."""
-    layer = PerformerAttention(8, 8, 2, position=None, method="features", redraw_interval=2).double()
-    plain = copy.deepcopy(layer)
-    x = torch.randn(3, 9, 8).double()
-    energy, t = lambda x: layer(x).square().sum(), torch.tensor(0.3).double()
-    passes = [
-        lambda: torch.vmap(layer)(x),
-        lambda: torch.func.grad(energy)(x[0]),
-        lambda: torch.func.hessian(lambda t: energy(t * x[0]))(t),
-        lambda: torch.func.jacfwd(lambda t: energy(t * x[0]))(t),
-        lambda: torch.vmap(torch.func.grad(energy))(x),
-    ]
-    for run in passes:
-        run()
-        plain(x[0])
-        assert torch.equal(directions(layer.features), directions(plain.features))
-        assert torch.equal(layer.features.get_extra_state(), plain.features.get_extra_state())
-    assert layer.features.get_extra_state().tolist() == [1, 2, 64]
-    torch.testing.assert_close(torch.vmap(layer.eval())(x)[1], layer(x[1]))
