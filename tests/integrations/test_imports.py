@@ -1,5 +1,9 @@
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+
+import tg_equiattn
 
 HOSTS = {"escnn": "escnn", "pyg": "torch_geometric", "e3nn": "e3nn", "mace": "mace", "nequip": "nequip"}
 CODE = f"""
@@ -31,3 +35,14 @@ def test_a_missing_host_is_named_with_the_extra_that_brings_it():
     for extra, said in zip(HOSTS, others, strict=True):
         assert said.startswith("ImportError")
         assert f"pip install '.[{extra}]'" in said
+
+
+def test_two_checkouts_are_refused(tmp_path):
+    """A copy of the core in the current folder is imported before the installed one."""
+    (tmp_path / "tg_equiattn").symlink_to(Path(tg_equiattn.__file__).parent, target_is_directory=True)
+    copy = tmp_path / "other" / "tg_equiattn"
+    shutil.copytree(Path(tg_equiattn.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder, refused in ((tmp_path, False), (copy.parent, True)):
+        command = [sys.executable, "-c", "import tg_equiattn.integrations"]
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert ("which are two checkouts" in result.stderr) == refused, result.stderr
