@@ -142,12 +142,14 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         self.out = o3.Linear(hidden, self.irreps_out)
         without_pos = _reachable(self.irreps_in, hidden)
         found = without_pos if causal else _reachable(self.irreps_in + o3.Irreps("1o"), hidden)
+        if short_conv is None and all(ir == o3.Irrep("0e") for mul, ir in self.irreps_in if mul):
+            found -= {o3.Irrep("0o")}  # all vectors of a node lie along its position
         wanted = {ir for mul, ir in self.irreps_out if mul}
         zero = [str(ir) for ir in wanted - found]
         if zero:
             raise ValueError(
                 f"irreps_out must be reachable through irreps_hidden={hidden}, got {' + '.join(zero)} that would "
-                "always be zero: add it to irreps_hidden"
+                "always be zero: add it to irreps_hidden; 0o also needs vectors (steps to neighbors) in irreps_in"
             )
         self.order, self.causal, self._invariants = order, causal, _scalars(self.irreps_in)
         self._needs_positions = bool(wanted - without_pos)

@@ -60,10 +60,14 @@ class Grades(NamedTuple):
         return [part.unflatten(0, (channels, size)).transpose(0, 1) for part, channels, size in rows]
 
     def reachable(self, products: int) -> tuple[bool, bool, bool, bool]:
-        """True for grades that can differ from zero after this number of geometric products and a bias of scalars."""
+        """True for grades that can differ from zero after this number of geometric products and a bias of scalars, if
+        the channels are independent. A mirror through one or two polar vectors changes no scalar and none of these
+        vectors, so they give no pseudoscalar; one gives no axial vector."""
         found = {0} | {grade for grade, channels in enumerate(self) if channels}
         for _ in range(products):
             found |= set(grades_of_products(found))
+        if not self.bivectors and not self.pseudoscalars:
+            found -= {2, 3} if self.vectors < 2 else {3} if self.vectors < 3 else set()
         return tuple(grade in found for grade in range(4))  # type: ignore[return-value]
 
 

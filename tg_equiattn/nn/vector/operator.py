@@ -95,7 +95,7 @@ class TokenNetwork(StoresSettings):
         )  # fmt: skip
 
     def reachable(self, given: Grades) -> Grades:
-        """The output channels that can differ from zero if all input grades other than ``given`` are zero."""
+        """The output channels that can differ from zero if the input has the independent channels ``given``."""
         return self.out_grades
 
     def check_reachable(self, name: str) -> None:
@@ -106,7 +106,8 @@ class TokenNetwork(StoresSettings):
         if zero:
             raise ValueError(
                 f"{name} must be reachable by geometric products, got {' + '.join(zero)} that would always be zero: "
-                "add it to the hidden channels"
+                "add it to the hidden channels, add vectors (such as steps to neighbors) to the input, or set "
+                "num_blocks=2"
             )
 
     def settings(self) -> dict[str, Any]:
@@ -288,7 +289,8 @@ class TokenModel(TokenNetwork):
 
     def reachable(self, given: Grades) -> Grades:
         position = given.vectors > self.in_grades.vectors
-        given = self.hidden_grades.only(given.reachable(0))
+        independent = min(self.hidden_grades.vectors, given.vectors - position)
+        given = self.hidden_grades.only(given.reachable(0))._replace(vectors=independent)
         for operator in self.operators:
             given = cast(TokenOperator, operator).reachable(given.plus(POSITION) if position else given)
         return self.out_grades.only(given.reachable(len(self.out.blocks)))
