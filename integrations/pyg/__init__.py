@@ -5,8 +5,16 @@ from .._host import require
 require("torch_geometric", "pyg")
 
 from .conv import RelativePerformerConv  # noqa: E402
-from .ewald import EwaldAttention  # noqa: E402
+from .ewald import EwaldAttention, ewald_settings  # noqa: E402
 from .gps import RelativeGPSBlock  # noqa: E402
+from .periodic_graph import PeriodicRadiusGraph  # noqa: E402
 from .pixel_graph import PixelGraph  # noqa: E402
 
-__all__ = ["EwaldAttention", "PixelGraph", "RelativeGPSBlock", "RelativePerformerConv"]
+__all__ = [
+    "EwaldAttention",
+    "PeriodicRadiusGraph",
+    "PixelGraph",
+    "RelativeGPSBlock",
+    "RelativePerformerConv",
+    "ewald_settings",
+]

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from tg_equiattn import checks
 from tg_equiattn.modes import is_concrete
@@ -13,6 +15,8 @@ from tg_equiattn.nn.performer.far_offsets import FarOffsets
 from tg_equiattn.slots import inverse
 
 from .graph import batch_of, check_nodes
+
+_SAMPLE, _WIDE = 16, 16  # graphs and channels from which settings are read
 
 
 @checks.python_numbers
@@ -201,7 +205,7 @@ class EwaldAttention(NotScriptable, nn.Module):
             x, pos = x[order], pos[order]
             vectors = vectors if vectors is None else vectors[order]
         if dim == 2:
-            pos, (cell, pbc) = nn.functional.pad(pos, (0, 1)), _in_space(cell, pbc)
+            pos, (cell, pbc) = nn.functional.pad(pos, (0, 1)), in_space(cell, pbc)
             vectors = vectors if vectors is None else nn.functional.pad(vectors, (0, 1))
         out, found = self.attention(
             x, vectors, pos=pos, batch=batch, cell=cell, pbc=pbc, batch_size=batch_size, max_num_nodes=max_num_nodes
@@ -230,7 +234,7 @@ def _dimension(pos: object, nodes: int) -> int:
     return pos.shape[1]
 
 
-def _in_space(cell: object, pbc: object) -> tuple[Any, Any]:
+def in_space(cell: object, pbc: object) -> tuple[Any, Any]:
     """Lattice vectors of a plane, and directions along which it repeats, in space."""
     if cell is not None:
         if not isinstance(cell, Tensor) or cell.ndim not in (2, 3) or cell.shape[-1] != 2 or cell.numel() % 4:
@@ -243,3 +247,84 @@ def _in_space(cell: object, pbc: object) -> tuple[Any, Any]:
             raise ValueError(f"pbc must be {wanted}, got {checks.shape_of(pbc)}")
         pbc = nn.functional.pad(pbc.reshape(-1, 2), (0, 1))
     return cell, pbc
+
+
+@torch.no_grad()
+@checks.python_numbers
+def ewald_settings(graphs: Sequence[Data], **attn_kwargs: Any) -> dict[str, Any]:
+    r"""Reads settings of :class:`EwaldAttention` from a data set, with which outputs of a new layer are of unit size.
+
+    - :obj:`width` is the mean length of edges.
+    - :obj:`max_width`, in periodic graphs, is at most half of the shortest lattice vector, but at least twice the
+      width: Gaussians wider than a cell sum all its images.
+    - :obj:`avg_num_nodes` is the root mean square of outputs of a new layer with :obj:`avg_num_nodes=1`, for inputs
+      that are normal random numbers. It depends on all other settings and is not the number of nodes of a graph:
+      terms of different nodes have different signs and sizes.
+
+    Both are read from up to 16 graphs, evenly spaced in the data set.
+
+    Args:
+        graphs (Sequence[Data]): The training graphs, with :obj:`pos`, and :obj:`cell` and :obj:`pbc` if they are
+            periodic. For the width they need edges, and across borders :obj:`edge_offset`.
+        **attn_kwargs (optional): Settings of the layer to keep, such as :obj:`width`.
+
+    Returns:
+        Dict[str, Any]: All settings, to pass to the layer or as :obj:`attn_kwargs`.
+
+    Raises:
+        ValueError: If there are no graphs, or a graph lacks positions, edges or offsets across borders.
+
+    Example:
+        >>> import torch
+        >>> chain = torch.stack([torch.arange(9), torch.arange(1, 10)])
+        >>> graphs = [Data(pos=torch.randn(10, 3).cumsum(0), edge_index=chain) for _ in range(3)]
+        >>> sorted(ewald_settings(graphs, num_coulomb=2, error=1e-2))
+        ['avg_num_nodes', 'error', 'num_coulomb', 'width']
+    """
+    if not len(graphs):
+        raise ValueError("graphs must be a data set with graphs, got none")
+    some = [graphs[n] for n in range(0, len(graphs), -(-len(graphs) // _SAMPLE))]
+    if "width" not in attn_kwargs:
+        lengths = torch.cat([_edge_lengths(data) for data in some])
+        if not len(lengths):
+            raise ValueError("graphs must have edges, whose mean length is the width, got none; or pass width")
+        attn_kwargs["width"] = float(lengths.mean())
+    width, sides = attn_kwargs["width"], [x for data in some for x in _sides(data)]
+    if sides and "max_width" not in attn_kwargs:
+        attn_kwargs["max_width"] = max(2 * width, min(8 * width, *(side / 2 for side in sides)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer, square, count = EwaldAttention(_WIDE, _WIDE, **{**attn_kwargs, "avg_num_nodes": 1.0}), 0.0, 0
+        for data in some:
+            given = {name: data[name].cpu() for name in ("cell", "pbc") if name in data}
+            pos = data.pos.cpu()
+            vectors = torch.randn(len(pos), layer.in_vectors, pos.shape[1]) if layer.in_vectors else None
+            out = layer(torch.randn(len(pos), _WIDE), pos, vectors=vectors, **given)
+            square, count = square + float(out.double().square().sum()), count + out.numel()
+    if not square:
+        raise ValueError("graphs must have nodes, got none")
+    return attn_kwargs | {"avg_num_nodes": (square / count) ** 0.5}
+
+
+def _edge_lengths(data: Data) -> Tensor:
+    """Lengths of the edges of a graph."""
+    if data.get("pos") is None or data.get("edge_index") is None:
+        raise ValueError(f"graphs must have pos and edge_index, got {data}: make edges, or pass width")
+    offsets = data.get("edge_offset")
+    if offsets is None:
+        if _sides(data):
+            wanted = "edge_offset, as PeriodicRadiusGraph makes it: edges may cross the border of the cell"
+            raise ValueError(f"graphs with a cell must have {wanted}; or pass width, got {data}")
+        source, target = data.edge_index
+        offsets = data.pos[source] - data.pos[target]
+    return offsets.double().norm(dim=1).cpu()
+
+
+def _sides(data: Data) -> list[float]:
+    """Lengths of the lattice vectors along which a graph repeats."""
+    cell, pbc = data.get("cell"), data.get("pbc")
+    if cell is None:
+        return []
+    lengths = cell.reshape(-1, cell.shape[-1]).double().norm(dim=1)
+    repeats = lengths > 0 if pbc is None else pbc.flatten()
+    return lengths[repeats].tolist()

@@ -1,4 +1,4 @@
-"""General, powerful, scalable layers whose global attention knows relative positions."""
+"""General, powerful, scalable layers whose global attention knows relative positions or distances."""
 
 import inspect
 from typing import Any
@@ -15,6 +15,7 @@ from tg_equiattn.nn.modules import StoresSettings, reset_children, with_zero_gra
 from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
 from .conv import RelativePerformerConv
+from .ewald import EwaldAttention
 from .graph import batch_of, check_nodes, check_sources, plain_edges
 
 
@@ -22,7 +23,7 @@ from .graph import batch_of, check_nodes, check_sources, plain_edges
 class RelativeGPSBlock(DrawsFeatures, StoresSettings):
     r"""The layer of the `"Recipe for a General, Powerful, Scalable Graph Transformer"
     <https://arxiv.org/abs/2205.12454>`_ paper, as :class:`~torch_geometric.nn.conv.GPSConv` computes it, with
-    :class:`RelativePerformerConv` as its global attention, whose near pairs are the edges.
+    :class:`RelativePerformerConv` as its global attention, whose near pairs are the edges, or :class:`EwaldAttention`.
 
     .. math::
         \mathbf{h} = \mathrm{Norm}_1(\mathbf{x} + \mathrm{Conv}(\mathbf{x})) +
@@ -41,7 +42,11 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         act_kwargs (Dict[str, Any], optional): Arguments of the activation. (default: :obj:`None`)
         norm (str or Callable, optional): The normalization layers. (default: :obj:`"batch_norm"`)
         norm_kwargs (Dict[str, Any], optional): Arguments of the normalization layers. (default: :obj:`None`)
-        attn_kwargs (Dict[str, Any], optional): Arguments of :class:`RelativePerformerConv`. If not given,
+        attn (str, optional): :obj:`"performer"` for :class:`RelativePerformerConv`, whose weights depend on content, or
+            :obj:`"ewald"` for :class:`EwaldAttention`, whose weights are kernels of the distance.
+            (default: :obj:`"performer"`)
+        attn_kwargs (Dict[str, Any], optional): Arguments of the attention. :obj:`"ewald"` needs a :obj:`width`; see
+            :func:`ewald_settings`. Of :class:`RelativePerformerConv`, if not given,
             :obj:`method` is :obj:`"pairs"`: exact attention, as in :class:`~torch_geometric.nn.conv.GPSConv`, with one
             warning if graphs are so large that random features take much less time. Pass :obj:`"features"` for graphs
             of thousands of nodes. For points off a grid pass :obj:`offset` and :obj:`cutoff`, and in 3-D
@@ -78,17 +83,26 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         act_kwargs: dict[str, Any] | None = None,
         norm: Any = "batch_norm",
         norm_kwargs: dict[str, Any] | None = None,
+        attn: str = "performer",
         attn_kwargs: dict[str, Any] | None = None,
     ):
         super().__init__()
         checks.positive(channels=channels)
         checks.probability(dropout=dropout)
+        checks.choice("attn", attn, ("performer", "ewald"))
         if conv is not None and not isinstance(conv, torch.nn.Module):
             raise ValueError(f"conv must be a module or None, got {conv!r}")
-        self.channels, self.heads, self.dropout, self.conv = channels, heads, dropout, conv
-        self.attention = RelativePerformerConv(channels, channels, heads, **{"method": "pairs", **(attn_kwargs or {})})
-        if "method" not in (attn_kwargs or {}):
-            self.attention.attention.suggests = "features"
+        attn_kwargs = attn_kwargs or {}
+        self.channels, self.heads, self.dropout, self.conv, self.attn = channels, heads, dropout, conv, attn
+        self.attention: Any
+        if attn == "ewald":
+            if "width" not in attn_kwargs:
+                raise ValueError(f"attn_kwargs must have a width with attn='ewald', got {attn_kwargs!r}")
+            self.attention = EwaldAttention(channels, channels, heads=heads, **attn_kwargs)
+        else:
+            self.attention = RelativePerformerConv(channels, channels, heads, **{"method": "pairs", **attn_kwargs})
+            if "method" not in attn_kwargs:
+                self.attention.attention.suggests = "features"
         activation = activation_resolver(act, **(act_kwargs or {}))
         self.mlp = torch.nn.Sequential(
             torch.nn.Linear(channels, 2 * channels),
@@ -102,7 +116,7 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         self._made = {"act": _described(activation, act_kwargs), "norm": _described(norms[0], norm_kwargs)}
         self._conv_takes = _named(conv, ("edge_attr", "pos", "batch"))
         self._conv_names = None if conv is None else _arguments(conv)
-        self._features_in_attention = self.attention.attention.positions.edge_dim is not None
+        self._features_in_attention = attn == "performer" and self.attention.attention.positions.edge_dim is not None
         self._norm_takes = _named(norms[0], ("batch", "batch_size"))
 
     def settings(self) -> dict[str, Any]:
@@ -122,6 +136,7 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         *,
         edge_offset: Tensor | None = None,
         cell: Tensor | None = None,
+        pbc: Tensor | None = None,
         ptr: Tensor | None = None,
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
@@ -142,9 +157,13 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             pos (torch.Tensor, optional): The positions of nodes. (default: :obj:`None`)
             edge_offset (torch.Tensor, optional): Offsets :math:`\mathbf{p}_j - \mathbf{p}_i` of the edges, in a
                 periodic graph or in place of :obj:`pos`. Where :obj:`pos` is given, too, they must be its differences,
-                up to whole lattice vectors if :obj:`cell` is given. (default: :obj:`None`)
+                up to whole lattice vectors if :obj:`cell` is given. Not with :obj:`attn="ewald"`, which takes
+                distances from :obj:`pos` and :obj:`cell`. (default: :obj:`None`)
             cell (torch.Tensor, optional): The lattice vectors of periodic graphs as rows, :math:`(d, d)` or
                 :math:`(|\mathcal{G}|, d, d)`. (default: :obj:`None`)
+            pbc (torch.Tensor, optional): With :obj:`attn="ewald"`, the lattice vectors along which graphs repeat, bool
+                :math:`(d)` or :math:`(|\mathcal{G}|, d)`. :obj:`None` means all that are not zero.
+                (default: :obj:`None`)
             ptr (torch.Tensor, optional): Index of the first node of each graph, in place of :obj:`batch`.
                 (default: :obj:`None`)
             batch_size (int, optional): The number of graphs; :meth:`torch.compile` needs it. (default: :obj:`None`)
@@ -157,16 +176,25 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         """
         check_nodes(x, self.channels)
         self._check_conv(edge_index, kwargs)
-        check_sources(edge_index, edge_attr, edge_offset, None, cell)
         batch, graphs = batch_of(batch, ptr, x.shape[0])
         batch_size = graphs if batch_size is None else batch_size
-        if neighbors is None and edge_index is not None:
-            neighbors = self.neighbors(
-                edge_index, batch, edge_attr, pos, edge_offset=edge_offset, cell=cell, num_nodes=x.shape[0]
-            )
-        out = self.attention(
-            x, pos=pos, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, neighbors=neighbors
-        )
+        nodes = {"pos": pos, "batch": batch, "batch_size": batch_size, "max_num_nodes": max_num_nodes}
+        if self.attn == "ewald":
+            check_sources(edge_index, edge_attr, None, None, None)
+            for name, other in {"edge_offset": edge_offset, "neighbors": neighbors}.items():
+                if other is not None:
+                    why = "which takes distances from pos and cell; give features of edges to conv as edge_attr"
+                    raise ValueError(f"{name} must be None with attn='ewald', {why}")
+            out = self.attention(x, cell=cell, pbc=pbc, **nodes)
+        else:
+            check_sources(edge_index, edge_attr, edge_offset, None, cell)
+            if pbc is not None:
+                raise ValueError("pbc must be None with attn='performer': edge_offset says where edges cross borders")
+            if neighbors is None and edge_index is not None:
+                neighbors = self.neighbors(
+                    edge_index, batch, edge_attr, pos, edge_offset=edge_offset, cell=cell, num_nodes=x.shape[0]
+                )
+            out = self.attention(x, neighbors=neighbors, **nodes)
         if not x.shape[0]:  # norms refuse batches without nodes
             return with_zero_gradients(self, out)
         out = torch.nn.functional.dropout(out, self.dropout, self.training)
@@ -196,10 +224,13 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         cell: Tensor | None = None,
         num_nodes: int,
     ) -> NeighborList | None:
-        """Checks and sorts the edges for the attention, once for all blocks that share them.
+        """Checks and sorts the edges for the attention, once for all blocks that share them. Not for
+        :obj:`attn="ewald"`, which has no near pairs.
 
         The arguments are those of :meth:`forward`, and :obj:`num_nodes` is the number of nodes.
         """
+        if self.attn == "ewald":
+            raise ValueError("attn must be 'performer' for neighbors(), got 'ewald', which has no near pairs")
         if not self._features_in_attention:
             edge_attr = None
             if is_sparse(edge_index):  # leave out its values, which attention does not use
@@ -227,7 +258,8 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         return norm(x, **{name: given[name] for name in self._norm_takes if given[name] is not None})
 
     def __repr__(self) -> str:
-        return f"{self.__class__.__name__}({self.channels}, conv={self.conv}, heads={self.heads})"
+        attn = f", attn={self.attn!r}" if self.attn != "performer" else ""
+        return f"{self.__class__.__name__}({self.channels}, conv={self.conv}, heads={self.heads}{attn})"
 
 
 def _described(made: Any, arguments: dict[str, Any] | None) -> str:

@@ -212,6 +212,7 @@ def gps():
             "norm": refused("batch_norm", "layer_norm", "instance_norm", "graph_norm"),
             "norm_kwargs": refused(None, {"eps": 0.1}, {"mode": "node"}, norm="layer_norm"),
             "attn_kwargs": refused(attention, attention | {"method": "features"}, attention | {"cutoff": 3.0}),
+            "attn": refused(Together(attn="performer"), Together(attn="ewald", attn_kwargs={"width": 1.0})),
         },
     )  # fmt: skip
 

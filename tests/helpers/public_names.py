@@ -31,7 +31,8 @@ PUBLIC = {
     "integrations.escnn": "MaskedSequential R2AttentionBlock R2GlobalAttention R2GroupAttention R2LiftingAttention "
     "R2RegularLayerNorm R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention R3RegularLayerNorm "
     "between_fields export group_from_gspace",
-    "integrations.pyg": "EwaldAttention PixelGraph RelativeGPSBlock RelativePerformerConv",
+    "integrations.pyg": "EwaldAttention PeriodicRadiusGraph PixelGraph RelativeGPSBlock RelativePerformerConv "
+    "ewald_settings",
     "integrations.e3nn": "IrrepsChargeInteraction IrrepsPredictedChargeInteraction "
     "IrrepsEwaldAttention IrrepsSE3Hyena IrrepsSE3HyenaOperator IrrepsVectorSelfAttention "
     "LongTensorProduct TensorProductHyenaOperator",

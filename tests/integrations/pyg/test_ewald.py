@@ -3,7 +3,8 @@
 import pytest
 import torch
 from space import batch_of
-from tg_equiattn.integrations.pyg import EwaldAttention
+from tg_equiattn.integrations.pyg import EwaldAttention, ewald_settings
+from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import SAGEConv, Sequential, global_mean_pool, to_hetero
 
@@ -197,3 +198,69 @@ def test_sequential(equal):
     x, pos, batch = torch.randn(7, 5), torch.randn(7, 3), batch_of((3, 4))
     wanted = second(first(x, pos, batch).relu(), pos, batch)
     equal(model(x, pos, batch), global_mean_pool(wanted, batch), 0)
+
+
+def molecule():
+    """A chain of atoms."""
+    count = int(torch.randint(12, 30, ()))
+    steps = torch.nn.functional.normalize(torch.randn(count, 3), dim=1)
+    chain = torch.arange(count - 1)
+    return Data(pos=1.5 * steps.cumsum(0), edge_index=torch.stack([chain, chain + 1]))
+
+
+def crystal():
+    """Atoms in a cell of its own size, with edges in it."""
+    side = 6 + 4 * torch.rand(())
+    pos, cell = side * torch.rand(int(0.1 * side**3), 3), side * torch.eye(3) + 0.3 * torch.randn(3, 3)
+    edges = ((torch.cdist(pos, pos) < 3) & ~torch.eye(len(pos)).bool()).nonzero().T
+    return Data(pos=pos, cell=cell, edge_index=edges, edge_offset=pos[edges[0]] - pos[edges[1]])
+
+
+def plane():
+    """Points with their nearest neighbors."""
+    pos = 28 * torch.rand(150, 2)
+    near = torch.cdist(pos, pos).topk(9, largest=False).indices[:, 1:]
+    return Data(pos=pos, edge_index=torch.stack([near.flatten(), torch.arange(150).repeat_interleave(8)]))
+
+
+@pytest.mark.parametrize("make_graph", [molecule, crystal, plane])
+@pytest.mark.parametrize("options", [{}, {"heads": 4, "num_coulomb": 0}], ids=["default", "heads"])
+def test_outputs_of_a_new_layer_are_of_unit_size(make_graph, options):
+    """With settings that are read from a data set; with 1 or the number of nodes they are not (negative control)."""
+    given = ewald_settings([make_graph() for _ in range(20)], **options)
+    graphs = [make_graph() for _ in range(8)]
+
+    def size(settings):
+        out = []
+        for data in graphs:
+            torch.manual_seed(len(out))
+            layer = EwaldAttention(32, 32, **settings)
+            out.append(layer(torch.randn(data.num_nodes, 32), data.pos, cell=data.get("cell")).flatten())
+        return float(torch.cat(out).detach().square().mean().sqrt())
+
+    assert 0.5 < size(given) < 2
+    assert size(given | {"avg_num_nodes": 1.0}) > 3
+    assert size(given | {"avg_num_nodes": 1000.0}) < 0.3
+
+
+def test_settings_that_are_read(equal):
+    """The mean length of edges, half of the shortest side; what is given stays, and so do random numbers."""
+    data = Data(pos=torch.tensor([[0.0, 0], [3.0, 4], [3.0, 5]]), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    before = torch.random.get_rng_state()
+    found = ewald_settings([data])
+    assert found["width"] == 3
+    assert found.keys() == {"width", "avg_num_nodes"}
+    assert torch.equal(torch.random.get_rng_state(), before)
+    offsets = torch.tensor([[2.0, 0], [0, 1]])
+    periodic = data.clone().update({"cell": 8 * torch.eye(2), "edge_offset": offsets})
+    found = ewald_settings([data, periodic], width=1.0, num_coulomb=1)
+    assert (found["width"], found["max_width"], found["num_coulomb"]) == (1, 4, 1)
+    assert ewald_settings([periodic])["width"] == 1.5
+    for wrong, message in (
+        ([], "graphs must be a data set with graphs, got none"),
+        ([Data(pos=POS)], "graphs must have pos and edge_index"),
+        ([Data(pos=POS, edge_index=EDGES[:, :0])], "graphs must have edges, whose mean length is the width"),
+        ([Data(pos=POS, edge_index=EDGES, cell=torch.eye(3))], "graphs with a cell must have edge_offset, as Periodic"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ewald_settings(wrong)

@@ -175,3 +175,49 @@ def test_edges_are_needed_without_positions(make, graph):
     block = make("None", attention={"offset": None, "cutoff": None})
     with pytest.raises(ValueError, match=r"edge_index \(or neighbors\) must be given with offset=None"):
         block(graph["x"], batch=graph["batch"])
+
+
+@pytest.fixture
+def ewald(randomise):
+    block = RelativeGPSBlock(CHANNELS, LOCAL["GINEConv"](), HEADS, attn="ewald", attn_kwargs={"width": 1.0})
+    return randomise(block, 0.4).double().eval()
+
+
+def test_ewald_attention(ewald, graph, equal, error):
+    """In place of attention by content: what its parts compute, invariant to motions; messages alone use edges."""
+    out = ewald(**graph)
+    turn, _ = torch.linalg.qr(torch.randn(2, 2, dtype=torch.float64))
+    assert error(ewald(**{**graph, "pos": graph["pos"] @ turn.T + 3}), out) < 1e-10
+    assert error(ewald(**{**graph, "pos": graph["pos"] * torch.tensor([1.0, 0.5])}), out) > 1e-3
+    attended = graph["x"] + ewald.attention(graph["x"], graph["pos"], graph["batch"])
+    local = graph["x"] + ewald.conv(graph["x"], graph["edge_index"], graph["edge_attr"])
+    both = ewald.norm1(local) + ewald.norm2(attended)
+    equal(out, ewald.norm3(both + ewald.mlp(both)))
+    cell = 8 * torch.eye(2, dtype=torch.float64)
+    repeated = ewald(**graph, cell=cell)
+    equal(ewald(**{**graph, "pos": graph["pos"] + 40}, cell=cell, pbc=torch.ones(2).bool()), repeated, 1e-9)
+    assert error(repeated, out) > 1e-3
+    assert repr(ewald).endswith("heads=3, attn='ewald')")
+
+
+@pytest.mark.parametrize(
+    ("message", "options", "arguments"),
+    [
+        ("attn must be one of .*'performer', 'ewald'.* got 'multihead'", {"attn": "multihead"}, {}),
+        (r"attn_kwargs must have a width with attn='ewald', got \{\}", {"attn": "ewald", "attn_kwargs": None}, {}),
+        ("edge_offset must be None with attn='ewald', which takes distances from pos and cell", {"attn": "ewald"},
+         {"edge_offset": torch.zeros(1, 2)}),
+        ("neighbors must be None with attn='ewald'", {"attn": "ewald"}, {"neighbors": 1}),
+        ("pbc must be None with attn='performer'", {"attn_kwargs": {}}, {"pbc": torch.ones(2).bool()}),
+        (r"pos must have shape \(32, 2\) or \(32, 3\), got NoneType", {"attn": "ewald"}, {"pos": None}),
+    ],
+)  # fmt: skip
+def test_bad_arguments_with_ewald_attention(message, options, arguments, graph):
+    options = {"attn_kwargs": {"width": 1.0}, **options}
+    with pytest.raises(ValueError, match=message):
+        RelativeGPSBlock(CHANNELS, LOCAL["GINEConv"](), HEADS, **options).double()(**{**graph, **arguments})
+
+
+def test_ewald_attention_has_no_near_pairs(ewald, graph):
+    with pytest.raises(ValueError, match=r"attn must be 'performer' for neighbors\(\), got 'ewald'"):
+        ewald.neighbors(graph["edge_index"], num_nodes=32)
