@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ...encodings.harmonics import solid_harmonics
+from ...modes import is_readable
 from ...ranks import Ranks
 from ..backend import tile_numbers
 from ..tiles import is_whole, joined, recomputed
@@ -37,9 +38,10 @@ def reciprocal_sums(
     .. math:: \mathrm{out}_i = \sum_{c, l} q_i^c \cdot \frac{1}{V} \sum_k g_{c l}\, u_c^l\, \hat K_c(k)\,
         e^{i k \cdot x_i} \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
 
-    Every kernel has its own reciprocal vectors. ``terms`` say which kernels are split, and what is summed over images
-    in real space. With ``nufft``, sums are non-uniform fast Fourier transforms. While tracing with ``max_hkl``,
-    all kernels are computed by one expression, since the time to compile grows with the length of a program.
+    Every kernel has its own reciprocal vectors; in crystals, kernels of equal cutoffs share them. ``terms`` say which
+    kernels are split, and what is summed over images in real space. With ``nufft``, sums are non-uniform fast Fourier
+    transforms. While tracing with ``max_hkl``, all kernels are computed by one expression, since the time to compile
+    grows with the length of a program.
     """
     most, extent, scaled, out = pos.shape[1], cells.extents(pos, mask, ranks), interaction.scaled_cutoff, []
     if ranks is not None:
@@ -49,39 +51,60 @@ def reciprocal_sums(
         sources = sources[0].permute(0, 1, 3, 4, 2)[..., None], sources[1][:, :, None, None]
     else:
         sources = (sources[0].transpose(2, 3)[:, :, :, None],)  # B, N, C, 1, H, V
-    for these, kernels, images in _groups(interaction, terms, is_whole(pos)):
+    together = is_whole(pos) and interaction.max_hkl is not None
+    crystals = interaction.max_hkl is None and is_readable(cells.periodic) and bool(cells.periodic.all())
+    groups = [(slice(None), interaction.kernels, None)] if together else _groups(interaction, terms, crystals)
+    for these, kernels, images in groups:
         if images is not None:
             own_query, source, *value = nodes
             near = own_query[:, :, :, these], (source[:, :, :, these], *value)
             out.append(direct_sums(pos, *near, interaction._replace(kernels=kernels), cells, images))
             continue
         ranges = [own for kernel in kernels for own in kernel.ranges(scaled)]
+        ranges = ranges if together else [max(ranges, key=lambda own: own.long_range)]
         lattice = lattice_of(cells, pos, extent, ranges, dtype, interaction.hkl_bounds(ranges))
-        weights = (lattice.weights[..., None, None] * _transforms(kernels, lattice)).to(dtype)  # B, D, H, L
+        own_query, own = query[:, :, these], sources[0][:, :, these]
+        own = own * sources[1] if len(sources) == 2 else own  # B, N, C, A, H, V
+        if together:
+            transforms = _transforms(kernels, lattice)[:, :, None]
+        else:  # kernels that share vectors are columns, beside those over which queries and keys are contracted
+            each = [_transforms((kernel,), lattice) for kernel in kernels]
+            transforms = torch.stack(each, 2).repeat_interleave(own.shape[3], 2)
+            own_query, own = own_query.flatten(2, 3)[:, :, None], own.flatten(2, 3)[:, :, None]
+        weights = (lattice.weights[..., None, None, None] * transforms).to(dtype)  # B, D, 1 or C A, H, L
         harmonics = solid_harmonics(lattice.wavevectors, interaction.lmax).to(dtype)
-        own = sources[0][:, :, these] * sources[1] if len(sources) == 2 else sources[0][:, :, these]
         mix, given = (interaction.product, ranks), (lattice.angles, own, lattice.numbers, weights, harmonics)
         if nufft:
             found = _by_nufft(mix, *given, interaction.error)
         else:
             found = _by_products(mix, *given, tuple(lattice.counts), most)
-        out.append((found * query[:, :, these]).sum((2, 3)))
+        out.append((found * own_query).sum((2, 3)))
     return sum(out[1:], out[0])
 
 
 def _groups(
-    interaction: Interaction, terms: Sequence[Term], traced: bool
+    interaction: Interaction, terms: Sequence[Term], crystals: bool
 ) -> Iterator[tuple[slice, tuple[Kernel, ...], Images | None]]:
     """Yield groups of kernels that are computed by one expression, the indices of their queries and keys, and the
-    images over which they are summed in real space."""
-    if traced and interaction.max_hkl is not None:
-        yield slice(None), interaction.kernels, None
-        return
+    images over which they are summed in real space. In ``crystals`` a group is of all kernels of one cutoff."""
     each = [kernel.single(c) for kernel in interaction.kernels for c in range(kernel.count)]
+    found: dict[Any, list[tuple[int, Kernel]]] = {}
     for c, (kernel, term) in enumerate(zip(each, terms or [Term()] * len(each), strict=True)):
         parts = kernel.split(term.width) if isinstance(kernel, Coulomb) and term.width is not None else (kernel,)
         for own in parts:
-            yield slice(c, c + 1), (own,), None if own.long_range else term.images
+            images = None if own.long_range else term.images
+            if images is not None:
+                yield slice(c, c + 1), (own,), images
+                continue
+            cutoff = own.ranges(interaction.scaled_cutoff)[0].cutoff if crystals else len(found)
+            found.setdefault(cutoff, []).append((c, own))
+    for group in found.values():
+        indices, kernels = zip(*group, strict=True)
+        step = indices[1] - indices[0] if len(indices) > 1 else 1
+        if indices == tuple(range(indices[0], indices[-1] + 1, max(1, step))):
+            yield slice(indices[0], indices[-1] + 1, step), kernels, None
+        else:
+            yield from ((slice(c, c + 1), (own,), None) for c, own in group)
 
 
 def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Float[Tensor, "graphs vectors heads degrees"]:
@@ -98,15 +121,16 @@ def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Float[Tensor, "g
 
 def _mixed(
     mix: Mix, sums: Float[Tensor, "graphs 2 vectors contracted heads channels"],
-    weights: Float[Tensor, "graphs vectors heads degrees"], harmonics: Float[Tensor, "graphs vectors harmonics"],
+    weights: Float[Tensor, "graphs vectors #contracted heads degrees"],
+    harmonics: Float[Tensor, "graphs vectors harmonics"],
 ) -> Float[Tensor, "graphs 2 vectors contracted heads out"]:  # fmt: skip
     """Products of sums over nodes (of cosines, then of sines) of all ranks with weights times Y_l(i k), which is
     i^l Y_l(k)."""
     (product, ranks), out = mix, []
     sums = sums if ranks is None else ranks.sum(sums)
-    for degree in range(weights.shape[3]):
+    for degree in range(weights.shape[4]):
         rotated = torch.stack([-sums[:, 1], sums[:, 0]], 1) if degree % 2 else sums
-        weight = weights[:, None, :, None, :, degree, None]
+        weight = weights[:, None, ..., degree, None]
         scaled = rotated * (-weight if degree % 4 in (1, 2) else weight)
         out.append(product(scaled, harmonics[:, None, :, None, None, degree**2 : (degree + 1) ** 2], degree))
     return sum(out[1:], out[0])
@@ -145,8 +169,9 @@ def _tile(
     harmonics: Tensor,
 ) -> Tensor:  # fmt: skip
     steps = numbers.to(angles.dtype)  # no matrix product, as TF32 would round phases
-    along = [angles[:, :, None, axis] * steps[:, None, :, axis] for axis in range(3)]
-    phases = along[0] + along[1] + along[2]
+    phases = angles[:, :, None, 0] * steps[:, None, :, 0]
+    for axis in (1, 2):
+        phases = torch.addcmul(phases, angles[:, :, None, axis], steps[:, None, :, axis])
     phases = torch.stack([phases.cos(), phases.sin()], 2)  # B, N, 2, D
     each = [x.flatten(2) for x in _split(phases, counts, 3)]  # B, N, 2 D
     sums = [(x.mT @ own.flatten(2)).unflatten(1, (2, -1)) for x, own in zip(each, sources.unbind(2), strict=True)]
