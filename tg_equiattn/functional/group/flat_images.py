@@ -164,10 +164,10 @@ class Scatter(torch.autograd.Function):
             for one, view in zip(_by_offset(weight), at.views(y.squeeze(4)), strict=True):
                 view.addcmul_(one, x)
             return y
-        products = torch.empty_like(weight)
-        sums = weight.new_empty(*weight.shape[:2], x.shape[2], *weight.shape[3:])
-        for c, one in enumerate(x.unbind(2)):
-            torch.sum(torch.mul(weight, one[:, :, :, None, None], out=products), 2, out=sums[:, :, c])
+        sums = weight.new_zeros(*weight.shape[:2], x.shape[2], *weight.shape[3:])
+        x = x.expand(*x.shape[:3], weight.shape[2], *x.shape[4:])[:, :, :, :, None, None]
+        for one, other in zip(weight.unsqueeze(2).unbind(3), x.unbind(3), strict=True):
+            sums.addcmul_(one, other)
         for view, one in zip(at.views(y.squeeze(3)), sums.unbind(4), strict=True):
             view += one
         return y
