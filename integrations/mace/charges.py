@@ -12,9 +12,8 @@ from mace.modules.models import MACE
 from torch import Tensor
 
 from tg_equiattn.checks import not_negative
-from tg_equiattn.nn.waves.charge_start import ChargeStart, PredictedStart
-from tg_equiattn.nn.waves.charges import ChargeOutputs, known
-from tg_equiattn.node_batch import NodeBatch
+from tg_equiattn.nn.waves.charge_start import ChargeStart, fit_predicted
+from tg_equiattn.nn.waves.charges import ChargeOutputs
 
 from ..e3nn.atoms_attention import total_charge_of
 from ..e3nn.charge_interaction import IrrepsChargeInteraction, IrrepsPredictedChargeInteraction
@@ -63,38 +62,37 @@ def fit_start(model: MACE, layer: Layer, batches: Iterable[dict[str, Any]], sear
         model.scale_shift.scale.mul_(factor)
 
 
+def _read(data: dict[str, Any]) -> tuple[Any, ...]:
+    """Elements, graphs, edges, total charges and labels of forces."""
+    elements, graphs = data["node_attrs"].argmax(1), graphs_of(data, None)
+    return elements, graphs, data["edge_index"], total_charge_of(data), data.get("forces")
+
+
 def _fit_given(model: MACE, layer: IrrepsChargeInteraction, batches: Iterable[dict[str, Any]], search: bool) -> float:
     start, squares = ChargeStart(layer, float(model.r_max), search), []
     for data in batches:
         out = model(dict(data))
         if layer.weights is not None:
             squares.append(layer.scalars_of(out["node_feats"][:, -layer.irreps_in.dim :]).detach().square().mean())
-        start.add(
-            data["node_attrs"].argmax(1), graphs_of(data, None), data["edge_index"], edge_vectors(data),
-            total_charge_of(data), data.get("forces"), out["forces"],
-        )  # fmt: skip
+        elements, graphs, edge_index, total_charge, labels = _read(data)
+        start.add(elements, graphs, edge_index, edge_vectors(data), total_charge, labels, out["forces"])
     if squares and (size := torch.stack(squares).mean().sqrt()) > 0:
         layer.feature_size.fill_(size)
     return start.finish()
 
 
 def _fit_predicted(model: MACE, layer: IrrepsPredictedChargeInteraction, batches: list[dict[str, Any]]) -> float:
-    start = PredictedStart(layer)
-    for data in batches:
-        features = layer.scalars_of(model(dict(data), compute_force=False)["node_feats"])
-        elements = data["node_attrs"].argmax(1)
-        charge = known(total_charge_of(data))
-        start.add(elements, features, graphs_of(data, None), data["edge_index"], charge, data.get("forces"))
-    start.fit()
-    for data in batches:
+    def features(data: dict[str, Any]) -> Tensor:
+        return layer.scalars_of(model(dict(data), compute_force=False)["node_feats"])
+
+    def forces(data: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         data = dict(data)
         out = model(data, training=True)
-        elements, pos = data["node_attrs"].argmax(1), data["positions"]
         energies = interact(layer, data, None, out["node_feats"]).energies
-        (slopes,) = torch.autograd.grad(energies.sum(), pos)
-        node_batch = NodeBatch.flat(elements, data["batch"], data["ptr"].numel() - 1)
-        start.record(elements, node_batch, energies, data.get("forces"), out["forces"], -slopes)
-    return start.finish()
+        (slopes,) = torch.autograd.grad(energies.sum(), data["positions"])
+        return energies, out["forces"], -slopes
+
+    return fit_predicted(layer, batches, _read, features, forces)
 
 
 class ChargeLoss(torch.nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -12,9 +13,7 @@ from nequip.nn import PerTypeScaleShift, with_edge_vectors_
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.nn.waves.charge_start import ChargeStart, PredictedStart
-from tg_equiattn.nn.waves.charges import known
-from tg_equiattn.node_batch import NodeBatch
+from tg_equiattn.nn.waves.charge_start import ChargeStart, fit_predicted
 
 from .charges import LongRangeCharges
 
@@ -73,64 +72,45 @@ def _fit_given(model: torch.nn.Module, module: LongRangeCharges, batches: list[A
         with torch.enable_grad():
             own = model(dict(data))[AtomicDataDict.FORCE_KEY]
         data = with_edge_vectors_(data, with_lengths=False)
-        types, graphs = _read(module, data)
-        start.add(
-            types, graphs, data[AtomicDataDict.EDGE_INDEX_KEY], data[AtomicDataDict.EDGE_VECTORS_KEY],
-            data.get(AtomicDataDict.TOTAL_CHARGE_KEY), data.get(AtomicDataDict.FORCE_KEY), own,
-        )  # fmt: skip
+        types, graphs, edge_index, total_charge, labels = _read(module, data)
+        vectors = data[AtomicDataDict.EDGE_VECTORS_KEY]
+        start.add(types, graphs, edge_index, vectors, total_charge, labels, own)
     return start.finish()
 
 
 def _fit_predicted(model: torch.nn.Module, module: LongRangeCharges, batches: list[AtomicDataDict.Type]) -> float:
     layer = module.interaction
-    start = PredictedStart(layer)
-    for data in batches:
-        features = layer.scalars_of(_calls(model, module, data)[0][AtomicDataDict.NODE_FEATURES_KEY])
-        types, graphs = _read(module, data)
-        charge = known(data.get(AtomicDataDict.TOTAL_CHARGE_KEY))
-        start.add(
-            types, features, graphs, data[AtomicDataDict.EDGE_INDEX_KEY], charge, data.get(AtomicDataDict.FORCE_KEY)
-        )
-    start.fit()
-    for data in batches:
-        _, total, far, energies = _calls(model, module, data)
-        types, graphs = _read(module, data)
-        node_batch = NodeBatch.flat(types, graphs["batch"], graphs["batch_size"])
-        start.record(types, node_batch, energies, data.get(AtomicDataDict.FORCE_KEY), total - far, far)
-    return start.finish()
+    (network,) = (parent for parent in model.modules() if module in parent.children())
 
+    def features(data: AtomicDataDict.Type) -> Tensor:
+        with torch.no_grad():
+            return layer.scalars_of(network(dict(data))[AtomicDataDict.NODE_FEATURES_KEY])
 
-def _read(module: LongRangeCharges, data: AtomicDataDict.Type) -> tuple[Tensor, dict[str, Any]]:
-    """Types of atoms, and frames."""
-    return data[AtomicDataDict.ATOM_TYPE_KEY].flatten(), {"batch_size": 1, **module.read_frames(data)}
+    def forces(data: AtomicDataDict.Type) -> tuple[Tensor, Tensor, Tensor]:
+        found: list[Tensor] = []
 
+        def differentiate(target: torch.nn.Module, inputs: Any, out: AtomicDataDict.Type) -> None:
+            types, graphs, edge_index, total_charge, _ = _read(module, out)
+            energies = layer(
+                types, features=out[AtomicDataDict.NODE_FEATURES_KEY], edge_index=edge_index,
+                edge_vectors=out[AtomicDataDict.EDGE_VECTORS_KEY], total_charge=total_charge, **graphs,
+            ).energies  # fmt: skip
+            found.extend((energies, -torch.autograd.grad(energies.sum(), graphs["pos"], retain_graph=True)[0]))
 
-def _calls(
-    model: torch.nn.Module, module: LongRangeCharges, data: AtomicDataDict.Type
-) -> tuple[AtomicDataDict.Type, Tensor, Tensor, Tensor]:
-    """The data that the charges get in a call of the model, forces of the model, forces of the charges, and their
-    energies."""
-    given: list[AtomicDataDict.Type] = []
-    found: list[Tensor] = []
-
-    def see(target: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        given.append(dict(inputs[0]))
-
-    def differentiate(target: torch.nn.Module, inputs: Any, out: Any) -> None:
-        pos, layer = out[AtomicDataDict.POSITIONS_KEY], module.interaction
-        edges = {"edge_index": out[AtomicDataDict.EDGE_INDEX_KEY], "edge_vectors": out[AtomicDataDict.EDGE_VECTORS_KEY]}
-        types, graphs = _read(module, out)
-        energies = layer(
-            types, features=given[0][AtomicDataDict.NODE_FEATURES_KEY], **edges,
-            total_charge=out.get(AtomicDataDict.TOTAL_CHARGE_KEY), **graphs,
-        ).energies  # fmt: skip
-        found.extend((-torch.autograd.grad(energies.sum(), pos, retain_graph=True)[0], energies.detach()))
-
-    hooks = module.register_forward_pre_hook(see), module.register_forward_hook(differentiate)
-    try:
-        with torch.enable_grad():
-            total = model(dict(data))[AtomicDataDict.FORCE_KEY].detach()
-    finally:
-        for hook in hooks:
+        hook = module.register_forward_hook(differentiate)
+        try:
+            with torch.enable_grad():
+                total = model(dict(data))[AtomicDataDict.FORCE_KEY].detach()
+        finally:
             hook.remove()
-    return given[0], total, *found
+        energies, far = found
+        return energies, total - far, far
+
+    return fit_predicted(layer, batches, functools.partial(_read, module), features, forces)
+
+
+def _read(module: LongRangeCharges, data: AtomicDataDict.Type) -> tuple[Any, ...]:
+    """Types of atoms, frames, edges, total charges and labels of forces."""
+    types, graphs = data[AtomicDataDict.ATOM_TYPE_KEY].flatten(), {"batch_size": 1, **module.read_frames(data)}
+    total_charge, labels = (data.get(key) for key in (AtomicDataDict.TOTAL_CHARGE_KEY, AtomicDataDict.FORCE_KEY))
+    return types, graphs, data[AtomicDataDict.EDGE_INDEX_KEY], total_charge, labels

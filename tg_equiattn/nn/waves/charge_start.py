@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...functional.waves.charges import charge_energies
 from ...node_batch import NodeBatch
-from .charges import UNIT, ChargeInteraction, ChargeLayer, PredictedChargeInteraction
+from .charges import UNIT, ChargeInteraction, ChargeLayer, PredictedChargeInteraction, known
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+_Data = TypeVar("_Data")
 _RANK = 1e-2  # singular values of compositions below this, relative to the largest, are left to the model
 _PAIRS = 8  # radial functions of forces between two elements
 _NARROW = 0.3  # width over cutoff with which a factor of charges is fitted: the kernel is 1 / r beyond the cutoff
@@ -253,8 +255,8 @@ class PredictedStart(EnergyStart):
             layer.linear.weight[0] = (weights[elements:] / UNIT).to(layer.constants)
             nn.init.zeros_(cast("nn.Linear", layer.perceptron[-1]).weight[0])
         if pairs is None:
-            known = "total charges alone" if totals.any() else "zero"
-            _LOGGER.info("charges start from %s: no graph has two separate fragments", known)
+            fitted = "total charges alone" if totals.any() else "zero"
+            _LOGGER.info("charges start from %s: no graph has two separate fragments", fitted)
             return None
         slope = pairs.distance**-2
         found = (pairs.first @ weights) * (pairs.second @ weights)
@@ -266,6 +268,33 @@ class PredictedStart(EnergyStart):
         """Set the offsets of the layer; see :meth:`finish_energies`. The factor is at most 1: charges are learned, so
         other forces need not cancel theirs."""
         return min(1.0, self.finish_energies(torch.zeros(len(self.layer.names), dtype=torch.float64)))
+
+
+def fit_predicted(
+    layer: PredictedChargeInteraction, batches: Sequence[_Data], read: Callable[[_Data], tuple[Any, ...]],
+    features: Callable[[_Data], Tensor], forces: Callable[[_Data], tuple[Tensor, Tensor, Tensor]],
+) -> float:  # fmt: skip
+    """Fit predicted charges of a model to batches of its data. Return the factor of :meth:`PredictedStart.finish`.
+
+    Args:
+        layer: the charges.
+        batches: batches of data.
+        read: returns the elements, graphs, edges, total charges and labels of :meth:`PredictedStart.add`.
+        features: returns the features of nodes.
+        forces: returns energies of nodes of the charges, forces of the model without charges, and forces of the
+            charges.
+    """
+    start = PredictedStart(layer)
+    for data in batches:
+        elements, graphs, edge_index, total_charge, labels = read(data)
+        start.add(elements, features(data), graphs, edge_index, known(total_charge), labels)
+    start.fit()
+    for data in batches:
+        elements, graphs, _, _, labels = read(data)
+        energies, own, far = forces(data)
+        node_batch = NodeBatch.flat(elements, graphs["batch"], graphs["batch_size"])
+        start.record(elements, node_batch, energies, labels, own, far)
+    return start.finish()
 
 
 def _fragments(count: int, edge_index: Tensor) -> Tensor:
