@@ -10,6 +10,7 @@ import torch
 from ase.build import bulk, molecule
 from atoms import check_forces_and_stress, salt, slab, turned
 from nequip.scripts import _package_utils
+from nequip.train import MeanSquaredError, MetricsManager
 from nequip_models import energy, frame, frames, make_nequip
 from space import error, motion
 from tg_equiattn.integrations.nequip import FitCharges
@@ -91,6 +92,23 @@ def test_predicted_charges_sum_to_total_charges():
     for wrong in ({"charges": "learned", "born_charges": False}, {"charges": "predicted"}):
         with pytest.raises(ValueError, match='charges must be a charge for each type, or "predicted" without learn'):
             charged(**wrong)
+
+
+def test_a_loss_of_the_shared_charge_lowers_it():
+    """By NequIP's own metrics, as a step of its training module computes them."""
+    coefficients = {"total_energy": 1e-3, "forces": 1e-3, "shared_charge": 10.0}
+    metrics = [{"field": name, "coeff": x, "metric": MeanSquaredError()} for name, x in coefficients.items()]
+    loss, batch = MetricsManager(metrics), labelled(molecule("OH"), molecule("H2O"), molecule("CO2"))
+    batch |= {"charge": torch.tensor([[-1.0], [0.0], [0.0]]), "total_energy": torch.zeros(3, 1)}
+    model = predicted().train()
+    optimizer, sizes = torch.optim.Adam(model.parameters(), lr=0.01), []
+    for _ in range(30):
+        out = model(dict(batch))
+        optimizer.zero_grad()
+        loss(out, batch | {"shared_charge": torch.zeros(3, 1)})["weighted_sum"].backward()
+        optimizer.step()
+        sizes.append(out["shared_charge"].square().mean().item())
+    assert sizes[-1] < 0.05 * sizes[0]
 
 
 def test_energies_of_charges_join_those_of_the_model():
