@@ -10,7 +10,7 @@ from tg_equiattn import checks
 from tg_equiattn import functional as F
 from tg_equiattn.encodings.group import GroupEncoding
 from tg_equiattn.encodings.locality import Locality
-from tg_equiattn.functional.performer.clipped import distance_bins
+from tg_equiattn.functional.performer.clipped import near_distances
 from tg_equiattn.functional.waves.cells import read_lattice
 from tg_equiattn.grids import PixelGrid, Window, transform_grid
 from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial
@@ -99,7 +99,7 @@ CASES = [
     ("offsets must have shape", lambda: NeighborList(PAIR, 3, torch.zeros(3, 2))),
     ("offsets .* must be finite", lambda: NeighborList(PAIR, 3, torch.full((2, 2), torch.nan))),
     (r"nodes in \[0, 3\)", lambda: NeighborList(3 * PAIR, 3)),
-    ("must not join a pair twice", lambda: distance_bins(NeighborList(PAIR, 3, torch.tensor([[1, 0], [2, 0]])), 3)),
+    ("must not join a pair twice", lambda: near_distances(NeighborList(PAIR, 3, torch.tensor([[1, 0], [2, 0]])), 3)),
     ("weights must not be negative", lambda: NeighborList(
         EDGES, 3, torch.ones(1, 1), weights=torch.tensor([math.nan]))),
     ("neighbors must be of 4 nodes.*, got 3 in 1", lambda: NeighborList(EDGES, 3, torch.ones(1, 1)).check_nodes(4, 1)),

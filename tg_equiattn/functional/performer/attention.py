@@ -128,17 +128,13 @@ def linear_attention_impl(
         return content.flatten(0, 1), lse.flatten(0, 1)
 
     mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
-    query, key, value = (rows.pack(x, 1) for x in (query, key, value))
-    flat_query, flat_key, flat_value = (x.flatten(0, 1) for x in (query, key, value))
-    flat_bias = None if key_bias is None else rows.pack(key_bias, 1).flatten(0, 1)
-    if variance is not None and query.shape[1] != 1:
-        variance = variance[:, None].expand(-1, query.shape[1]).flatten()
-    merged = merge if rows.merges else None
-    out, lse = feature_attention(
-        flat_query, flat_key, flat_value, projection, mask, merged, variance=variance, key_bias=flat_bias
-    )
-    out, lse = (x.unflatten(0, query.shape[:2]) for x in (out, lse))
-    return rows.unpack(out, 1), rows.unpack(lse, 1)
+    given = (query, key, value) if key_bias is None else (query, key, value, key_bias)
+    query, key, value, *bias = (rows.pack(x, 1).flatten(0, 1) for x in given)
+    if variance is not None:
+        variance = variance[:, None].expand(-1, len(query) // heads).flatten()
+    found = feature_attention(query, key, value, projection, mask, merge if rows.merges else None, variance, *bias)
+    out, lse = (rows.unpack(x.unflatten(0, (heads, -1)), 1) for x in found)
+    return out, lse
 
 
 def drop_keys(value: Float[Tensor, "heads nodes e"], dropout: float) -> Float[Tensor, "heads nodes e"]:
@@ -177,27 +173,13 @@ def feature_attention(
         dtype = torch.promote_types(query.dtype, torch.float32)
         w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
         query, key = query.to(dtype), key.to(dtype)
+        bias = key.square().sum(-1, keepdim=True) * (-scale / 2)
+        bias = bias if key_bias is None else bias + key_bias.to(dtype)
         root = None if variance is None else variance.to(dtype).sqrt()[:, None, None]
-        content, lse = feature_summary(*_scaled_keys(key, w, scale / 2, root, key_bias), value.to(dtype), mask)
+        key = torch.cat([key if root is None else key * root, bias], -1)  # directions multiply the last channel by one
+        content, lse = feature_summary(key, torch.nn.functional.pad(w, (0, 1), value=1.0), value.to(dtype), mask)
         content, lse = (content, lse) if merge is None else merge(content, lse)
         if variance is not None and root is not None:
             lse, query = lse + log_weights(projection.to(dtype), variance.to(dtype)), query * root
         out, query_lse = feature_readout(query, w, content, lse)
     return out.to(value.dtype), query_lse[..., None]
-
-
-def _scaled_keys(
-    key: Float[Tensor, "groups nodes d"], w: Float[Tensor, "features d"], norm: float,
-    root: Float[Tensor, "groups 1 1"] | None, key_bias: Float[Tensor, "groups nodes 1"] | None,
-) -> tuple[Tensor, Tensor, float]:  # fmt: skip
-    """Keys, directions and the factor of |k|^2 for :func:`feature_summary`.
-
-    With a standard deviation ``root`` of directions or a bias, all terms that depend on the key only are one more
-    channel of keys, which directions multiply by one.
-    """
-    if root is None and key_bias is None:
-        return key, w, norm
-    alone = -norm * key.square().sum(-1, keepdim=True)
-    alone = alone if key_bias is None else alone + key_bias.to(key.dtype)
-    key = key if root is None else key * root
-    return torch.cat([key, alone], -1), torch.nn.functional.pad(w, (0, 1), value=1.0), 0.0

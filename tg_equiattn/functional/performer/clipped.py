@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...edges import CSR, whole_offsets
+from ...edges import whole_offsets
 from ...modes import full_precision
 from ...neighbors import NeighborList, SortedPairs
 from ...node_batch import NodeBatch
@@ -15,7 +15,7 @@ from ..edge_products import edge_sum
 from .feature_attention import feature_readout
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float, Int
 
 _FLOOR = 1e-30  # smallest weight, relative to the largest one: float32 rounds smaller ones to zero
 
@@ -34,46 +34,41 @@ def clipped_attention_impl(
     .. math:: \mathrm{out}_i = \frac{a_{ik} \sum_j v_j + \sum_{d<k} (a_{id} - a_{ik})\, R_d(i)}
         {a_{ik} n + \sum_{d<k} (a_{id} - a_{ik})\, |R_d(i)|}, \qquad R_d(i) = \sum_{j:\, d(i,j) = d} v_j
 
-    The sum over distant nodes is the sum over the graph minus the sum over near nodes, and exactly zero where no node
-    is distant. Weights are at least 1e-30 times the largest one of the query. Pairs at distance k or more are ignored,
-    and no pair may be given twice. Source: relative-performer section 2.3, strategy 2.
+    Where no node is distant, :math:`a_{ik}` is zero. Weights are at least 1e-30 times the largest one of the query.
+    Pairs at distance k or more are ignored, and no pair may be given twice. Source: relative-performer section 2.3,
+    strategy 2.
     """
     weights = _distance_weights(query, distance_table, projection)
     count, out_dtype, value = distance_table.shape[1] - 1, value.dtype, value.to(weights.dtype)
-    (heads, nodes, width), bins = value.shape, pairs.cached(distance_bins, count)
+    index, near, counts = pairs.cached(near_distances, count)
     with full_precision(value.device):
-        by_node = value.transpose(0, 1)
-        sums = edge_sum(value.new_ones(1, bins.col.shape[0]), by_node.flatten(1)[None], bins)[0, :-1]
-        sums = sums.view(nodes, count, heads, width).permute(1, 2, 0, 3)  # R, without the node itself
-        counts = bins.row_starts.diff()[:-1].view(nodes, count).to(value.dtype)
-        far_count = node_batch.spread(node_batch.totals) - counts.sum(1) - 1
-        present = torch.cat([torch.ones_like(counts[:, :1]), counts[:, 1:], far_count[:, None]], 1) > 0
-        weights = weights / torch.where(present, weights.detach(), 0.0).amax(-1, keepdim=True)
-        near, far = weights[..., :-1], weights[..., -1:]
-        rest = node_batch.spread(node_batch.sum(by_node)).transpose(0, 1) - sums.sum(0) - value
-        numerator = far * torch.where(far_count[:, None] > 0, rest, 0.0) + near[..., :1] * value
-        for distance in range(count):
-            numerator = numerator + near[..., distance, None] * sums[distance]
-        total = far * far_count[:, None] + near[..., :1] + (near * counts).sum(-1, keepdim=True)
-        return (numerator / total).to(out_dtype)
+        far_count = node_batch.spread(node_batch.totals)[:, None] - counts.sum(1, keepdim=True)
+        counts = torch.cat([counts, far_count], 1)
+        weights = torch.where(counts > 0, weights, 0.0)
+        weights = weights / weights.detach().amax(-1, keepdim=True)
+        far, excess = weights[..., -1:], weights[..., :-1] - weights[..., -1:]
+        of_pairs = excess.flatten(1).index_select(1, index) * near.to(value.dtype)
+        everything = node_batch.spread(node_batch.sum(value.transpose(0, 1))).transpose(0, 1)
+        numerator = far * everything + excess[..., :1] * value + edge_sum(of_pairs, value, pairs)
+        return (numerator / (weights * counts).sum(-1, keepdim=True)).to(out_dtype)
 
 
-def distance_bins(pairs: SortedPairs, distances: int) -> CSR:
-    """A sparse matrix whose columns are sources and whose row i * distances + d holds the pairs of target i at
-    Manhattan distance d. Its last row holds the pairs at larger distances and masked pairs."""
+def near_distances(
+    pairs: SortedPairs, distances: int
+) -> tuple[Int[Tensor, " pairs"], Bool[Tensor, " pairs"], Int[Tensor, "nodes distances"]]:
+    """For each pair, target * distances + Manhattan distance, and true if the distance is one of 0, 1, ...,
+    ``distances`` - 1 and the pair is not masked; for each node, how many nodes, with itself, are at each distance."""
     if pairs.repeats:
         raise ValueError(
             "edge_index must not join a pair twice with position='clipped', got a pair twice: two nodes have one "
             "distance; see torch_geometric.utils.coalesce"
         )
     distance = whole_offsets(pairs.offsets, name="offsets (edge_offset)").abs().sum(-1).long()
-    last = pairs.nodes * distances
     near = (distance >= 0) & (distance < distances)  # sums of huge integers wrap around
     near = near if pairs.mask is None else near & pairs.mask
-    key = torch.where(near, pairs.target * distances + distance, last)
-    order = torch.argsort(key, stable=True)
-    source = pairs.source[order]
-    return CSR.from_sorted(key[order], source, last + 1, pairs.nodes, torch.argsort(source, stable=True))
+    index = pairs.target * distances + torch.where(near, distance, 0)
+    itself = (torch.arange(pairs.nodes * distances, device=index.device) % distances == 0).long()
+    return index, near, itself.index_add(0, index, near.long()).view(-1, distances)
 
 
 def _distance_weights(

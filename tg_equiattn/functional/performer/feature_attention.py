@@ -17,37 +17,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...merging import merge_attentions
-from ...modes import is_concrete, runs_eagerly
 from ..backend import are_few, tile_numbers
-from ..tiles import WHOLE, Shape, Tile, is_whole, tiled
+from ..tiles import Shape, Tile, is_whole, tiled
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 _TILE_SCORES = 1 << 18  # scores of a tile on a CPU, which fit into the cache of a core
-_SAFE = 50.0  # sums of exponentials of scores up to here are finite in float32
 _TILE_NODES = 256  # smallest number of nodes of a tile
 
 
 def feature_summary(
-    key: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"], norm: float,
+    key: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"],
     value: Float[Tensor, "groups nodes e"], mask: Bool[Tensor, "groups nodes"] | None,
 ) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
     """The content and the log-sum-exp of each feature over the valid keys of a group.
 
-    Log features are W k - norm |k|^2. A group without keys has content 0 and the smallest finite key_lse.
+    Log features are W k. A group without keys has content 0 and the smallest finite key_lse.
     """
-    bias = -norm * key.square().sum(-1)
+    groups, features = len(key), len(projection)
+    bias = key.new_zeros(key.shape[:-1])
     bias = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
-    tensors = key, value, bias, projection
-    if is_whole(key) or are_few(key[..., 0].numel() * len(projection)):
-        return _summary(False, *tensors)
-    plain = _is_safe(key, projection, norm)
-    cuts = list(_cuts(key, len(projection)))
-    parts, size = 1 + max(n for *_, n in cuts), (len(key), len(projection))
-    tiles = [Tile(plain, ((group, nodes),) * 3 + (WHOLE,), ((n, group),) * 2) for group, nodes, n in cuts]
-    shapes = Shape((parts, *size, value.shape[-1]), True), Shape((parts, *size), True)
-    content, lse = tiled(_summary, tiles, tensors, shapes, (True, True, True, False))
+    tensors = projection.expand(groups, -1, -1), key, bias, value
+    if is_whole(key) or are_few(groups * key.shape[1] * features):
+        return _averages(None, *tensors)
+    cuts = list(_cuts(key, features))
+    parts = 1 + max(n for *_, n in cuts)
+    tiles = [Tile(None, (group, *((group, nodes),) * 3), ((n, group),) * 2) for group, nodes, n in cuts]
+    shapes = Shape((parts, groups, features, value.shape[-1]), True), Shape((parts, groups, features), True)
+    content, lse = tiled(_averages, tiles, tensors, shapes, (False, True, True, True))
     if parts == 1:
         return content[0], lse[0]
     content, lse = merge_attentions(content, lse[..., None])
@@ -59,27 +57,14 @@ def feature_readout(
     content: Float[Tensor, "groups features e"], key_lse: Float[Tensor, "groups features"],
 ) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:  # fmt: skip
     """Outputs and log-sum-exps of queries over the features."""
-    tensors = query, content, key_lse, projection
+    tensors = query, projection.expand(len(query), -1, -1), key_lse, content
     if is_whole(query) or are_few(query[..., 0].numel() * len(projection)):
-        return _readout(False, *tensors)
-    plain = _is_safe(query, projection, 0.0, key_lse)
-    tiles = [
-        Tile(plain, ((group, nodes), group, group, WHOLE), ((group, nodes),) * 2)
-        for group, nodes, _ in _cuts(query, len(projection))
-    ]
+        return _averages(None, *tensors)
+    cuts = [(group, (group, nodes)) for group, nodes, _ in _cuts(query, len(projection))]
+    tiles = [Tile(None, (nodes, group, group, group), (nodes, nodes)) for group, nodes in cuts]
     shapes = Shape((*query.shape[:2], content.shape[-1]), True), Shape(query.shape[:2], True)
-    out, lse = tiled(_readout, tiles, tensors, shapes, (True, False, False, False))
+    out, lse = tiled(_averages, tiles, tensors, shapes, (True, False, False, False))
     return out, lse
-
-
-@torch.no_grad()
-def _is_safe(x: Tensor, projection: Tensor, norm: float, lse: Tensor | None = None) -> bool:
-    """True if exponentials of scores need no stabiliser. Reading a bound of the scores costs nothing on a CPU."""
-    if not runs_eagerly() or not is_concrete(x) or not x.numel():
-        return False
-    size, longest = x.square().sum(-1).amax(), projection.square().sum(-1).amax()
-    bound = (size * longest).sqrt() + norm * size
-    return float(bound if lse is None else bound + lse.abs().amax()) < _SAFE
 
 
 def _cuts(nodes: Float[Tensor, "groups nodes d"], features: int) -> Iterator[tuple[slice, slice, int]]:
@@ -93,30 +78,16 @@ def _cuts(nodes: Float[Tensor, "groups nodes d"], features: int) -> Iterator[tup
             yield slice(g, g + some), slice(a, a + step), n
 
 
-def _summary(
-    plain: bool, key: Float[Tensor, "groups nodes d"], value: Float[Tensor, "groups nodes e"],
-    bias: Float[Tensor, "groups nodes"], projection: Float[Tensor, "features d"],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _averages(torch.baddbmm(bias[:, None], projection.expand(key.shape[0], -1, -1), key.mT), value, plain)
-
-
-def _readout(
-    plain: bool, query: Float[Tensor, "groups nodes d"], content: Float[Tensor, "groups features e"],
-    key_lse: Float[Tensor, "groups features"], projection: Float[Tensor, "features d"],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _averages(
-        torch.baddbmm(key_lse[:, None], query, projection.mT.expand(query.shape[0], -1, -1)), content, plain
-    )
-
-
 def _averages(
-    scores: Float[Tensor, "groups rows columns"], value: Float[Tensor, "groups columns e"], plain: bool
-) -> tuple[Float[Tensor, "groups rows e"], Float[Tensor, "groups rows"]]:
-    """Softmax averages of values, and log-sum-exps, in the memory of the scores. Where no score is finite, they are 0
-    and the smallest number."""
+    settings: None, left: Float[Tensor, "groups rows d"], right: Float[Tensor, "groups columns d"],
+    bias: Float[Tensor, "groups columns"], value: Float[Tensor, "groups columns e"],
+) -> tuple[Float[Tensor, "groups rows e"], Float[Tensor, "groups rows"]]:  # fmt: skip
+    """Softmax averages of values, and log-sum-exps, in the memory of the scores, left right^T + bias. Where no score is
+    finite, they are 0 and the smallest number."""
+    scores = torch.baddbmm(bias[:, None], left, right.mT)
     lowest = torch.finfo(scores.dtype).min
-    top = torch.zeros_like(scores[..., :1]) if plain else scores.detach().amax(-1, keepdim=True).clamp(min=lowest)
-    sums = (scores if plain else scores.sub_(top)).exp_() @ F.pad(value, (0, 1), value=1.0)
+    top = scores.detach().amax(-1, keepdim=True).clamp(min=lowest)
+    sums = scores.sub_(top).exp_() @ F.pad(value, (0, 1), value=1.0)
     total = sums[..., -1:]
     empty = total == 0
     total = torch.where(empty, 1.0, total)

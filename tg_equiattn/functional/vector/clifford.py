@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ... import checks
@@ -40,14 +39,6 @@ def _sign(i: int, k: int) -> int:
 # For output component j and left component i: the right component k, and the sign, of (i, k -> j).
 RIGHT = [[_BLADES.index(a ^ j) for a in _BLADES] for j in _BLADES]
 SIGNS = [[_sign(i, k) for i, k in enumerate(row)] for row in RIGHT]
-
-
-def geometric_product_definition(x: Tensor, y: Tensor) -> Tensor:
-    """The product of multivectors (..., 8): the sum over i and k of Gamma[j, i, k] x_i y_k."""
-    gamma = (
-        F.one_hot(torch.tensor(RIGHT, device=x.device), COMPONENTS) * torch.tensor(SIGNS, device=x.device)[..., None]
-    )
-    return torch.einsum("jik,...i,...k->...j", gamma.to(x.dtype), x, y)
 
 
 PATHS = tuple(
