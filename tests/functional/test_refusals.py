@@ -97,6 +97,7 @@ REFUSED = [
     ("query, key and value must be", window(key=torch.ones(5, 3, 5))),
     (r"pair_bias must have shape \(3, \d+\), got \(2,", window(pair_bias=WINDOW["pair_bias"][:2])),
     ("neighbors must be of 30 nodes, got 35", window(**FEW)),
+    ("neighbors must not join nodes of different graphs", window(batch=torch.arange(35) // 18)),
     ("q must hold vectors, 3 components", attention(V[..., :2], V[..., :2], V[..., :2])),
     (r"q must have 4 axes, got shape \(5, 2, 3\)", attention(V[0], V[0], V[0])),
     (r"k must have the shape of q, \(3, 5, 2, 3\), got \(3, 4, 2, 3\)", attention(V, V[:, :4], V)),

@@ -95,7 +95,7 @@ def window_attention_impl(
     """:func:`window_attention` without checks.
 
     ``key_bias`` is added to all scores of a key; it is ignored without a projection. ``dropout`` drops single weights
-    of near pairs, and whole keys in the sum over all pairs.
+    of near pairs; in the sum over all pairs it drops single weights without a projection, and whole keys with one.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     with full_precision(query.device):
