@@ -154,6 +154,21 @@ def test_symmetries(system):
     assert error(charge_energies(charges, pos * 1.01, width=WIDTH, **own), wanted) > 1e-4
 
 
+def test_more_pairs_and_waves_than_a_tile_has():
+    """A cloud is its double sum, forces too, and a supercell of 64 cells is as its cell."""
+    charges, pos = torch.randn(1500, dtype=torch.float64), 20 * torch.rand(1500, 3, dtype=torch.float64)
+    first, second = torch.combinations(torch.arange(1500)).T
+    r = torch.pdist(pos.requires_grad_())
+    wanted = (charges[first] * charges[second] * torch.erf(r / (math.sqrt(2) * WIDTH)) / r).sum()
+    found = charge_energies(charges, pos, width=WIDTH, method="direct").sum()
+    assert error(found, wanted + charges.square().sum() / (math.sqrt(2 * math.pi) * WIDTH)) < 1e-12
+    assert error(*(torch.autograd.grad(x, pos)[0] for x in (found, wanted))) < 1e-11
+    (charges, pos), steps = ions(), torch.cartesian_prod(*[torch.arange(4.0, dtype=torch.float64)] * 3)
+    places = (pos + (steps @ CELL)[:, None]).flatten(0, 1)
+    many = charge_energies(charges.repeat(64), places, width=WIDTH, cell=4 * CELL)
+    assert error(many, charge_energies(charges, pos, width=WIDTH, cell=CELL).repeat(64)) < 1e-12
+
+
 def test_graphs_of_a_batch_are_what_they_are_alone():
     charges, pos = torch.randn(13, dtype=torch.float64), 3 * torch.rand(13, 3, dtype=torch.float64)
     batch, pbc = batch_of([5, 1, 7]), torch.tensor([[True] * 3, [False] * 3, [True] * 3])

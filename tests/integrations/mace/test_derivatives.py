@@ -1,4 +1,4 @@
-"""Forces, stress and gradients of a loss on forces in a MACE with long range, by every method, whole and in tiles."""
+"""Forces, stress and gradients of a loss on forces in a MACE with long range, by every method."""
 
 import pytest
 import torch
@@ -6,21 +6,15 @@ from atoms import check_derivatives, salt, waters
 from mace_models import batch_of
 from tg_equiattn.integrations.mace import add_long_range
 
-from tg_equiattn.functional.waves import direct, reciprocal
-
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("double")]
 CHARGES = {"H": 0.4, "O": -0.8, "Na": 1.0, "Cl": -1.0}
 
 
-@pytest.mark.parametrize("tiles", [False, True], ids=["whole", "in tiles"])
 @pytest.mark.parametrize("method", ["direct", "ewald", "nufft"])
 @pytest.mark.parametrize("after", [(0,), (0, 1), "charges"])
-def test_derivatives(after, method, tiles, make, monkeypatch):
+def test_derivatives(after, method, make):
     if method == "nufft":
         pytest.importorskip("finufft")
-    if tiles:
-        monkeypatch.setattr(direct, "tile_numbers", lambda *_: 30)
-        monkeypatch.setattr(reciprocal, "tile_numbers", lambda *_: 5000)
     atoms = waters(2.5) if method == "direct" else salt()
     options = {"batch": batch_of(atoms), "method": method, "error": 1e-9 if method == "nufft" else 1e-6}
     if after == "charges":

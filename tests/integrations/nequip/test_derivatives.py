@@ -1,24 +1,18 @@
-"""Forces, stress and gradients of a loss on forces in a NequIP with long range, by every method, whole and in tiles."""
+"""Forces, stress and gradients of a loss on forces in a NequIP with long range, by every method."""
 
 import pytest
 import torch
 from atoms import check_derivatives, salt, waters
 from nequip_models import frame, make_nequip
 
-from tg_equiattn.functional.waves import direct, reciprocal
-
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("double")]
 
 
-@pytest.mark.parametrize("tiles", [False, True], ids=["whole", "in tiles"])
 @pytest.mark.parametrize("method", ["direct", "ewald", "nufft"])
 @pytest.mark.parametrize("after", [(0,), (0, 1)])
-def test_derivatives(after, method, tiles, monkeypatch):
+def test_derivatives(after, method):
     if method == "nufft":
         pytest.importorskip("finufft")
-    if tiles:
-        monkeypatch.setattr(direct, "tile_numbers", lambda *_: 30)
-        monkeypatch.setattr(reciprocal, "tile_numbers", lambda *_: 5000)
     atoms = waters(2.5) if method == "direct" else salt()
     options = {"method": method, "error": 1e-9 if method == "nufft" else 1e-6, "num_gaussians": 1, "num_coulomb": 1}
     model, data = make_nequip(after=after, options=options).train(), frame(atoms)
