@@ -92,6 +92,16 @@ def test_a_module_of_the_meta_device_is_loaded_whole(name):
     close(torch.func.functional_call(meta(name).eval(), tensors, (), inputs), wanted)
 
 
+def test_training_after_a_first_call_in_inference_mode(name):
+    """Tables that are made there are ordinary tensors."""
+    module, inputs = CASES[name].build(torch.float32)
+    with torch.inference_mode():
+        module.eval()(**inputs)
+    loss = sum(x.square().sum() for x in tree_leaves(module(**inputs)) if isinstance(x, torch.Tensor))
+    grads = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True) if loss.requires_grad else ()
+    assert all(bool(x.isfinite().all()) for x in grads if x is not None)
+
+
 def test_stacked_modules_compute_as_each(name):
     """With the seeds of their random features."""
     members = [built(name, torch.float64) for _ in range(2)]
