@@ -4,10 +4,14 @@ Cations, anions and neutral molecules are in one set, with labels by GFN2-xTB (d
 each frame is given. Tests are pairs farther apart than all of training: the error of the force between the two
 fragments, and its slope, the factor of 1 / distance in the energy. Needs the extras mace and xtb.
 
+Other sets are published ones (data/published_molecules.py), from the folder ``--data``: dimers of charged, polar and
+apolar molecules, water, and acetylacetone.
+
 MACE        the potential alone
 predicted   add_long_range(charges="predicted"), and a loss of the charge that is shared
 
     python examples/studies/ion_pairs.py --models MACE predicted --seeds 0 1 2
+    python examples/studies/ion_pairs.py --data ~/molecules --sets dimers --epochs 200
 """
 
 from __future__ import annotations
@@ -16,19 +20,22 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from data import published_molecules
 from harness import study
 from harness.results import Row
-from harness.settings import Settings
+from harness.settings import Settings, SettingsError
 from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Outcome, parameters
 
 if TYPE_CHECKING:
     from ase import Atoms
 
+ENERGY = 10.0, 1000.0  # weights of squared energies of an atom, and in the last quarter of the epochs, as in MACE
 SHARED = 10.0  # weight of the squared charge that is shared, in 1 / e²
 KINDS = "like ions", "unlike ions", "an ion and a molecule", "two molecules"
 
@@ -38,9 +45,14 @@ class IonPairsStudy(Settings):
     """Settings of this study."""
 
     STUDY: ClassVar[str] = "ion_pairs"
-    SWEEP: ClassVar[tuple[str, ...]] = ("models", "seeds")
-    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs")
+    SWEEP: ClassVar[tuple[str, ...]] = ("sets", "models", "seeds")
+    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs", "batch")
+    HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
 
+    sets: tuple[Literal["pairs", "dimers", "water", "AcAc"], ...] = ("pairs",)
+    """sets to train on"""
+    data: Path | None = None
+    """folder of the published files"""
     models: tuple[Literal["MACE", "predicted"], ...] = ("MACE", "predicted")
     """models to train"""
     train: int = 374
@@ -93,10 +105,11 @@ def fit(model: torch.nn.Module, loader: Any, settings: IonPairsStudy) -> None:
     optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate, amsgrad=True)
     rising = max(1, int(settings.warmup * steps))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1, (n + 1) / rising) * (1 - 0.97 * n / steps))
-    for _ in range(settings.epochs):
+    for epoch in range(settings.epochs):
+        weight = ENERGY[4 * epoch >= 3 * settings.epochs]
         for batch in loader:
             out = model(batch.to_dict(), training=True)
-            loss = 10 * ((out["energy"] - batch.energy) / batch.ptr.diff()).square().mean()
+            loss = weight * ((out["energy"] - batch.energy) / batch.ptr.diff()).square().mean()
             loss = loss + 100 * (out["forces"] - batch.forces).square().mean()
             if "shared_charge" in out:
                 loss = loss + SHARED * out["shared_charge"].square().mean()
@@ -108,9 +121,11 @@ def fit(model: torch.nn.Module, loader: Any, settings: IonPairsStudy) -> None:
 
 
 def kind_of(pair: str) -> str:
-    """Which ions a pair has."""
+    """The kind of a pair, by the charges of its fragments."""
     from data.ion_pairs import CHARGES
 
+    if "-" not in pair:
+        return pair
     first, second = (CHARGES[name] for name in pair.split("-"))
     if not first or not second:
         return "an ion and a molecule" if first or second else "two molecules"
@@ -118,16 +133,28 @@ def kind_of(pair: str) -> str:
 
 
 def errors(model: torch.nn.Module, frames: Sequence[Atoms], loader: Any) -> dict[str, Any]:
-    """Root mean squares of errors of forces and of net forces on the second fragment, in meV/A, and of energies, in
-    eV; those by kind of pair, and slopes divided by those of labels."""
+    """Root mean squares of errors of energies, in eV, of forces, in meV/A, and what pairs have beside."""
     found = [model(batch.to_dict()) for batch in loader]
     energies = torch.cat([out["energy"].detach() for out in found]).numpy()
-    forces = np.split(
-        torch.cat([out["forces"].detach() for out in found]).numpy(), np.cumsum([len(x) for x in frames])[:-1]
+    forces = torch.cat([out["forces"].detach() for out in found]).numpy()
+    lacking = np.split(
+        forces - np.concatenate([x.arrays["REF_forces"] for x in frames]), np.cumsum([len(x) for x in frames])[:-1]
     )
-    lacking = [f - x.arrays["REF_forces"] for f, x in zip(forces, frames, strict=True)]
-    net = np.array([np.linalg.norm(d[x.info["first"] :].sum(0)) for d, x in zip(lacking, frames, strict=True)])
+    shared = [out["shared_charge"].detach() for out in found if "shared_charge" in out]
     labels = np.array([x.info["REF_energy"] for x in frames])
+    pairs = errors_of_pairs(frames, energies, labels, lacking) if "first" in frames[0].info else {}
+    return {
+        "force": 1000 * rms(np.concatenate(lacking)), "energy": rms(energies - labels),
+        "shared": rms(torch.cat(shared).numpy()) if shared else None, **pairs,
+    }  # fmt: skip
+
+
+def errors_of_pairs(
+    frames: Sequence[Atoms], energies: np.ndarray, labels: np.ndarray, lacking: Sequence[np.ndarray]
+) -> dict[str, Any]:
+    """Root mean squares of errors of net forces on the second fragment, in meV/A, in all and by kind of pair; slopes,
+    divided by those of labels."""
+    net = np.array([np.linalg.norm(d[x.info["first"] :].sum(0)) for d, x in zip(lacking, frames, strict=True)])
     kinds, slopes = np.array([kind_of(x.info["pair"]) for x in frames]), {}
     for kind in ("like ions", "unlike ions"):
         lines = [(x.info["pair"], x.info.get("line")) for x in frames]
@@ -138,53 +165,95 @@ def errors(model: torch.nn.Module, frames: Sequence[Atoms], loader: Any) -> dict
             if len(some) > 1:
                 ratios.append(np.polyfit(inverse, energies[some], 1)[0] / np.polyfit(inverse, labels[some], 1)[0])
         slopes[kind] = float(np.mean(ratios)) if ratios else math.nan
-    shared = [out["shared_charge"].detach() for out in found if "shared_charge" in out]
-    return {
-        "force": 1000 * rms(np.concatenate(lacking)), "energy": rms(energies - labels), "net": 1000 * rms(net),
-        "kinds": {kind: 1000 * rms(net[kinds == kind]) for kind in KINDS}, "slopes": slopes,
-        "shared": rms(torch.cat(shared).numpy()) if shared else None,
-    }  # fmt: skip
+    own = {str(kind): 1000 * rms(net[kinds == kind]) for kind in dict.fromkeys([*KINDS, *kinds])}
+    return {"net": 1000 * rms(net), "kinds": own, "slopes": slopes}
 
 
 def rms(x: np.ndarray) -> float:
     return float(np.sqrt(np.square(x).mean())) if x.size else math.nan
 
 
+def frames_of(settings: IonPairsStudy) -> dict[str, list[Atoms]]:
+    """Frames to train on, to validate and to test, with ``REF_energy``, ``REF_forces`` and ``charge``."""
+    (name,) = settings.sets
+    if name == "pairs":
+        from data.ion_pairs import load
+
+        return load(settings.output / settings.STUDY)
+    if settings.data is None:
+        raise SettingsError(f"--data must be the folder of the files of {name}, got none")
+    return {
+        part: [atoms_of(molecule) for molecule in some]
+        for part, some in published_molecules.load(settings.data, name).items()
+    }
+
+
+def atoms_of(molecule: published_molecules.Molecule) -> Atoms:
+    from ase import Atoms
+
+    atoms = Atoms(molecule.numbers, molecule.pos, cell=molecule.cell, pbc=molecule.cell is not None)
+    atoms.info = {"charge": 0} | molecule.info | {"REF_energy": molecule.energy}
+    atoms.arrays["REF_forces"] = molecule.forces
+    return atoms
+
+
 def train(settings: IonPairsStudy) -> Outcome:
     """One model, trained and tested."""
-    from data.ion_pairs import load
     from mace import tools
     from mace.tools.torch_geometric.dataloader import DataLoader
 
     torch.set_default_dtype(torch.float64)
-    parts = load(settings.output / settings.STUDY)
-    frames = parts["train"][: settings.train]
+    parts = frames_of(settings)
     table = tools.AtomicNumberTable(sorted({int(z) for x in parts["train"] for z in x.numbers}))
+    frames = parts.pop("train")[: settings.train]
     made = {part: graphs(some, table, settings.cutoff) for part, some in (parts | {"train": frames}).items()}
     start = time.process_time()
     model = build(settings, frames, table, DataLoader(made["train"], batch_size=48))
     fit(model, DataLoader(made["train"], batch_size=settings.batch, shuffle=True), settings)
     seconds = time.process_time() - start
     model.eval()
-    more = {part: errors(model, parts[part], DataLoader(made[part], batch_size=32)) for part in ("validation", "test")}
-    return Outcome("net force error", more["test"]["net"], parameters(model), seconds, more)
+    more = {part: errors(model, some, DataLoader(made[part], batch_size=16)) for part, some in parts.items()}
+    test = more[next(part for part in parts if part != "validation")]
+    metric = "net" if "net" in test else "force"
+    name = "net force error" if "net" in test else "force error"
+    return Outcome(name, test[metric], parameters(model), seconds, more)
 
 
-def report(rows: list[Row]) -> dict[str, str]:
+def of_pairs(rows: list[Row]) -> str:
     """Errors of distant pairs."""
     lines = []
-    for (model, rate), group in grouped(rows, "models", "learning_rate").items():
+    for (model, rate, epochs), group in grouped(rows, "models", "learning_rate", "epochs").items():
         tests = [row.more["test"] for row in group]
-        cells = [model, str(rate), mean_and_spread((row.more["validation"]["force"] for row in group), 1)]
+        cells = [model, str(epochs), str(rate), mean_and_spread((row.more["validation"]["force"] for row in group), 1)]
         cells += [mean_and_spread((test["net"] for test in tests), 1), mean_and_spread((t["energy"] for t in tests), 2)]
         cells += [mean_and_spread((test["kinds"][kind] for test in tests), 1) for kind in KINDS]
         cells += [mean_and_spread((test["slopes"][kind] for test in tests), 2) for kind in ("like ions", "unlike ions")]
         shared = [test["shared"] for test in tests if test["shared"] is not None]
         cells += [mean_and_spread(shared, 3) if shared else "-", f"{np.mean([row.seconds for row in group]):.0f}"]
         lines.append(cells)
-    header = ["model", "rate", "force, validation", "net force", "energy, eV", *KINDS, "slope, like ions",
+    header = ["model", "epochs", "rate", "force, validation", "net force", "energy, eV", *KINDS, "slope, like ions",
               "slope, unlike ions", "shared charge", "seconds"]  # fmt: skip
-    return {"pairs": markdown(header, lines)}
+    return markdown(header, lines)
+
+
+def of_sets(rows: list[Row]) -> str:
+    """Errors on published sets."""
+    lines = []
+    for (name, model, epochs), group in grouped(rows, "sets", "models", "epochs").items():
+        for test in group[0].more:
+            if test == "validation":
+                continue
+            energy, force, net = ([row.more[test].get(key) for row in group] for key in ("energy", "force", "net"))
+            cells = [mean_and_spread((1000 * x for x in energy), 1), mean_and_spread(force, 1)]
+            cells += [mean_and_spread(net, 1) if None not in net else "-"]
+            lines.append([name, test, model, str(epochs), *cells, f"{np.mean([row.seconds for row in group]):.0f}"])
+    return markdown(["set", "test", "model", "epochs", "energy, meV", "force", "net force", "seconds"], lines)
+
+
+def report(rows: list[Row]) -> dict[str, str]:
+    """Errors of distant pairs, and on published sets."""
+    pairs, others = ([row for row in rows if (row.setting("sets") == "pairs") == own] for own in (True, False))
+    return {name: table(some) for name, table, some in (("pairs", of_pairs, pairs), ("sets", of_sets, others)) if some}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from data.far_digits import far_digits
 def test_who_sees_the_other_digit(study, name):
     """With windows and convolutions alone a digit's score does not depend on the other one."""
     model = study.build(dataclasses.replace(study.PRESETS["quick"], models=(name,))).eval()
-    batch = study.Canvases(*(x[:6] for x in far_digits(40, 30, 32, 14)[1]))
+    batch = study.Canvases(*(x[:6] for x in far_digits(40, 10, 30, 32, 14)[2]))
     batch = batch._replace(images=batch.images.clone().requires_grad_())
     logits, _ = study.predict(model, batch)
     (gradient,) = torch.autograd.grad(logits.unflatten(0, (-1, 2))[:, 0].sum(), batch.images)

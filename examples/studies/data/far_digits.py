@@ -55,14 +55,15 @@ def pairs(images: Tensor, classes: Tensor, count: int, size: int, gap: int, seed
 
 
 @functools.lru_cache(maxsize=1)
-def far_digits(train: int, test: int, size: int, gap: int) -> tuple[Canvases, Canvases]:
-    """Canvases to train and to test, with no digit in both."""
-    images, classes, *parts = sklearn_digits()
-    counts = zip(parts, (train, test), strict=True)
-    training, testing = (
-        pairs(images[part], classes[part], count, size, gap, seed) for seed, (part, count) in enumerate(counts)
+def far_digits(train: int, validation: int, test: int, size: int, gap: int) -> tuple[Canvases, Canvases, Canvases]:
+    """Canvases to train, to validate and to test, with no digit in two of them."""
+    images, classes, known, unknown = sklearn_digits()
+    fourth = len(known) // 4
+    parts = (known[fourth:], train), (known[:fourth], validation), (unknown, test)
+    training, validating, testing = (
+        pairs(images[part], classes[part], count, size, gap, seed) for seed, (part, count) in enumerate(parts)
     )
-    return training, testing
+    return training, validating, testing
 
 
 def turned(canvases: Canvases, quarters: int) -> Canvases:

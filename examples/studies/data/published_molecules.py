@@ -108,12 +108,40 @@ def acetylacetone(folder: Path) -> Parts:
     return {TRAIN: every[:-50], VALIDATION: every[-50:]} | tests
 
 
+def dimers(folder: Path) -> Parts:
+    """One pair of molecules of each of six kinds (charged, polar, apolar), at ten distances from 4 to 12 A; tests are
+    at 12 to 15 A. Energies are less those of the two molecules."""
+    train, test = (
+        [m for kind in (0, 2, 3, 4, 5, 6) for m in read_xyz(folder / "lode" / f"{part}-id{kind}.xyz")]
+        for part in ("train", "test")
+    )
+    parts = {TRAIN: train, "farther": test}
+    return {name: [_less_alone(molecule) for molecule in part] for name, part in parts.items()}
+
+
+def _less_alone(molecule: Molecule) -> Molecule:
+    info = molecule.info | {"charge": sum(int(molecule.info[key]) for key in ("chargeA", "chargeB"))}
+    info |= {"first": int(info["indexB"]), "pair": info["label"]}
+    return molecule._replace(energy=float(info["inter_energy"]), info=info, cell=None)
+
+
+def water(folder: Path) -> Parts:
+    """64 molecules at 300 K, in a cell that repeats."""
+    every = read_xyz(folder / "water" / "bec_example.xyz")
+    return {TRAIN: every[:16], "test": every[16:]}
+
+
 SETS: dict[str, tuple[Callable[[Path], Parts], str]] = {
     "cumulenes": (cumulenes, "gnl/ of github.com/LarsSchaaf/Guaranteed-Non-Local-Molecular-Dataset"),
     "C9H4": (torsion, "efa/cumulene_profile.npz of doi.org/10.5281/zenodo.14750286"),
     "SN2": (substitution, "efa/sn2_F_I.npz of doi.org/10.5281/zenodo.14750286"),
     "clusters": (clusters, "efa/3D_cluster_32_atoms_radius_5.npz of doi.org/10.5281/zenodo.14750286"),
     "AcAc": (acetylacetone, "acac/ of github.com/davkovacs/BOTNet-datasets"),
+    "dimers": (
+        dimers,
+        "lode/: charged, polar and apolar dimers of Grisafi and Ceriotti (2019), as fits of LES use them",
+    ),
+    "water": (water, "water/bec_example.xyz of github.com/lab-cosmo/lorem-jax"),
 }
 
 

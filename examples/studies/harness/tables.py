@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -30,15 +30,6 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple, list[Row]]:
     groups: dict[tuple, list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row.setting(name) for name in names), []).append(row)
-    return groups
-
-
-def by_model(rows: Iterable[Row], models: Sequence[str]) -> dict[str, list[Row]]:
-    """Rows by model, in this order; a model with several learning rates has a group for each."""
-    groups: dict[str, list[Row]] = {}
-    rows = sorted(rows, key=lambda row: models.index(row.setting("models")))
-    for (name, rate), group in grouped(rows, "models", "learning_rate").items():
-        groups[f"{name}, learning rate {rate}" if name in groups else name] = group
     return groups
 
 
