@@ -165,7 +165,7 @@ def errors_of_pairs(
             if len(some) > 1:
                 ratios.append(np.polyfit(inverse, energies[some], 1)[0] / np.polyfit(inverse, labels[some], 1)[0])
         slopes[kind] = float(np.mean(ratios)) if ratios else math.nan
-    own = {str(kind): 1000 * rms(net[kinds == kind]) for kind in dict.fromkeys([*KINDS, *kinds])}
+    own = {str(kind): 1000 * rms(net[kinds == kind]) for kind in dict.fromkeys(kinds)}
     return {"net": 1000 * rms(net), "kinds": own, "slopes": slopes}
 
 
