@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from typing import Any
 
 import torch
-from escnn.nn import EquivariantModule
+from escnn.gspaces import GSpace
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialModule
 from torch import Tensor, nn
 
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
@@ -39,24 +42,89 @@ class Exported(Masked, nn.Module):
         return self.after(self.core(self.before(x), **{name: t for name, t in options.items() if t is not None}))
 
 
+class ExportedModule(Masked, nn.Module):
+    """An exported escnn module inside a torch module. It takes fields and returns fields, or tensors and tensors.
+
+    ``typed`` says that ``module`` itself takes fields, since its code is that of an escnn module."""
+
+    def __init__(self, module: nn.Module, original: EquivariantModule, typed: bool) -> None:
+        super().__init__()
+        self.module, self.typed, self.in_type, self.out_type = module, typed, original.in_type, original.out_type
+
+    def forward(self, input: Tensor | GeometricTensor, *args: Any, **options: Any) -> Tensor | GeometricTensor:
+        gets_fields = isinstance(input, GeometricTensor)
+        if self.typed and not gets_fields:
+            input = GeometricTensor(input, self.in_type)
+        if not self.typed:
+            input, *args = (_tensor(value) for value in (input, *args))
+            options = {name: _tensor(value) for name, value in options.items()}
+        out = self.module(input, *args, **options)
+        if gets_fields == self.typed:
+            return out
+        return GeometricTensor(out, self.out_type) if gets_fields else out.tensor
+
+    def mask_after(self, mask: Tensor) -> Tensor:
+        change = getattr(self.module, "mask_after", None)
+        return mask if change is None else change(mask)
+
+
+def _tensor(value: Any) -> Any:
+    return value.tensor if isinstance(value, GeometricTensor) else value
+
+
+def _with_exported_parts(module: nn.Module) -> nn.Module:
+    """A copy of a module, in whose code the escnn modules are exported ones. Field types are shared, not copied."""
+    copied: dict[int, Any] = {}
+
+    def visit(parent: nn.Module) -> None:
+        copied.update({id(v): v for v in vars(parent).values() if isinstance(v, (FieldType, GSpace))})
+        for child in parent.children():
+            if isinstance(child, EquivariantModule):
+                plain = plain_copy(child)
+                wrapped = isinstance(plain, ExportedModule)
+                copied[id(child)] = plain if wrapped else ExportedModule(plain, child, typed=False)
+            else:
+                visit(child)
+
+    visit(module)
+    return copy.deepcopy(module, copied)
+
+
 def plain_copy(module: EquivariantModule) -> nn.Module:
-    """``module.export()``, with what escnn leaves out: the dtype of batch norms, and the padding of convolutions."""
-    plain = module.export()
+    """``module.export()`` with what escnn leaves out: modules without an export of their own, the dtype of batch norms,
+    and the padding of convolutions."""
+    if type(module) is SequentialModule:
+        return nn.Sequential(OrderedDict((name, plain_copy(child)) for name, child in module.named_children()))
+    code = next(kind for kind in type(module).__mro__ if {"forward", "export"} & vars(kind).keys())
+    try:
+        if "export" not in vars(code) and not code.__module__.startswith(("escnn.", "tg_equiattn.")):
+            raise NotImplementedError  # an inherited export does not know the code of this class
+        plain = module.export()
+    except NotImplementedError:
+        return ExportedModule(_with_exported_parts(module), module, typed=True)
     if isinstance(plain, nn.modules.conv._ConvNd):
         plain.padding_mode = getattr(module, "padding_mode", "zeros")
     floats = [t.dtype for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
     return plain.to(floats[0]) if floats else plain
 
 
-def export(module: EquivariantModule) -> nn.Module:
-    """Export an escnn module, also a ``SequentialModule``, to a plain torch module of standard operators.
+def export(module: nn.Module) -> nn.Module:
+    """Export an escnn module, or any torch module that is made of escnn modules, to standard operators of torch.
 
-    Use it for ``torch.jit.trace`` and for ONNX with ``torch.onnx.export(..., dynamo=True)``. It is ``module.export()``
-    with attention layers that use standard operators of torch only; these are slower and need more memory. The result
-    is a copy.
+    Use it for ``torch.export``, ``torch.jit.trace`` and for ONNX with ``torch.onnx.export(..., dynamo=True)``. Its
+    attention layers use standard operators of torch only; these are slower and need more memory. Weights and statistics
+    are constants: to train, use the model itself. The result is a copy.
+
+    An escnn module becomes a module that takes and returns tensors, and masks and contexts where it takes them; it can
+    be pickled if escnn can export all of its modules. In another torch module, such as a U-Net with skips, the escnn
+    modules are exported, and the ``forward`` stays. It can still make and add fields, so this copy cannot be pickled:
+    store the program of ``torch.export.export(export(model), ...)``.
 
     Args:
-        module (EquivariantModule): A module that escnn can export. It is set to eval mode.
+        module (torch.nn.Module): A module of escnn, or one made of such modules. It is set to eval mode.
+
+    Raises:
+        ValueError: if ``module`` is not a module, or by escnn, for batch norms without running statistics.
 
     Example:
         >>> import torch
@@ -68,7 +136,10 @@ def export(module: EquivariantModule) -> nn.Module:
         >>> model(torch.randn(2, 16, 6, 6)).shape
         torch.Size([2, 16, 6, 6])
     """
-    exported = module.export()
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+    module.eval()
+    exported = plain_copy(module) if isinstance(module, EquivariantModule) else _with_exported_parts(module)
     for part in exported.modules():
         if isinstance(part, ATTENTION):
             part.plain = True

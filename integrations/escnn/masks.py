@@ -98,6 +98,16 @@ class _Upsampling(_Pointwise):
         return mask
 
 
+class _Refused(_Pointwise):
+    """A module that mixes pixels, and does not know masks."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def apply(self, run: Callable[..., Tensor], x: Tensor, mask: Tensor) -> Tensor:
+        raise ValueError(self.message)
+
+
 class _TakesMask(_Pointwise):
     """A module whose ``forward`` takes a mask."""
 
@@ -236,8 +246,17 @@ class MaskedSequential(SequentialModule):
     def export(self) -> nn.Module:
         """Set eval mode and return a copy as a plain torch module, which takes tensors ``x`` and ``mask``."""
         self.eval()
-        parts = [(plain_copy(module), _rule(module)) for module in _flat(self)]
-        return CoreMaskedSequential(*(p if isinstance(p, Masked) else ExportedPart(p, rule) for p, rule in parts))
+        return CoreMaskedSequential(*map(_exported, _flat(self)))
+
+
+def _exported(module: EquivariantModule) -> nn.Module:
+    plain = plain_copy(module)
+    if takes_mask(module):
+        return plain if isinstance(plain, Masked) else ExportedPart(plain, _TakesMask(plain))
+    try:
+        return ExportedPart(plain, _rule(module))
+    except ValueError as error:
+        return ExportedPart(plain, _Refused(str(error)))
 
 
 class ExportedPart(Masked, nn.Module):

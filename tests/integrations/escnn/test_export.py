@@ -1,15 +1,19 @@
 """What leaves escnn: plain torch modules, and by export(model) nothing but torch's standard operators."""
 
+import copy
 import io
 
 import pytest
 import torch
 from escnn import gspaces, nn
+from escnn_unet import UNet
+from fields import GSPACES, of, regular
 from tg_equiattn.integrations.escnn import (
     R2AttentionBlock,
     R2GlobalAttention,
     R2GroupAttention,
     R2LiftingAttention,
+    between_fields,
     export,
 )
 
@@ -97,3 +101,103 @@ def test_the_exporter_by_torchscript_is_refused(name, randomise):
     model, plain = exported(name, randomise)
     with pytest.raises(RuntimeError, match=r"images of one size; use torch.onnx.export\(model, inputs, dynamo=True\)"):
         torch.onnx.export(plain, (torch.randn(2, model.in_type.size, 6, 8),), io.BytesIO(), dynamo=False)
+
+
+class Segmentation(torch.nn.Module):
+    """A U-Net that takes images and masks."""
+
+    def __init__(self, gspace):
+        super().__init__()
+        self.net = UNet(gspace)
+
+    def forward(self, x, mask=None):
+        return self.net(self.net.image(x), mask).tensor
+
+
+@pytest.mark.parametrize("name", ["rot4", "half turns"])
+def test_modules_with_skips_masks_and_several_inputs(name, randomise):
+    """The copy does not follow the model, which stays as it is."""
+    gspace = GSPACES[name]
+    model, sides = randomise(Segmentation(gspace)).eval(), (8, 12, 4)[: gspace.dimensionality]
+    x, mask = torch.randn(2, 1, *sides), torch.rand(2, *sides) < 0.8
+    wanted, state = model(x, mask), copy.deepcopy(model.state_dict())
+    plain = export(model)
+    torch.testing.assert_close(plain(x, mask), wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(plain(x), model(x), rtol=0, atol=1e-5)
+    assert all(type(part).__module__.partition(".")[0] != "escnn" for part in plain.modules())
+    assert not any(getattr(part, "plain", False) for part in model.modules())
+    for value in model.parameters():
+        value.data.zero_()
+    torch.testing.assert_close(plain(x, mask), wanted, rtol=0, atol=1e-5)
+    model.load_state_dict(state)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*")
+def test_a_program_of_a_unet_serves_sides_up_to_the_windows(randomise):
+    """Batches of one, and sides with which the coarsest level has two pixels a side."""
+    model = randomise(Segmentation(GSPACES["rot4"])).eval()
+    batch, rows, columns = (torch.export.Dim(name, min=1) for name in ("batch", "rows", "columns"))
+    shapes = ({0: batch, 2: 4 * rows, 3: 4 * columns}, {0: batch, 1: 4 * rows, 2: 4 * columns})
+    example = torch.randn(2, 1, 16, 24), torch.ones(2, 16, 24, dtype=torch.bool)
+    program = torch.export.export(export(model), example, dynamic_shapes=shapes).module()
+    for shape in ((3, 12, 20), (1, 8, 8), (1, 8, 32)):
+        x, mask = torch.randn(shape[0], 1, *shape[1:]), torch.rand(shape) < 0.8
+        torch.testing.assert_close(program(x, mask), model(x, mask), rtol=0, atol=1e-5)
+
+
+class Residual(nn.EquivariantModule):
+    """Somebody's module, with no export of its own."""
+
+    def __init__(self, field_type):
+        super().__init__()
+        self.in_type = self.out_type = field_type
+        self.branch = of(field_type.gspace, "Conv")(field_type, field_type, 3, padding=1)
+
+    def forward(self, input):
+        return input + self.branch(input)
+
+    def evaluate_output_shape(self, input_shape):
+        return input_shape
+
+
+class Twice(nn.SequentialModule):
+    """Somebody's sequence, for which the export of its parent is wrong."""
+
+    def forward(self, input):
+        return super().forward(super().forward(input))
+
+
+WAVES = nn.FieldType(GSPACE, 2 * [GSPACE.irrep(1, 1)])
+SOLID = regular(GSPACES["mirror"], 2)
+PARTS = {
+    "residual": lambda: Residual(HIDDEN),
+    "residual of volumes": lambda: Residual(SOLID),
+    "sequence of residuals": lambda: nn.SequentialModule(Residual(HIDDEN), nn.ReLU(HIDDEN)),
+    "twice": lambda: Twice(nn.R2Conv(HIDDEN, HIDDEN, 3, padding=1)),
+    "gates": lambda: nn.NormNonLinearity(WAVES),
+    "circular": lambda: nn.SequentialModule(nn.R2Conv(HIDDEN, HIDDEN, 3, padding=1, padding_mode="circular")),
+    "between fields": lambda: between_fields(WAVES, nn.PointwiseAdaptiveAvgPool2D(HIDDEN, 2), WAVES),
+    "torch's sequence": lambda: torch.nn.Sequential(
+        R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3), nn.InnerBatchNorm(HIDDEN), nn.GroupPooling(HIDDEN)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_modules_that_escnn_does_not_export(name, randomise):
+    """Of tensors; in torch's sequences of fields too."""
+    model = randomise(PARTS[name]()).eval()
+    in_type = getattr(model, "in_type", HIDDEN)
+    x = in_type(torch.randn(2, in_type.size, *(6, 5, 4)[: in_type.gspace.dimensionality]))
+    wanted, plain = model(x), export(model)
+    torch.testing.assert_close(plain(x.tensor), wanted.tensor, rtol=0, atol=1e-5)
+    if name in ("residual", "torch's sequence"):
+        out = plain(x)
+        assert out.type == wanted.type
+        torch.testing.assert_close(out.tensor, wanted.tensor, rtol=0, atol=1e-5)
+
+
+def test_what_is_not_a_module_is_refused():
+    with pytest.raises(ValueError, match=r"module must be a torch\.nn\.Module, got ABCMeta"):
+        export(R2GroupAttention)
