@@ -42,6 +42,11 @@ class RdAttentionModule(RdModule):
         return self._wrap(out)
 
     def _context(self, context: GeometricTensor | None) -> Tensor | None:
+        if context is None and self.context_type is not None:
+            raise ValueError(
+                f"context must be given, with fields of context_type, {self.context_type}, got None; for "
+                "self-attention, make the layer with context_type=None"
+            )
         return None if context is None else self._fields(context, "context", self.context_type)
 
     def attention_map(
@@ -81,12 +86,12 @@ class R2LiftingAttention(_Layer):
     Args:
         in_type (FieldType): Type of the input: trivial fields.
         out_type (FieldType): Type of the output: regular fields of the same gspace.
+        kernel_size (int): Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size.
+            A window may be larger than the image; pixels outside are masked.
         heads (int): Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x
             3 window, 27 a cube.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
             ``out_type`` divided by ``heads``, rounded up, and at least one for each part of the axial encoding.
-        kernel_size (int): Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size.
-            A window may be larger than the image; pixels outside are masked.
         window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
             has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not
             symmetric under them; else a square.
@@ -125,8 +130,8 @@ class R2LiftingAttention(_Layer):
     dim = 2
 
     def __init__(
-        self, in_type: FieldType, out_type: FieldType, *, heads: int = 8, head_channels: int | None = None,
-        kernel_size: int | None = 5, window_shape: str | None = None, padding_mode: str = "mask",
+        self, in_type: FieldType, out_type: FieldType, kernel_size: int | None = 5, *, heads: int = 8,
+        head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
         encoding: str | None = "axial", locality: float | str | None = "auto", content_heads: int | None = None,
         context_type: FieldType | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
@@ -155,12 +160,12 @@ class R2GroupAttention(_Layer):
     Args:
         in_type (FieldType): Type of the input: regular fields.
         out_type (FieldType): Type of the output: regular fields of the same gspace.
+        kernel_size (int): Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size.
+            A window may be larger than the image; pixels outside are masked.
         heads (int): Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x
             3 window, 27 a cube.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
             ``out_type`` divided by ``heads``, rounded up, and at least one for each part of the axial encoding.
-        kernel_size (int): Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size.
-            A window may be larger than the image; pixels outside are masked.
         window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
             has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not
             symmetric under them; else a square.
@@ -203,8 +208,8 @@ class R2GroupAttention(_Layer):
     dim = 2
 
     def __init__(
-        self, in_type: FieldType, out_type: FieldType, *, heads: int = 8, head_channels: int | None = None,
-        kernel_size: int | None = 5, window_shape: str | None = None, padding_mode: str = "mask",
+        self, in_type: FieldType, out_type: FieldType, kernel_size: int | None = 5, *, heads: int = 8,
+        head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
         relation: str | None = None, encoding: str | None = "axial", locality: float | str | None = "auto",
         content_heads: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
@@ -233,10 +238,10 @@ class R2GlobalAttention(DrawsFeatures, _Layer):
     Args:
         in_type (FieldType): Type of the input: regular fields.
         out_type (FieldType): Type of the output: regular fields of the same gspace.
+        kernel_size (int): Odd side of the window in pixels, within which weights are exact.
         heads (int): Number of attention heads.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
             ``out_type`` divided by ``heads``, rounded up, and at least one for each part of the axial encoding.
-        kernel_size (int): Odd side of the window in pixels, within which weights are exact.
         window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
             has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not
             symmetric under them; else a square.
@@ -268,8 +273,9 @@ class R2GlobalAttention(DrawsFeatures, _Layer):
     dim = 2
 
     def __init__(
-        self, in_type: FieldType, out_type: FieldType, *, heads: int = 8, head_channels: int | None = None,
-        kernel_size: int = 5, window_shape: str | None = None, padding_mode: str = "mask", relation: str = "frame",
+        self, in_type: FieldType, out_type: FieldType, kernel_size: int = 5, *, heads: int = 8,
+        head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
+        relation: str = "frame",
         encoding: str = "axial", locality: float | str | None = "auto", num_random_features: int | None = None,
         redraw_interval: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip

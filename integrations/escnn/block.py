@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from escnn.nn import FieldType
+from escnn.nn import FieldType, GeometricTensor
+from torch import Tensor
 
 from tg_equiattn.nn import GroupAttentionBlock, RegularLayerNorm
 from tg_equiattn.nn.performer.random_features import DrawsFeatures
@@ -54,8 +55,16 @@ class R2AttentionBlock(DrawsFeatures, RdAttentionModule):
         self.check_dimension(attention.in_type, "attention")
         core = GroupAttentionBlock(attention.core, norm=norm, dropout=dropout, crop=crop)  # type: ignore[arg-type]
         super().__init__(core, attention.group, attention.in_type, attention.out_type, False, attention.context_type)
-        self.crop = crop
+        self.crop, self.norm = crop, norm
         self.check_size = tuple(side + 2 * crop for side in self.check_size)
+
+    def _context(self, context: GeometricTensor | None) -> Tensor | None:
+        if context is not None and self.context_type is None and self.norm == "batch":
+            raise ValueError(
+                "context_type must be given with norm='batch', got None and a context; make the attention with "
+                "context_type, so that the context has its own statistics, or use norm='layer'"
+            )
+        return super()._context(context)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         batch, size, *sides = super().evaluate_output_shape(input_shape)

@@ -2,7 +2,7 @@
 
 import torch
 
-from tg_equiattn.encodings.locality import Locality, starting_offsets
+from tg_equiattn.encodings.locality import Locality, no_weight_decay, starting_offsets
 from tg_equiattn.grids import Window
 
 
@@ -24,3 +24,12 @@ def test_sharpness_leaves_zero():
     with torch.no_grad():
         module.locality_strength.fill_(-2.0)
     assert bool((module(torch.ones(1, 9, 2))[0] <= 0).all())
+
+
+def test_names_without_weight_decay():
+    """The parameters of places alone, by their names in a model; where they decay, heads lose their offsets."""
+    layers = [Locality(9, Window(2, 3), 4.0, elements=4), torch.nn.Linear(2, 2)]
+    names = no_weight_decay(torch.nn.Sequential(*layers))
+    assert names == {"0.locality_strength", "0.centre", "0.preference"}
+    assert no_weight_decay(layers[0]) == {name.removeprefix("0.") for name in names}
+    assert no_weight_decay(layers[1]) == set()

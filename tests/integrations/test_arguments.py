@@ -31,7 +31,8 @@ PAIRS = [  # the host, its class, that of the core, and arguments of the one and
 
 
 def settings(kind, without):
-    parameters = inspect.signature(kind).parameters.values()
+    """The kernel size comes first: of escnn's layers it may be positional, as of escnn's convolutions."""
+    parameters = sorted(inspect.signature(kind).parameters.values(), key=lambda p: p.name != "kernel_size")
     return [(p.name, p.default) for p in parameters if p.name not in without]
 
 

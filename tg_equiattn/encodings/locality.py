@@ -110,3 +110,28 @@ class Locality(nn.Module):
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, locality_strength={self.start}, elements={self.elements}"
+
+
+def no_weight_decay(model: nn.Module) -> set[str]:
+    """Names of the parameters of a model that should not decay: strengths, offsets and elements that heads prefer.
+
+    Weight decay pulls these to zero, where all heads look at the same pixel. The names are those of
+    ``model.named_parameters()``. A model that has the method ``no_weight_decay`` of timm can return this set.
+
+    Args:
+        model (torch.nn.Module): Any module, also one of escnn.
+
+    Example:
+        >>> import torch
+        >>> from tg_equiattn.groups import cyclic
+        >>> from tg_equiattn.nn import GroupAttention
+        >>> model = torch.nn.Sequential(GroupAttention(cyclic(4), 8, 8))
+        >>> names = no_weight_decay(model)
+        >>> sorted(names)
+        ['0.locality.centre', '0.locality.locality_strength']
+        >>> constant = [p for name, p in model.named_parameters() if name in names]
+        >>> others = [p for name, p in model.named_parameters() if name not in names]
+        >>> optimizer = torch.optim.AdamW([{"params": others}, {"params": constant, "weight_decay": 0.0}])
+    """
+    places = {place: part for place, part in model.named_modules() if isinstance(part, Locality)}
+    return {f"{place}.{name}".lstrip(".") for place, part in places.items() for name, _ in part.named_parameters()}

@@ -1,5 +1,6 @@
 """Modules: project, reshape, call one kernel; blocks and whole models. One folder a family, every module here."""
 
+from ..encodings.locality import no_weight_decay
 from .group.attention import GroupAttention, LiftingAttention
 from .group.block import GroupAttentionBlock
 from .group.ge_vit import GEViT
@@ -37,4 +38,5 @@ __all__ = [
     "SE3HyenaOperator",
     "VectorSelfAttention",
     "VectorTransformer",
+    "no_weight_decay",
 ]

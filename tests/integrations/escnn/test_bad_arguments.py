@@ -72,6 +72,10 @@ X = HIDDEN(torch.randn(1, 24, 5, 5))
         (r"gspace must have elements .* check_equivariance\(off_lattice=True\)",
          lambda: R2RegularLayerNorm(regular(gspaces.rot2dOnR2(3))).check_equivariance()),
         ("context must be a GeometricTensor of type .* got", lambda: WITH_CONTEXT(X, context=X)),
+        (r"context must be given, with fields of context_type, .*got None; .*context_type=None",
+         lambda: WITH_CONTEXT(X)),
+        ("context_type must be given with norm='batch', .*or use norm='layer'",
+         lambda: R2AttentionBlock(LAYER)(X, context=X)),
         ("context_type must have the gspace of in_type",
          lambda: R2GroupAttention(HIDDEN, HIDDEN, context_type=regular(FLIP))),
         ("context_type must consist of regular fields", lambda: R2GlobalAttention(HIDDEN, HIDDEN, context_type=IMAGE)),
@@ -90,3 +94,8 @@ def test_bad_arguments(message, call):
 def test_fields_that_are_right_need_no_maps_between():
     assert [type(m) for m in between_fields(HIDDEN, LAYER, HIDDEN)] == [R2GroupAttention]
     assert "[C4_on_R2[(None, 4)]: {regular (x6)}(24)]" in repr(LAYER)
+
+
+def test_the_kernel_size_may_be_positional():
+    for kind, in_type in ((R2LiftingAttention, IMAGE), (R2GroupAttention, HIDDEN), (R2GlobalAttention, HIDDEN)):
+        assert kind(in_type, HIDDEN, 3).core.window.kernel_size == 3
