@@ -53,15 +53,12 @@ class ExportedModule(Masked, nn.Module):
 
     def forward(self, input: Tensor | GeometricTensor, *args: Any, **options: Any) -> Tensor | GeometricTensor:
         gets_fields = isinstance(input, GeometricTensor)
-        if self.typed and not gets_fields:
-            input = GeometricTensor(input, self.in_type)
-        if not self.typed:
-            input, *args = (_tensor(value) for value in (input, *args))
-            options = {name: _tensor(value) for name, value in options.items()}
-        out = self.module(input, *args, **options)
-        if gets_fields == self.typed:
-            return out
-        return GeometricTensor(out, self.out_type) if gets_fields else out.tensor
+        if self.typed:
+            out = self.module(input if gets_fields else GeometricTensor(input, self.in_type), *args, **options)
+            return out if gets_fields else out.tensor
+        tensors = {name: _tensor(value) for name, value in options.items()}
+        out = self.module(*(_tensor(value) for value in (input, *args)), **tensors)
+        return GeometricTensor(out, self.out_type) if gets_fields else out
 
     def mask_after(self, mask: Tensor) -> Tensor:
         change = getattr(self.module, "mask_after", None)
