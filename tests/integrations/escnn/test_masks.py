@@ -149,9 +149,10 @@ def test_every_module_treats_padding_as_the_outside(name, randomise):
             torch.testing.assert_close(got, wanted, **CLOSE)
     try:
         plain = module.export()
-    except (NotImplementedError, ValueError):  # of escnn
+    except ValueError:  # batch norms without running statistics
         return
-    plain = pickle.loads(pickle.dumps(plain))
+    if not any(hasattr(part, "in_type") for part in plain.modules()):  # escnn has an export of every module
+        plain = pickle.loads(pickle.dumps(plain))
     torch.testing.assert_close(plain(x).flatten(), results[0][0], **CLOSE)
     torch.testing.assert_close(plain(wide, mask), out, **CLOSE)
     assert bool((plain.mask_after(mask) == module.mask_after(mask)).all())
