@@ -249,12 +249,10 @@ class MaskedSequential(SequentialModule):
         return CoreMaskedSequential(*map(_exported, _flat(self)))
 
 
-def _exported(module: EquivariantModule) -> nn.Module:
+def _exported(module: EquivariantModule) -> ExportedPart:
     plain = plain_copy(module)
-    if takes_mask(module):
-        return plain if isinstance(plain, Masked) else ExportedPart(plain, _TakesMask(plain))
     try:
-        return ExportedPart(plain, _rule(module))
+        return ExportedPart(plain, _TakesMask(plain) if takes_mask(module) else _rule(module))
     except ValueError as error:
         return ExportedPart(plain, _Refused(str(error)))
 
