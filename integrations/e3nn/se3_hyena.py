@@ -62,6 +62,7 @@ class IrrepsModule(NotScriptable, StoresSettings):
         *,
         index: Tensor | None = None,
         chain: Tensor | None = None,
+        ring: Tensor | bool | None = None,
         order: Tensor | None = None,
         batch_size: int | None = None,
         num_chains: int | None = None,
@@ -100,6 +101,11 @@ class IrrepsModule(NotScriptable, StoresSettings):
             itself, while positions are centred, and attention mixes, over the whole graph; without it each graph is one
             chain
 
+        ring : `torch.Tensor` or bool, optional
+            true for the nodes of closed chains, bool of shape ``(nodes,)``, or one bool for all chains; lags then run
+            the shortest way round the ring, in implicit filters and short convolutions; needs ``filter='implicit'`` and
+            ``causal=False``; without it all chains are open
+
         order : `torch.Tensor`, optional
             a permutation of the nodes within each graph, of shape ``(nodes,)``, used instead of the module's order
 
@@ -123,7 +129,7 @@ class IrrepsModule(NotScriptable, StoresSettings):
         check_features("x", x, self._features, self.module.reference_parameter)
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
         x = x.index_select(1, self.columns_in(x.device))
-        along = ChainArguments(order, index, chain, num_chains, max_num_nodes)
+        along = ChainArguments(order, index, chain, num_chains, max_num_nodes, ring)
         out = self.module.run(x, pos, node_batch, along, edge_index, edge_attr)
         return out.index_select(1, self.columns_out(out.device))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tg_equiattn import checks
 from tg_equiattn.modes import full_precision
 from tg_equiattn.nn.hyena.implicit_filter import ImplicitFilter
-from tg_equiattn.nn.hyena.se3_hyena import FILTERS, check_causal, norm_of
+from tg_equiattn.nn.hyena.se3_hyena import FILTERS, check_causal, no_ring, norm_of
 from tg_equiattn.nn.modules import NotScriptable, StoresSettings
 from tg_equiattn.nn.vector.placement import PositionUnit, place_tokens
 from tg_equiattn.nn.vector.sequences import ChainArguments, Sequences
@@ -103,6 +103,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         checks.choice("filter", filter, FILTERS)
         checks.choice("order", order, ORDERS)
         check_causal(causal, order)
+        self.no_ring = no_ring(filter, causal)
         self.unit = PositionUnit(length, order == "radial")
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
@@ -171,6 +172,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         *,
         index: Tensor | None = None,
         chain: Tensor | None = None,
+        ring: Tensor | bool | None = None,
         order: Tensor | None = None,
         batch_size: int | None = None,
         num_chains: int | None = None,
@@ -201,6 +203,11 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             any number for each chain, integers of shape ``(nodes,)``; convolutions run along each chain of a graph by
             itself, while positions are centred over the whole graph; without it each graph is one chain
 
+        ring : `torch.Tensor` or bool, optional
+            true for the nodes of closed chains, bool of shape ``(nodes,)``, or one bool for all chains; lags then run
+            the shortest way round the ring, in implicit filters and short convolutions; needs ``filter='implicit'`` and
+            ``causal=False``; without it all chains are open
+
         order : `torch.Tensor`, optional
             a permutation of the nodes within each graph, of shape ``(nodes,)``, used instead of the module's order
 
@@ -225,11 +232,11 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         check_features("x", x, self._features, reference)
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
         with full_precision(x.device):
-            along = ChainArguments(order, index, chain, num_chains, max_num_nodes)
+            along = ChainArguments(order, index, chain, num_chains, max_num_nodes, ring)
             x, tokens = place_tokens(
                 x.to(reference.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
                 invariants=self._invariants, needs_positions=self._needs_positions,
-                unit=self.unit,
+                unit=self.unit, no_ring=self.no_ring,
             )  # fmt: skip
             return tokens.restore(self._mix(x, tokens.pos, tokens.sequences))
 

@@ -30,5 +30,6 @@ OPTIONS = {
 }
 MORE = {
     "implicit wide": (SE3HyenaOperator, {"filter": "implicit", "short_conv": 5}),
+    "implicit model": (SE3Hyena, {"num_layers": 2, "attn_kwargs": {"filter": "implicit", "short_conv": 3}, **SMALL}),
     "implicit bare": (SE3HyenaOperator, {"filter": "implicit"}),
 }  # of which one thing is tested

@@ -279,31 +279,34 @@ def in_chains(function, index, chain, *tensors):
     return torch.stack([out[i] for i in range(len(chain))])
 
 
-def lag_sums(x, h, first, index=None):
+def lag_sums(x, h, first, index=None, ring=False):
     """sum_j h_{i-j} x_j of (N, C, ...) with filters (L, C) of the lags from ``first`` on, one pair at a time; lags are
-    differences of ``index``."""
+    differences of ``index``, in rings the shortest way round."""
     out, at = [], range(len(x)) if index is None else index
     for i in range(len(x)):
         total = torch.zeros_like(x[i])
         for j in range(len(x)):
-            lag = at[i] - at[j] - first
+            lag, n = at[i] - at[j], at[-1] - at[0] + 1
+            if ring:
+                lag = lag % n if 2 * (lag % n) <= n else lag % n - n
+            lag -= first
             if 0 <= lag < len(h):
                 total = total + h[lag].view(-1, *[1] * (x.ndim - 2)) * x[j]
         out.append(total)
     return torch.stack(out) if out else x
 
 
-def taps(x, weight, causal=False, index=None):
+def taps(x, weight, causal=False, index=None, ring=False):
     """Sums over neighbors of (N, C, ...) with weights (C, K): a filter whose last tap is of the lag zero if causal."""
-    return lag_sums(x, weight.flip(1).T, 0 if causal else -(weight.shape[1] // 2), index)
+    return lag_sums(x, weight.flip(1).T, 0 if causal else -(weight.shape[1] // 2), index, ring)
 
 
-def implicit_sums(layer, x, index, channels=slice(None)):
+def implicit_sums(layer, x, index, channels=slice(None), ring=False):
     """An ImplicitFilter's convolution of one sequence (N, C, ...), from its parameters."""
     span = index[-1] - index[0] + 1
     first = 0 if layer.causal else 1 - span
     h = torch.stack([implicit_filter(layer, lag) for lag in range(first, span)])
-    return lag_sums(x, h[:, channels], first, index)
+    return lag_sums(x, h[:, channels], first, index, ring)
 
 
 def implicit_filter(layer, lag):
@@ -439,7 +442,7 @@ def local_context(local, x, pos, edge_index, edge_attr):
     return [a + b for a, b in zip(x, update, strict=True)]
 
 
-def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, chain=None):
+def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, chain=None, ring=False):
     """An operator from its parameters, of one graph: four tensors and centred positions."""
     index = torch.arange(len(pos)) if index is None else index
     chain = torch.zeros(len(pos)).long() if chain is None else chain
@@ -452,7 +455,7 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, c
     causal = not attention and operator.mode == "causal"
     if operator.short_conv is not None:
         weights = operator.short_conv.weight.split([part.shape[1] for part in projected])
-        short = lambda w: lambda x, index: taps(x, w, causal, index)  # noqa: E731
+        short = lambda w: lambda x, index: taps(x, w, causal, index, ring)  # noqa: E731
         projected = [
             in_chains(short(weight), index, chain, part) if part.numel() else part
             for part, weight in zip(projected, weights, strict=True)
@@ -469,7 +472,7 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, c
             if not q.shape[1]:
                 return q
             if by_lag:
-                sums = lambda k, index: implicit_sums(operator.filters[kind], k, index)  # noqa: E731
+                sums = lambda k, index: implicit_sums(operator.filters[kind], k, index, ring=ring)  # noqa: E731
                 return multiply(q, in_chains(sums, index, chain, k))
             conv = lambda q, k, index: sequence_convolution(q, k, index, operator.mode, multiply, operator.norm)  # noqa: E731
             return in_chains(conv, index, chain, q, k)
@@ -483,18 +486,20 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, c
     return clifford_mlp(operator.out, [x[0] + scalars, x[1] + vectors, x[2], x[3]])
 
 
-def token_network(module, scalars, vectors, pos=None, edge_index=None, edge_attr=None, index=None, chain=None):
+def token_network(
+    module, scalars, vectors, pos=None, edge_index=None, edge_attr=None, index=None, chain=None, ring=False
+):
     """An operator or a model (Figure 2b) on one graph, scalars (N, S) and vectors (N, V, 3), to both again."""
     pos = torch.zeros_like(vectors[:, 0]) if pos is None else pos - pos.mean(0)
     if edge_index is not None and edge_attr is None:
         edge_attr = scalars.new_zeros(edge_index.shape[1], 0)
     x = only(scalars, vectors)
     if not hasattr(module, "operators"):
-        x = algorithm_1(module, x, pos, edge_index, edge_attr, index, chain)
+        x = algorithm_1(module, x, pos, edge_index, edge_attr, index, chain, ring)
     else:
         x = clifford_linear(module.embed, beside(x, only(vectors=pos[:, None])))
         for operator in module.operators:
-            update = algorithm_1(operator, x, pos, edge_index, edge_attr, index, chain)
+            update = algorithm_1(operator, x, pos, edge_index, edge_attr, index, chain, ring)
             x = [a + b for a, b in zip(x, update, strict=True)]
         x = [part.mean(0, keepdim=True) for part in x] if module.pool else x
         x = clifford_mlp(module.out, x)

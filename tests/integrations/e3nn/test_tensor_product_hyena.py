@@ -91,3 +91,13 @@ def test_long_tensor_product_with_gaps_and_chains(double, randomise, equal):
     sums = lambda a, b, index: sequence_convolution(a, b, index, "causal", conv.tensor_product, "forward")  # noqa: E731
     wanted = in_chains(sums, index, chain + 2 * batch, x1, x2)
     equal(conv(x1, x2, batch, index=index, chain=chain), wanted)
+
+
+def test_rings_begin_anywhere(double, randomise, equal):
+    module = randomise(TensorProductHyenaOperator(*IRREPS, filter="implicit", short_conv=3))
+    x, pos = module.irreps_in.randn(11, -1), torch.randn(11, 3)
+    wanted = module(x, pos, ring=True).roll(4, 0)
+    equal(module(x.roll(4, 0), pos.roll(4, 0), ring=True), wanted)
+    assert (module(x.roll(4, 0), pos.roll(4, 0)) - wanted).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="ring must be None with filter='data'"):
+        TensorProductHyenaOperator(*IRREPS)(x, pos, ring=True)

@@ -85,6 +85,52 @@ def test_equivariant(name, make):
         assert error(layer(**moved(x, r, shift)), (scalars, move(vectors, r))) <= 1e-10
 
 
+@pytest.mark.parametrize("name", ["implicit", "implicit bare", "attention, short"])
+@pytest.mark.parametrize("n", [6, 7])
+def test_rings_equal_the_definition(name, n, make, device):
+    """Double sums with lags the shortest way round, of two rings with missing tokens."""
+    layer, x = make(name), chained(name, [2 * n])
+    inputs = [x[key].requires_grad_() for key in ("scalars", "vectors", "pos")] + list(layer.parameters())
+    del x["batch"]
+    wanted = token_network(layer.module, **x, ring=True)
+    expected = gradients(wanted, inputs)
+    out = layer.to(device)(**{key: value.to(device) for key, value in x.items()}, ring=True)
+    close([part.cpu() for part in out], wanted, 1e-10)
+    close([g.cpu() for g in gradients(out, inputs)], [g.cpu() for g in expected], 1e-7)
+    assert error(layer(**{key: value.to(device) for key, value in x.items()}), wanted) > 1e-4
+
+
+def rings(name, make):
+    """A graph of an open chain and two rings of 8 and 7 tokens, and the order in which both begin elsewhere."""
+    x, sizes = sample(name, [20]), [5, 8, 7]
+    chain = torch.arange(3).repeat_interleave(torch.tensor(sizes))
+    x = {key: value for key, value in x.items() if key != "batch"} | {"chain": chain, "ring": chain > 0}
+    p = torch.cat([torch.arange(5), 5 + torch.arange(8).roll(3), 13 + torch.arange(7).roll(-2)])
+    return make(name), x, p
+
+
+@pytest.mark.parametrize("name", ["implicit", "implicit model", "attention, short"])
+def test_rings_begin_anywhere(name, make):
+    """Outputs turn with the rings, of models too; without rings, and in the open chain, they do not."""
+    layer, x, p = rings(name, make)
+    wanted = [part[p] for part in layer(**x)]
+    assert error(layer(**permuted(x, p)), wanted) <= 1e-11
+    assert error(layer(**permuted(x | {"ring": torch.zeros(20, dtype=torch.bool)}, p)), wanted) > 1e-4
+
+
+def test_rings_in_batches(make):
+    """Alone, ragged, padded, and compiled without values."""
+    layer, x = make("implicit"), sample("implicit", SIZES)
+    ring = torch.tensor([True, False, True])[x["batch"]]
+    wanted = [one(x | {"ring": ring}, b) for b in range(3)]
+    wanted = [torch.cat(part) for part in zip(*(layer(**alone) for alone in wanted), strict=True)]
+    close(layer(**x, ring=ring), wanted)
+    padded, there = dense(x | {"ring": ring}, SIZES, 13, 0)
+    close([part[there] for part in layer(**padded)], wanted)
+    step = torch.compile(lambda x: layer(**x), fullgraph=True, backend="eager")
+    close(step(x | {"ring": ring, "batch_size": 3, "max_num_nodes": 40}), wanted)
+
+
 TOKENS = {"scalars": torch.ones(6, S), "vectors": torch.ones(6, V, 3)}
 RISING, TWO = torch.tensor([0, 1, 5, 6, 7, 12]), torch.tensor([0, 0, 0, 1, 1, 1])
 
@@ -97,6 +143,10 @@ RISING, TWO = torch.tensor([0, 1, 5, 6, 7, 12]), torch.tensor([0, 0, 0, 1, 1, 1]
         (r"chain must be int64 of shape \(6,\) or of another", "plain", {"chain": TWO.float()}),
         ("index must be None with order='radial'", "radial", {"index": RISING, "pos": torch.ones(6, 3)}),
         ("chain must be None with an order", "plain", {"chain": TWO, "order": torch.arange(6)}),
+        ("ring must be the same for all tokens of a chain", "implicit", {"ring": TWO > 0}),
+        (r"ring must be bool of shape \(6,\)", "implicit", {"ring": TWO}),
+        ("ring must be None with filter='data'", "plain", {"ring": True}),
+        ("ring must be None with causal=True", "implicit causal", {"ring": True}),
         ("num_chains must be None without chain, got 2", "plain", {"num_chains": 2}),
         ("num_chains must be at least the number of chains, 2, got 1", "plain", {"chain": TWO, "num_chains": 1}),
         ("max_num_nodes must be at least 13, the", "plain", {"index": RISING, "max_num_nodes": 12}),

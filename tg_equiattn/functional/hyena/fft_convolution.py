@@ -237,6 +237,18 @@ def lag_convolution(
     return zero_beyond(y if x.ndim == 4 else y.squeeze(3), lengths)
 
 
+def ring_convolution(
+    x: Float[Tensor, "rows tokens channels ..."], h: Float[Tensor, "lags channels"],
+    lengths: Int[Tensor, " rows"] | None, first: int,
+) -> Float[Tensor, "rows tokens channels ..."]:  # fmt: skip
+    """:func:`lag_convolution` of rings: y_i = sum_j h_l x_j with l = i - j modulo the own length n, in (-n/2, n/2]."""
+    length = torch.full((1,), x.shape[1], device=x.device) if lengths is None else lengths
+    place = torch.arange(x.shape[1], device=x.device)
+    lag = torch.where(2 * place > length[:, None], place - length[:, None], place)
+    filters = along(h[lag - first], x).expand_as(x).flatten(2)
+    return fft_convolution(x.flatten(2), filters, lengths, "circular", "backward").view(x.shape)
+
+
 def _convolve_linearly(a: Tensor, b: Tensor, *settings: Any) -> Tensor:
     """u_i = sum_j a_j b_{i-j} for ``length`` indices i from ``start`` on, of sequences (rows, tokens, channels,
     components). ``shared`` says which of a, b and u all rows and components share: a shared u is a sum over these."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...functional.backend import tile_numbers
-from ...functional.hyena.fft_convolution import first_lag, lag_convolution
+from ...functional.hyena.fft_convolution import along, first_lag, lag_convolution, ring_convolution
 from ...functional.tiles import map_tiles
 from ...node_batch import PaddedBatch
 from ..modules import reset_children
@@ -30,7 +30,7 @@ class ImplicitFilter(nn.Module):
 
     Here l = i - j is the lag. The features :math:`\varphi` are log(1 + \|l\|) / 4, the same with the sign of l, and
     sines and cosines with periods from 4 to 2048 tokens. The MLP has sines between its layers. The exponents a >= 0 are
-    learned and start between 1/2 and 1.
+    learned and start between 1/2 and 1. In a ring of n tokens, l is the lag modulo n in (-n/2, n/2].
 
     Args:
         channels: Number of filters.
@@ -74,7 +74,11 @@ class ImplicitFilter(nn.Module):
         def kernel(x: Tensor, rows: PaddedBatch) -> Tensor:
             first = first_lag(rows.length, self.causal)
             begin = first - first_lag(longest, self.causal)
-            return lag_convolution(x, h[begin : begin + rows.length - first], rows.lengths, first)
+            some, rings = h[begin : begin + rows.length - first], sequences.rings(rows)
+            out = lag_convolution(x, some, rows.lengths, first)
+            if rings is None:
+                return out
+            return torch.where(along(rings, out), ring_convolution(x, some, rows.lengths, first), out)
 
         return sequences.mix(kernel, x)
 

@@ -39,6 +39,11 @@ def check_causal(causal: bool, order: str) -> None:
         )
 
 
+def no_ring(filter: str, causal: bool) -> str:
+    """The setting that rules out rings, or an empty text."""
+    return "causal=True" if causal else "" if filter == "implicit" else "filter='data'"
+
+
 def _gated(
     scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: MultivectorMLP
 ) -> tuple[Tensor, Tensor]:
@@ -81,6 +86,7 @@ class HyenaOperator(TokenOperator):
         mixed, gates = Grades(scalars=self.scalars, bivectors=self.vectors), Grades(self.scalars + self.vectors)
         self.gate = MultivectorMLP(mixed, gates, GATE_CHANNELS, num_blocks)
         self.mode, self.norm = "causal" if causal else "circular", norm_of(order)
+        self.no_ring = no_ring(filter, causal)
         self.filters: nn.ModuleDict | None = None
         if implicit:
             kinds = {"scalars": self.scalars, "vectors": self.vectors}

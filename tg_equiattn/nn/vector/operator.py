@@ -40,6 +40,7 @@ class TokenNetwork(StoresSettings):
     hidden_grades: Grades
     needs_positions: bool  # true if part of the output is zero without positions
     in_space: bool = False  # true if neighbors are the nearest nodes, instead of the next ones along a sequence
+    no_ring: str = ""  # the setting that rules out rings
     causal: bool = False
     local_context: bool = False
     edge_channels: int = 0
@@ -70,6 +71,7 @@ class TokenNetwork(StoresSettings):
                 x.to(self.reference_parameter.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
                 invariants=[slice(0, self.in_grades.scalars)],
                 needs_positions=self.needs_positions, unit=self.unit,
+                no_ring=self.no_ring,
             )  # fmt: skip
             out = self(x, tokens._replace(edges=self._edges(edge_index, edge_attr, tokens)))
             return out if self.pool else tokens.restore(out)
@@ -284,6 +286,7 @@ class TokenModel(TokenNetwork):
         self.operators = nn.ModuleList(operators)
         first = operators[0]
         self.causal, self.local_context, self.edge_channels = first.causal, first.local_context, first.edge_channels
+        self.no_ring = first.no_ring
         self.out = MultivectorMLP(hidden_grades, out_grades, max(1, *hidden_grades), num_blocks)
         self.needs_positions = self.reachable(in_grades) != out_grades
 

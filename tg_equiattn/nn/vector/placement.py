@@ -100,6 +100,7 @@ def place_tokens(
     invariants: Sequence[slice],
     needs_positions: bool,
     unit: PositionUnit,
+    no_ring: str,
 ) -> tuple[Float[Tensor, "tokens dim"], TokenBatch]:
     """Check the user's arguments, and put tokens in order.
 
@@ -113,8 +114,9 @@ def place_tokens(
         invariants: columns of x with invariants, which order tokens at equal radii.
         needs_positions: true if part of the output would be zero without positions.
         unit: the length that positions are divided by.
+        no_ring: the setting of the module that rules out rings; empty if there is none.
     """
-    along.check(node_batch, by)
+    along.check(node_batch, by, no_ring)
     if pos is None and needs_positions:
         raise ValueError(
             "pos must be given, got None: without positions and vectors, part of the output would always be zero"
@@ -152,7 +154,8 @@ def order_and_sequences(
     """The order of the tokens, by chain if there are chains and else the given one, and the sequences of tokens in this
     order."""
     index, chain = along.index, along.chain
+    ring = along.ring if isinstance(along.ring, Tensor) else None  # the check has made a tensor of a bool
     if chain is not None:
         order = by_chain(node_batch, chain)
-        index, chain = None if index is None else index[order], chain[order]
-    return order, sequences_of(node_batch, index, chain, along.num_chains, along.max_num_nodes)
+        index, chain, ring = (None if x is None else x[order] for x in (index, chain, ring))
+    return order, sequences_of(node_batch, index, chain, along.num_chains, along.max_num_nodes, ring)

@@ -25,7 +25,7 @@ def _grades(default: Grades, **channels: int | None) -> Grades:
     return Grades(*chosen.values())
 
 
-def _flat(shape: tuple[int, ...], **arguments: Tensor | None) -> list[Tensor | None]:
+def _flat(shape: tuple[int, ...], **arguments: Any) -> list[Any]:
     """Flatten arguments with a number for each token. Raise ValueError for padded tokens, (B, N), of another shape."""
     for name, value in arguments.items():
         if len(shape) == 2 and isinstance(value, Tensor) and tuple(value.shape) != shape:
@@ -58,6 +58,7 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         batch: Tensor | None = None,
         index: Tensor | None = None,
         chain: Tensor | None = None,
+        ring: Tensor | bool | None = None,
         pos: Tensor | None = None,
         order: Tensor | None = None,
         edge_index: Tensor | None = None,
@@ -80,6 +81,9 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
             chain: integers ``(B, N)`` or ``(T,)``, any number for each chain. Convolutions run along each chain of a
                 sequence by itself; positions are centred, and attention mixes, over the whole sequence. ``None`` means
                 that each sequence is one chain.
+            ring: bool ``(B, N)`` or ``(T,)``, true for the tokens of closed chains, or one bool for all chains. Lags
+                then run the shortest way round the ring, in implicit filters and short convolutions. It needs
+                ``filter="implicit"`` and ``causal=False``. ``None`` means that all chains are open.
             pos: positions ``(B, N, 3)`` or ``(T, 3)``. They enter relative to the mean of their sequence, divided by
                 ``length``, as one more vector. They must be ``None`` with ``causal=True``, as later
                 tokens change the mean. Give large coordinates (UTM: 5e6) in float64, whatever dtype the features have:
@@ -104,11 +108,11 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
             if tuple(pos.shape) != (*shape, 3):
                 raise ValueError(f"pos must have shape {(*shape, 3)}, got {tuple(pos.shape)}")
             pos = pos.flatten(0, -2)
-        order, index, chain = _flat(shape, order=order, index=index, chain=chain)
+        order, index, chain, ring = _flat(shape, order=order, index=index, chain=chain, ring=ring)
         if order is not None and len(shape) == 2:
             order = order + (shape[1] * torch.arange(shape[0], device=device)).repeat_interleave(shape[1])
         x = torch.cat([tokens.scalars, tokens.vectors.flatten(1)], 1)
-        along = ChainArguments(order, index, chain, num_chains, max_num_nodes)
+        along = ChainArguments(order, index, chain, num_chains, max_num_nodes, ring)
         out = module.run(x, pos, tokens.node_batch, along, edge_index, edge_attr)
         shape = (tokens.node_batch.count,) if module.pool else shape
         out_scalars, out_vectors = out.split([outside.scalars, 3 * outside.vectors], 1)

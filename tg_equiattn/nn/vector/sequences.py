@@ -32,19 +32,30 @@ class ChainArguments:
     chain: Int[Tensor, " tokens"] | None = None
     num_chains: int | None = None
     max_num_nodes: int | None = None
+    ring: Bool[Tensor, " tokens"] | bool | None = None
 
     def __post_init__(self) -> None:
         self.index, self.chain = _as_int64(self.index), _as_int64(self.chain)
 
-    def check(self, node_batch: NodeBatch, by: str) -> None:
-        """Raise ValueError for arguments that do not fit the tokens or ``by``, the order of the module."""
+    def check(self, node_batch: NodeBatch, by: str, no_ring: str = "") -> None:
+        """Raise ValueError for arguments that do not fit the tokens, ``by``, the order of the module, or ``no_ring``,
+        the setting of the module that rules out rings. Make ``ring`` a tensor."""
+        if self.ring is False:
+            self.ring = None
+        elif self.ring is True:
+            self.ring = torch.ones(node_batch.nodes, dtype=torch.bool, device=node_batch.sizes.device)
+        if self.ring is not None:
+            checks.tensor("ring", self.ring, torch.bool, [(node_batch.nodes,)], node_batch.sizes.device, " or a bool")
+            if no_ring:
+                raise ValueError(f"ring must be None with {no_ring}, got rings: use filter='implicit' and causal=False")
         if self.order is not None:
             check_order(self.order, node_batch)
-        for name, value in (("index", self.index), ("chain", self.chain)):
+        for name, value in (("index", self.index), ("chain", self.chain), ("ring", self.ring)):
             if value is None:
                 continue
-            note = " or of another integer type"
-            checks.tensor(name, value, torch.int64, [(node_batch.nodes,)], node_batch.sizes.device, note)
+            if name != "ring":
+                note = " or of another integer type"
+                checks.tensor(name, value, torch.int64, [(node_batch.nodes,)], node_batch.sizes.device, note)
             if by == "radial" or self.order is not None:
                 came = "order='radial'" if by == "radial" else "an order"
                 raise ValueError(
@@ -71,6 +82,7 @@ class Sequences:
         slots: the slot of each token. ``None`` means that slots are tokens.
         tokens: number of tokens of each sequence. ``None`` means that none is missing.
         index: the index of each token, as users give it. ``None`` means that there is none.
+        ring: true for closed sequences. ``None`` means that all are open.
     """
 
     def __init__(
@@ -79,8 +91,9 @@ class Sequences:
         slots: Slots | None = None,
         tokens: Int[Tensor, " sequences"] | None = None,
         index: Int[Tensor, " tokens"] | None = None,
+        ring: Bool[Tensor, " sequences"] | None = None,
     ) -> None:
-        self.rows, self.slots, self.tokens, self.index = rows, slots, tokens, index
+        self.rows, self.slots, self.tokens, self.index, self.ring = rows, slots, tokens, index, ring
 
     @property
     def longest(self) -> int:
@@ -98,6 +111,10 @@ class Sequences:
     def counts(self, padded: PaddedBatch) -> Int[Tensor, " rows"] | None:
         """The number of tokens of each padded row; ``None`` if none is missing."""
         return None if self.tokens is None else padded.of_graphs(self.tokens)
+
+    def rings(self, padded: PaddedBatch) -> Bool[Tensor, " rows"] | None:
+        """True for padded rows that are rings; ``None`` if none is."""
+        return None if self.ring is None else padded.of_graphs(self.ring)
 
     def mix(self, kernel: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """Let a kernel mix the tokens of each sequence, as :meth:`NodeBatch.mix` does. Missing tokens are zero."""
@@ -121,11 +138,15 @@ def sequences_of(
     chain: Int[Tensor, " tokens"] | None,
     num_chains: int | None,
     max_num_nodes: int | None,
+    ring: Bool[Tensor, " tokens"] | None = None,
 ) -> Sequences:
     """Make the sequences of tokens whose chains are contiguous. Raise ValueError if the index does not increase along a
-    sequence."""
-    if (index is None and chain is None) or not node_batch.nodes:
+    sequence, or if ``ring`` changes along one."""
+    if not node_batch.nodes:
         return Sequences(node_batch)
+    if index is None and chain is None:
+        closed = None if ring is None else _closed(ring, node_batch.batch, node_batch.count, node_batch.mask)
+        return Sequences(node_batch, ring=closed)
     valid, graph = node_batch.mask, node_batch.batch
     first = _changes(graph) if chain is None else _changes(graph) | _changes(chain)
     first, step = first if valid is None else first & valid, torch.ones_like(graph)
@@ -138,15 +159,27 @@ def sequences_of(
     longest = node_batch.longest if index is None and max_num_nodes is None else max_num_nodes
     sequence = (first.cumsum(0) - 1).clamp(min=0)
     spans, tokens = (step.new_zeros(count).index_add(0, sequence, x) for x in (step, step.sign()))
-    slot = step.cumsum(0) - 1
+    slot, closed = step.cumsum(0) - 1, None if ring is None else _closed(ring, sequence, count, valid)
     if is_concrete(spans) or (longest is None and is_readable(spans)):
         rows = _flat_rows(spans, longest)
     else:
         rows = _dense_rows(spans, longest)
         slot = slot - (spans.cumsum(0) - spans)[sequence] + sequence * rows.bound
     if index is None and valid is None and rows.nodes == node_batch.nodes:
-        return Sequences(rows)
-    return Sequences(rows, _slots_of_tokens(slot, rows.nodes, valid), None if index is None else tokens, index)
+        return Sequences(rows, ring=closed)
+    return Sequences(rows, _slots_of_tokens(slot, rows.nodes, valid), None if index is None else tokens, index, closed)
+
+
+def _closed(
+    ring: Bool[Tensor, " tokens"], sequence: Int[Tensor, " tokens"], count: int, valid: Bool[Tensor, " tokens"] | None
+) -> Bool[Tensor, " sequences"]:
+    """True for sequences that are rings."""
+    ring = ring if valid is None else ring & valid
+    closed = ring.new_zeros(count).index_put((sequence,), ring, accumulate=True)
+    differs = closed[sequence] != ring
+    differs = differs if valid is None else differs & valid
+    checks.must_hold(~differs.any(), "ring must be the same for all tokens of a chain")
+    return closed
 
 
 def _changes(x: Int[Tensor, " tokens"]) -> Bool[Tensor, " tokens"]:

@@ -24,7 +24,7 @@ class ShortConv(nn.Module):
     .. math:: y_i = \sum_{t=0}^{K-1} w_t\, x_{i+t-s}
 
     Here K is the number of taps, and s = (K - 1) / 2, or s = K - 1 if ``causal``. Missing tokens and tokens beyond the
-    ends count as zero.
+    ends count as zero. In a ring of n tokens, indices are taken modulo n.
 
     Args:
         channels: The channel of each feature. The components of a vector share one channel, so they share weights.
@@ -54,7 +54,12 @@ class ShortConv(nn.Module):
         def convolve(x: Tensor, rows: PaddedBatch) -> Tensor:
             length = x.shape[1]
             x = x if rows.mask is None else x.masked_fill(~rows.mask[..., None], 0)
-            padded = F.pad(x, (0, 0, before, self.taps - 1 - before))
+            padded, rings = F.pad(x, (0, 0, before, self.taps - 1 - before)), sequences.rings(rows)
+            if rings is not None:
+                place = torch.arange(-before, padded.shape[1] - before, device=x.device)
+                size = rings.new_full((1,), length, dtype=torch.int64) if rows.lengths is None else rows.lengths
+                around = (place % size.clamp(min=1)[:, None])[..., None].expand_as(padded)
+                padded = torch.where(rings[:, None, None], x.gather(1, around), padded)
             out = padded[:, :length] * weight[0]
             for tap in range(1, self.taps):
                 out = torch.addcmul(out, padded[:, tap : tap + length], weight[tap])
