@@ -233,8 +233,9 @@ def _check_increasing(step: Int[Tensor, " tokens"], index: Int[Tensor, " tokens"
     def given() -> str:
         at = int((step <= 0).nonzero()[0])
         return (
-            f", got {int(index[at])} after {int(index[at - 1])}: sort the tokens of each chain by index, and pass "
-            "chain if a graph has several chains"
+            f", got {int(index[at])} after {int(index[at - 1])}: pass chain if a graph has several chains; residue "
+            "numbers of files repeat (insertion codes) and go back, so count residues along the sequence (label_seq_id "
+            "of mmCIF), as 'Files of structures' in docs/chains.md shows"
         )
 
     checks.must_hold((step > 0).all(), "index must increase strictly within every chain", given)
