@@ -138,7 +138,7 @@ RISING, TWO = torch.tensor([0, 1, 5, 6, 7, 12]), torch.tensor([0, 0, 0, 1, 1, 1]
 @pytest.mark.parametrize(
     ("message", "name", "more"),
     [
-        ("index must increase .* got 0 after 0: .* label_seq_id", "plain", {"index": TWO}),
+        ("index must increase .* got 0 after 0: .*label_seq_id", "plain", {"index": TWO}),
         (r"index must be int64 of shape \(6,\)", "model", {"index": RISING[:5]}),
         (r"chain must be int64 of shape \(6,\) or of another", "plain", {"chain": TWO.float()}),
         ("index must be None with order='radial'", "radial", {"index": RISING, "pos": torch.ones(6, 3)}),
