@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
+_SMALL = 0.1  # mean square below which the norm changes little
+
+
 @compile_mode("unsupported")
 @checks.python_numbers
 class TensorProductHyenaOperator(NotScriptable, StoresSettings):
@@ -39,11 +42,13 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
 
     .. math::
 
-        q, k, v = \mathrm{Linear}(x), \quad u = q \otimes_w k, \quad \hat u = \sigma(\gamma(u)) \cdot u,
-        \quad x' = \mathrm{Linear}(\mathrm{Linear}(x) + \hat u \otimes_{w'} v)
+        q, k, v = N(\mathrm{Linear}(x)), \quad u = N(q \otimes_w k), \quad \hat u = \sigma(\gamma(u)) \cdot u,
+        \quad x' = \mathrm{Linear}(N(\mathrm{Linear}(x) + \hat u \otimes_{w'} v))
 
-    with one gate for each channel, where :math:`\gamma` is a linear map of the scalars and squared norms of u. With
-    ``filter='implicit'``, :math:`u_i = q_i \otimes_w \sum_j h(i - j) k_j`. Positions relative to the mean of their
+    with one gate for each channel, where :math:`\gamma` is a linear map of the scalars and squared norms of u. N
+    divides each irrep of a node by :math:`\sqrt{0.1 + m}`, where m is the mean square of its components over all
+    channels, so that outputs start at unit variance, and are smooth where all of them pass through zero. With
+    ``filter='implicit'``, :math:`u_i = N(q_i \otimes_w \sum_j h(i - j) k_j)`. Positions relative to the mean of their
     graph are one more 1o of the input.
 
     Parameters
@@ -131,7 +136,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         else:
             self.convolution = LongTensorProduct(hidden, hidden, hidden, causal=causal)
             self.convolution.norm = norm_of(order)
-        self._scalars = _scalars(hidden)
+        self._scalars, self._sizes = _scalars(hidden), [mul * ir.dim for mul, ir in hidden]
         self.norm = o3.Norm(hidden, squared=True)
         invariants = hidden.num_irreps + sum(part.stop - part.start for part in self._scalars)
         self.gate = torch.nn.Linear(invariants, hidden.num_irreps)
@@ -244,7 +249,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         self, x: Float[Tensor, "tokens dim_in"], pos: Float[Tensor, "tokens 3"], sequences: Sequences
     ) -> Float[Tensor, "tokens dim_out"]:
         with_pos = torch.cat([x, pos], 1)
-        projected = self.project(with_pos)
+        projected = _normed(self.project(with_pos), 3 * self._sizes)
         if self.short_conv is not None:
             projected = self.short_conv(projected, sequences)
         query, key, value = projected.chunk(3, 1)
@@ -252,12 +257,20 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             mixed = self.convolution.convolve(query, key, sequences)
         else:
             mixed = self.tensor_product(query, self.implicit_filter(key, sequences, self._channels(key.device)))
+        mixed = _normed(mixed, self._sizes)
         invariants = torch.cat([self.norm(mixed), *(mixed[:, part] for part in self._scalars)], 1)
         mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
-        return self.out(self.shortcut(with_pos if self._starts_on_pos else x) + self.multiply(mixed, value))
+        residual = self.shortcut(with_pos if self._starts_on_pos else x)
+        return self.out(_normed(residual + self.multiply(mixed, value), self._sizes))
 
     def __repr__(self) -> str:
         return describe(self)
+
+
+def _normed(x: Float[Tensor, "tokens dim"], sizes: list[int]) -> Float[Tensor, "tokens dim"]:
+    """Each irrep, of these sizes, divided by the root of its mean square plus a constant: zero stays zero, smoothly."""
+    parts = x.split(sizes, 1)
+    return torch.cat([part * (part.square().mean(1, keepdim=True) + _SMALL).rsqrt() for part in parts], 1)
 
 
 def _scalars(irreps: o3.Irreps) -> list[slice]:

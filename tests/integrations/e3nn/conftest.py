@@ -28,6 +28,7 @@ KINDS = {
     "attention": IrrepsVectorSelfAttention,
     "tensor": TensorProductHyenaOperator,
     "tensor implicit": partial(TensorProductHyenaOperator, causal=True, **IMPLICIT),
+    "tensor acausal": partial(TensorProductHyenaOperator, **IMPLICIT),
     "tensor radial": partial(TensorProductHyenaOperator, order="radial"),
     "ewald": partial(IrrepsEwaldAttention, width=2.0, avg_num_nodes=20),
 }

@@ -61,7 +61,9 @@ def test_unit_features_come_out_about_as_large(kind, new_module):
 
 
 @pytest.mark.parametrize("nodes", [30, 3000])
-@pytest.mark.parametrize("kind", ["hyena", "radial", "implicit", "model", "attention"])
+@pytest.mark.parametrize(
+    "kind", ["hyena", "radial", "implicit", "model", "attention", "tensor", "tensor radial", "tensor acausal"]
+)
 def test_vectors_from_scalars_and_positions(kind, nodes, new_module):
     """Vectors come out of about unit size, however many nodes there are."""
     layer = new_module(kind, "16x0e", "5x0e+7x1o", "16x0e+16x1o").double()

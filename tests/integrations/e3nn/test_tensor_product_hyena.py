@@ -22,11 +22,20 @@ def channels(irreps):
     return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
 
 
+def normed(x, irreps):
+    """Irreps of every node by themselves, divided by the root of 0.1 plus their mean square."""
+    out = torch.zeros_like(x)
+    for part in irreps.slices():
+        for node in range(len(x)):
+            out[node, part] = x[node, part] / (0.1 + (x[node, part] ** 2).mean()) ** 0.5
+    return out
+
+
 def by_definition(module, x, pos, index=None, chain=None):
     hidden, n = module.irreps_hidden, len(x)
     index = torch.arange(n) if index is None else index
     chain = torch.zeros(n).long() if chain is None else chain
-    projected = module.project(torch.cat([x, pos - pos.mean(0)], 1))
+    projected = normed(module.project(torch.cat([x, pos - pos.mean(0)], 1)), hidden + hidden + hidden)
     if module.short_conv is not None:
         weight = module.short_conv.weight[channels(hidden + hidden + hidden)]
         projected = in_chains(
@@ -42,13 +51,14 @@ def by_definition(module, x, pos, index=None, chain=None):
             lambda q, k, index: sequence_convolution(q, k, index, conv.mode, conv.tensor_product, conv.norm),
             index, chain, query, key,
         )  # fmt: skip
+    mixed = normed(mixed, hidden)
     parts = [mixed[:, p].reshape(n, mul, ir.dim) for (mul, ir), p in zip(hidden, hidden.slices(), strict=True)]
     gates = [columns.square().sum(-1) for columns in parts]
     scalars = [c[:, :, 0] for c, (_, ir) in zip(parts, hidden, strict=True) if ir == o3.Irrep("0e")]
     gate = torch.sigmoid(module.gate(torch.cat([*gates, *scalars], 1)))
     own = gate.split([columns.shape[1] for columns in parts], 1)
     gated = torch.cat([(columns * g[..., None]).flatten(1) for columns, g in zip(parts, own, strict=True)], 1)
-    return module.out(module.shortcut(x) + module.multiply(gated, value))
+    return module.out(normed(module.shortcut(x) + module.multiply(gated, value), hidden))
 
 
 def in_the_gate(*names):

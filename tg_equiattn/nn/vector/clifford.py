@@ -60,7 +60,7 @@ class CliffordLinear(nn.Module):
         for weight in self.weights:
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
         if self.bias is not None:
-            nn.init.normal_(self.bias, std=float(not self.in_grades.scalars))
+            (nn.init.zeros_ if self.in_grades.scalars else nn.init.normal_)(self.bias)
 
     def forward(self, parts: Parts) -> Parts:
         weights, out = self.weights, []
