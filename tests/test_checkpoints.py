@@ -53,7 +53,7 @@ def problems(kind, table):
 
 
 PLACES = ("nn", "integrations.escnn", "integrations.pyg", "integrations.e3nn")
-NO_MODULES = {"PixelGraph", "PeriodicRadiusGraph"}  # transforms
+NO_MODULES = {"PixelGraph", "PeriodicRadiusGraph", "MaskedSequential"}  # transforms, and a list of modules
 CLASSES = {n: place for place in PLACES[::-1] for n in PUBLIC[place] if n[0].isupper() and n not in NO_MODULES}
 CLASSES["pyg.EwaldAttention"] = "integrations.pyg"
 CLASSES["AtomsEwaldAttention"] = "integrations.e3nn.atoms_attention"

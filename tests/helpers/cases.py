@@ -528,7 +528,7 @@ CASES = {
         "TensorProductHyenaOperator", *["3x0e+2x1o+2x1e"] * 3, filter="implicit", short_conv=3
     ),
     "TensorProductHyenaOperator radial": on_irreps(
-        "TensorProductHyenaOperator", "2x2e+3x0e", "2x1o+3x0e", "2x0e+1x1o", order="radial"
+        "TensorProductHyenaOperator", "2x2e+3x0e", "2x1o+3x0e", "2x0e+1x1o+1x2e", order="radial"
     ),
 }
 FIRST = {name.split(" ")[0]: name for name in reversed(CASES)}.values()

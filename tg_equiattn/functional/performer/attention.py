@@ -131,7 +131,7 @@ def linear_attention_impl(
     given = (query, key, value) if key_bias is None else (query, key, value, key_bias)
     query, key, value, *bias = (rows.pack(x, 1).flatten(0, 1) for x in given)
     if variance is not None:
-        variance = variance[:, None].expand(-1, len(query) // heads).flatten()
+        variance = variance[:, None].expand(-1, query.shape[0] // heads).flatten()
     found = feature_attention(query, key, value, projection, mask, merge if rows.merges else None, variance, *bias)
     out, lse = (rows.unpack(x.unflatten(0, (heads, -1)), 1) for x in found)
     return out, lse
@@ -173,11 +173,11 @@ def feature_attention(
         dtype = torch.promote_types(query.dtype, torch.float32)
         w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
         query, key = query.to(dtype), key.to(dtype)
-        bias = key.square().sum(-1, keepdim=True) * (-scale / 2)
-        bias = bias if key_bias is None else bias + key_bias.to(dtype)
+        bias = key.square().sum(-1) * (-scale / 2)
+        bias = bias if key_bias is None else bias + key_bias[..., 0].to(dtype)
         root = None if variance is None else variance.to(dtype).sqrt()[:, None, None]
-        key = torch.cat([key if root is None else key * root, bias], -1)  # directions multiply the last channel by one
-        content, lse = feature_summary(key, torch.nn.functional.pad(w, (0, 1), value=1.0), value.to(dtype), mask)
+        key = key if root is None else key * root
+        content, lse = feature_summary(key, bias, w, value.to(dtype), mask)
         content, lse = (content, lse) if merge is None else merge(content, lse)
         if variance is not None and root is not None:
             lse, query = lse + log_weights(projection.to(dtype), variance.to(dtype)), query * root

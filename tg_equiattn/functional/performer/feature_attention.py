@@ -28,15 +28,14 @@ _TILE_NODES = 256  # smallest number of nodes of a tile
 
 
 def feature_summary(
-    key: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"],
+    key: Float[Tensor, "groups nodes d"], bias: Float[Tensor, "groups nodes"], projection: Float[Tensor, "features d"],
     value: Float[Tensor, "groups nodes e"], mask: Bool[Tensor, "groups nodes"] | None,
 ) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
     """The content and the log-sum-exp of each feature over the valid keys of a group.
 
-    Log features are W k. A group without keys has content 0 and the smallest finite key_lse.
+    Log features are W k + bias. A group without keys has content 0 and the smallest finite key_lse.
     """
-    groups, features = len(key), len(projection)
-    bias = key.new_zeros(key.shape[:-1])
+    groups, features = key.shape[0], projection.shape[0]  # unlike len, not a constant of torch.jit.trace
     bias = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
     tensors = projection.expand(groups, -1, -1), key, bias, value
     if is_whole(key) or are_few(groups * key.shape[1] * features):
@@ -57,7 +56,7 @@ def feature_readout(
     content: Float[Tensor, "groups features e"], key_lse: Float[Tensor, "groups features"],
 ) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:  # fmt: skip
     """Outputs and log-sum-exps of queries over the features."""
-    tensors = query, projection.expand(len(query), -1, -1), key_lse, content
+    tensors = query, projection.expand(query.shape[0], -1, -1), key_lse, content
     if is_whole(query) or are_few(query[..., 0].numel() * len(projection)):
         return _averages(None, *tensors)
     cuts = [(group, (group, nodes)) for group, nodes, _ in _cuts(query, len(projection))]
