@@ -154,7 +154,7 @@ def takes_mask(module: nn.Module) -> bool:
 
 
 def _rule(module: EquivariantModule) -> _Pointwise:
-    """How a module treats masked pixels; raise ValueError for a module that is not known."""
+    """The rule by which a module treats masked pixels. Raise ValueError for a module that is not known."""
     if takes_mask(module):
         return _TakesMask(module)
     if isinstance(module, BATCH_NORMS):

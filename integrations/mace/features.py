@@ -22,7 +22,7 @@ class Call(NamedTuple):
 
 
 class Calculation(NamedTuple):
-    """What a calculator asks of models: Born charges if ``born``, and a dict of further outputs of each model."""
+    """Outputs that a calculator asks of models: Born charges if ``born``, and a dict of other outputs of each model."""
 
     born: bool
     outputs: list[dict[str, Any]]

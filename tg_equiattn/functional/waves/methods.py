@@ -52,7 +52,7 @@ def automatic(size: int, vectors: float, pairs: bool, nufft: bool) -> str:
 
 
 class Term(NamedTuple):
-    """How a kernel is summed.
+    """The form of the sum over a kernel.
 
     Attributes:
         width: the width at which a Coulomb kernel is split; ``None`` without.
