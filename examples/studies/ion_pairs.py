@@ -136,17 +136,17 @@ def errors(model: torch.nn.Module, frames: Sequence[Atoms], loader: Any) -> dict
     """Root mean squares of errors of energies, in eV, of forces, in meV/A, and what pairs have beside."""
     found = [model(batch.to_dict()) for batch in loader]
     energies = torch.cat([out["energy"].detach() for out in found]).numpy()
+    labels = np.array([x.info["REF_energy"] for x in frames])
+    shared = [out["shared_charge"].detach() for out in found if "shared_charge" in out]
+    measured = {"energy": rms(energies - labels), "shared": rms(torch.cat(shared).numpy()) if shared else None}
+    if "REF_forces" not in frames[0].arrays:
+        return measured
     forces = torch.cat([out["forces"].detach() for out in found]).numpy()
     lacking = np.split(
         forces - np.concatenate([x.arrays["REF_forces"] for x in frames]), np.cumsum([len(x) for x in frames])[:-1]
     )
-    shared = [out["shared_charge"].detach() for out in found if "shared_charge" in out]
-    labels = np.array([x.info["REF_energy"] for x in frames])
     pairs = errors_of_pairs(frames, energies, labels, lacking) if "first" in frames[0].info else {}
-    return {
-        "force": 1000 * rms(np.concatenate(lacking)), "energy": rms(energies - labels),
-        "shared": rms(torch.cat(shared).numpy()) if shared else None, **pairs,
-    }  # fmt: skip
+    return measured | {"force": 1000 * rms(np.concatenate(lacking))} | pairs
 
 
 def errors_of_pairs(
@@ -193,7 +193,8 @@ def atoms_of(molecule: published_molecules.Molecule) -> Atoms:
 
     atoms = Atoms(molecule.numbers, molecule.pos, cell=molecule.cell, pbc=molecule.cell is not None)
     atoms.info = {"charge": 0} | molecule.info | {"REF_energy": molecule.energy}
-    atoms.arrays["REF_forces"] = molecule.forces
+    if molecule.forces is not None:
+        atoms.arrays["REF_forces"] = molecule.forces
     return atoms
 
 
@@ -244,8 +245,8 @@ def of_sets(rows: list[Row]) -> str:
             if test == "validation":
                 continue
             energy, force, net = ([row.more[test].get(key) for row in group] for key in ("energy", "force", "net"))
-            cells = [mean_and_spread((1000 * x for x in energy), 1), mean_and_spread(force, 1)]
-            cells += [mean_and_spread(net, 1) if None not in net else "-"]
+            cells = [mean_and_spread((1000 * x for x in energy), 1)]
+            cells += [mean_and_spread(values, 1) if None not in values else "-" for values in (force, net)]
             lines.append([name, test, model, str(epochs), *cells, f"{np.mean([row.seconds for row in group]):.0f}"])
     return markdown(["set", "test", "model", "epochs", "energy, meV", "force", "net force", "seconds"], lines)
 
