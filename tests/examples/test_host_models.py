@@ -52,7 +52,7 @@ def test_ion_pairs(tmp_path):
     """The study of ions and molecules that part: data, training, tables."""
     pytest.importorskip("lightning")
     out = said("mace", tmp_path, EXAMPLES / "studies" / "ion_pairs.py", "--quick", "--output", "out")
-    assert "| predicted | 0.02 |" in out
+    assert "| predicted | 1 | 0.02 |" in out
 
 
 def test_crystal(tmp_path):
