@@ -26,7 +26,7 @@ def built(name):
 
 
 def one_graph(inputs, graph):
-    """What a flat batch has of one graph."""
+    """The tensors of one graph of a flat batch."""
     nodes = inputs["batch"] == graph
     first = int(nodes.int().argmax())
     pairs = nodes[inputs["edge_index"][1] if "edge_index" in inputs else inputs.get("target", torch.zeros(0).long())]

@@ -111,7 +111,7 @@ def test_blocks_of_code_run(code):
 
 
 def test_the_recipe_for_files_of_structures():
-    """Of structures as PDB and mmCIF, with insertion codes and missing residues."""
+    """Structures as PDB and mmCIF, with insertion codes and missing residues."""
     data, gemmi, names = files_of_structures(), pytest.importorskip("gemmi"), {}
     (code,) = [code for code in WORK.findall((DOCS / "chains.md").read_text()) if "def residues" in code]
     exec(code.partition("folder =")[0], names)

@@ -75,7 +75,7 @@ class NodeBatch:
         if whole and ranks is None and batch is not None and not sized and not is_readable(batch):
             raise ValueError(_UNREAD)
         given, order, nodes = batch, None, x.shape[0]
-        if any_order and isinstance(batch, Tensor) and batch.dtype == torch.int64 and not _known_sorted(batch):
+        if any_order and isinstance(batch, Tensor) and batch.dtype == torch.int64 and not known_sorted(batch):
             batch, order = batch.sort(stable=True)
         count = checks.batch_index(batch, batch_size, x)
         if ranks is not None:
@@ -282,7 +282,7 @@ class NodeBatch:
         return Parts(parts, Slots(torch.cat(node), None if full else torch.cat(filled), slot, packed))
 
 
-def _known_sorted(batch: Int[Tensor, " nodes"]) -> bool:
+def known_sorted(batch: Int[Tensor, " nodes"]) -> bool:
     """True if an index is sorted, or if this has to be assumed: under ``torch.vmap``."""
     return is_batched(batch) or (is_concrete(batch) and bool((batch[1:] >= batch[:-1]).all()))
 

@@ -37,7 +37,7 @@ from harness import study
 from harness.loading import Batches, tensor_batches
 from harness.results import Row
 from harness.settings import Settings, flag
-from harness.tables import grouped, markdown, mean_and_spread
+from harness.tables import grouped, markdown, mean_and_spread, validated
 from harness.training import Classifier, Outcome, Timed, fit, parameters
 from torch import Tensor, nn
 
@@ -213,11 +213,6 @@ def train(settings: Matching) -> Outcome:
     return dataclasses.replace(outcome, seconds=learner.seconds)
 
 
-def validation(row: Row) -> float:
-    """Accuracy on validation canvases, the best of a run."""
-    return row.more["validation"]
-
-
 def in_order(rows: list[Row]) -> list[Row]:
     """As the settings name models."""
     return sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
@@ -234,7 +229,7 @@ def by_model(rows: list[Row]) -> dict[str, list[Row]]:
     """The rows of each model at the learning rate and norm that are best on validation canvases."""
     groups = {}
     for (name,), group in grouped(in_order(rows), "models").items():
-        best = max(tried(group), key=validation)
+        best = max(tried(group), key=validated)
         chosen = [best.setting(setting) for setting in ("learning_rate", "norm")]
         groups[name] = [row for row in group if [row.setting(s) for s in ("learning_rate", "norm")] == chosen]
     return groups

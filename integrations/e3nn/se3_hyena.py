@@ -77,9 +77,8 @@ class IrrepsModule(NotScriptable, StoresSettings):
 
         pos : `torch.Tensor`, optional
             positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, divided by ``length``, as
-            one more 1o; they must
-            be ``None`` with ``causal=True``, as later nodes change the mean; give large coordinates (UTM: 5e6) in
-            float64, whatever dtype the features have: float32 rounds them to 0.5
+            one more 1o; they must be ``None`` with ``causal=True``, as later nodes change the mean; give large
+            coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to 0.5
 
         batch : `torch.Tensor`, optional
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph

@@ -142,7 +142,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         self.gate = torch.nn.Linear(invariants, hidden.num_irreps)
         self.apply_gate = o3.ElementwiseTensorProduct(hidden, o3.Irreps([(hidden.num_irreps, (0, 1))]))
         self.multiply = like_its_copies(o3.FullyConnectedTensorProduct(hidden, hidden, hidden))
-        # without vectors in the input, those of the residual are positions
+        # if the input has no vectors, the residual has positions as vectors
         self._starts_on_pos = not causal and not self.irreps_in.count(o3.Irrep("1o"))
         self.shortcut = o3.Linear(self.irreps_in + o3.Irreps("1o") if self._starts_on_pos else self.irreps_in, hidden)
         self.out = o3.Linear(hidden, self.irreps_out)
@@ -192,9 +192,8 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
 
         pos : `torch.Tensor`, optional
             positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, divided by ``length``, as
-            one more 1o; they must
-            be ``None`` with ``causal=True``, as later nodes change the mean; give large coordinates (UTM: 5e6) in
-            float64, whatever dtype the features have: float32 rounds them to 0.5
+            one more 1o; they must be ``None`` with ``causal=True``, as later nodes change the mean; give large
+            coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to 0.5
 
         batch : `torch.Tensor`, optional
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph

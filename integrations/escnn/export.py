@@ -93,11 +93,13 @@ def plain_copy(module: EquivariantModule) -> nn.Module:
     if type(module) is SequentialModule:
         return nn.Sequential(OrderedDict((name, plain_copy(child)) for name, child in module.named_children()))
     code = next(kind for kind in type(module).__mro__ if {"forward", "export"} & vars(kind).keys())
+    # an inherited export does not know the code of a class
+    exports = "export" in vars(code) or code.__module__.startswith(("escnn.", "tg_equiattn."))
     try:
-        if "export" not in vars(code) and not code.__module__.startswith(("escnn.", "tg_equiattn.")):
-            raise NotImplementedError  # an inherited export does not know the code of this class
-        plain = module.export()
+        plain = module.export() if exports else None
     except NotImplementedError:
+        plain = None
+    if plain is None:
         return ExportedModule(_with_exported_parts(module), module, typed=True)
     if isinstance(plain, nn.modules.conv._ConvNd):
         plain.padding_mode = getattr(module, "padding_mode", "zeros")

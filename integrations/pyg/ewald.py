@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from tg_equiattn import checks
-from tg_equiattn.modes import is_concrete
 from tg_equiattn.nn import EwaldAttention as CoreAttention
 from tg_equiattn.nn.modules import NotScriptable, reset_children, with_zero_gradients
 from tg_equiattn.nn.performer.far_offsets import FarOffsets
+from tg_equiattn.node_batch import known_sorted
 from tg_equiattn.slots import inverse
 
 from .graph import batch_of, check_nodes
@@ -120,9 +120,7 @@ class EwaldAttention(NotScriptable, nn.Module):
     ):
         super().__init__()
         checks.positive(in_channels=in_channels, out_channels=out_channels)
-        for name, n in {"in_vectors": in_vectors, "out_vectors": out_vectors}.items():
-            if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-                raise ValueError(f"{name} must be an integer from 0 on, got {n!r}")
+        checks.whole(in_vectors=in_vectors, out_vectors=out_vectors)
         if out_vectors and not in_vectors and lmax == 0:
             raise ValueError(f"out_vectors must be 0 with lmax=0 and in_vectors=0, got {out_vectors}: pass lmax=1")
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -200,7 +198,7 @@ class EwaldAttention(NotScriptable, nn.Module):
                 f"vectors must have shape {(x.shape[0], self.in_vectors, dim)}, got {tuple(vectors.shape)}"
             )
         order = None
-        if batch is not None and not (is_concrete(batch) and bool((batch[1:] >= batch[:-1]).all())):
+        if batch is not None and not known_sorted(batch):
             batch, order = batch.sort(stable=True)
             x, pos = x[order], pos[order]
             vectors = vectors if vectors is None else vectors[order]

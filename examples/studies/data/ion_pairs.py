@@ -1,7 +1,7 @@
 """Pairs of ions and molecules that part, with energies and forces by GFN2-xTB (tblite).
 
 Fragments are ions, hydrated or not, and neutral molecules. In training they are 4.2 to 9 A apart, in the tests 9.5 to
-14 A. Energies are those of the pair less the mean energies of its fragments.
+14 A. Energies are those of the pair minus the mean energies of its fragments.
 """
 
 from __future__ import annotations

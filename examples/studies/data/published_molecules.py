@@ -110,16 +110,16 @@ def acetylacetone(folder: Path) -> Parts:
 
 def dimers(folder: Path) -> Parts:
     """One pair of molecules of each of six kinds (charged, polar, apolar), at ten distances from 4 to 12 A; tests are
-    at 12 to 15 A. Energies are less those of the two molecules."""
+    at 12 to 15 A. Energies of the two molecules are subtracted."""
     train, test = (
         [m for kind in (0, 2, 3, 4, 5, 6) for m in read_xyz(folder / "lode" / f"{part}-id{kind}.xyz")]
         for part in ("train", "test")
     )
     parts = {TRAIN: train, "farther": test}
-    return {name: [_less_alone(molecule) for molecule in part] for name, part in parts.items()}
+    return {name: [_interaction(molecule) for molecule in part] for name, part in parts.items()}
 
 
-def _less_alone(molecule: Molecule) -> Molecule:
+def _interaction(molecule: Molecule) -> Molecule:
     info = molecule.info | {"charge": sum(int(molecule.info[key]) for key in ("chargeA", "chargeB"))}
     info |= {"first": int(info["indexB"]), "pair": info["label"]}
     return molecule._replace(energy=float(info["inter_energy"]), info=info, cell=None)

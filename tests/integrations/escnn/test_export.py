@@ -186,7 +186,7 @@ PARTS = {
 
 @pytest.mark.parametrize("name", PARTS)
 def test_modules_that_escnn_does_not_export(name, randomise):
-    """Of tensors; in torch's sequences of fields too."""
+    """It takes tensors, and fields in torch's sequences."""
     model = randomise(PARTS[name]()).eval()
     in_type = getattr(model, "in_type", HIDDEN)
     x = in_type(torch.randn(2, in_type.size, *(6, 5, 4)[: in_type.gspace.dimensionality]))

@@ -180,7 +180,7 @@ def test_explanations_are_of_the_messages_beside_it():
 
 
 def test_sets_of_nodes_attend_within_themselves():
-    """Of a heterogeneous graph, with weights for each."""
+    """A heterogeneous graph has weights for each kind of nodes."""
     kinds = ["a", "b"], [("a", "to", "b"), ("b", "to", "a")]
     model = to_hetero(Model(), kinds)
     x, pos = ({kind: torch.randn(4, n) for kind in kinds[0]} for n in (5, 3))

@@ -55,7 +55,7 @@ class Term(NamedTuple):
     """The form of the sum over a kernel.
 
     Attributes:
-        width: the width at which a Coulomb kernel is split; ``None`` without.
+        width: the width at which a Coulomb kernel is split; ``None`` means that it is not.
         images: images over which the kernel, or its short-range part, is summed in real space; ``None`` means that sums
             over reciprocal vectors have all of it.
     """

@@ -172,7 +172,7 @@ class TokenOperator(TokenNetwork, ABC):
         self.gate: MultivectorMLP | None = None
         self.local = LocalContext(in_grades, width, edge_channels, num_blocks) if local_context else None
         self.project = MultivectorMLP(in_grades.plus(POSITION), hidden.times(3), width, num_blocks, bias)
-        # without vectors in the input, those of the residual are positions
+        # if the input has no vectors, the residual has positions as vectors
         start = in_grades if in_grades.vectors or causal else in_grades.plus(POSITION)
         self.shortcut = None if in_grades == hidden else CliffordLinear(start, hidden, bias=False)
         channels = hidden.times(3).channels()

@@ -85,9 +85,9 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
                 then run the shortest way round the ring, in implicit filters and short convolutions. It needs
                 ``filter="implicit"`` and ``causal=False``. ``None`` means that all chains are open.
             pos: positions ``(B, N, 3)`` or ``(T, 3)``. They enter relative to the mean of their sequence, divided by
-                ``length``, as one more vector. They must be ``None`` with ``causal=True``, as later
-                tokens change the mean. Give large coordinates (UTM: 5e6) in float64, whatever dtype the features have:
-                float32 rounds them to 0.5.
+                ``length``, as one more vector. They must be ``None`` with ``causal=True``, as later tokens change the
+                mean. Give large coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds
+                them to 0.5.
             order: a permutation of the tokens of every sequence, used instead of the module's order: int64 ``(B, N)``
                 of indices within the sequence, or ``(T,)`` of tokens.
             edge_index: int64 ``(2, E)``, source and target tokens, counted through the batch (b N + i). It is needed

@@ -210,9 +210,7 @@ def _check(
     if max_width < 2 * width:
         raise ValueError(f"max_width must be at least an octave above width, {2 * width:g}, got {max_width:g}")
     checks.positive(heads=heads)
-    for name, n in {"num_gaussians": num_gaussians, "num_coulomb": num_coulomb, "lmax": lmax}.items():
-        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-            raise ValueError(f"{name} must be an integer from 0 on, got {n!r}")
+    checks.whole(num_gaussians=num_gaussians, num_coulomb=num_coulomb, lmax=lmax)
     if kernels is not None:
         if not isinstance(kernels, nn.Module) or not isinstance(getattr(kernels, "count", None), int):
             raise ValueError(f"kernels must be a module with an integer count, got {checks.described(kernels)}")
