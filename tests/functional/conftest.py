@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def operators_for_few_numbers(monkeypatch):
-    monkeypatch.setattr("tg_equiattn.functional.backend.FEW_NUMBERS", 0)
+    monkeypatch.setattr("tg_equiattn.functional.operators.FEW_NUMBERS", 0)

@@ -9,8 +9,8 @@ from torch.utils._pytree import tree_leaves
 
 from tg_equiattn import functional
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional.backend import DEFINITION
 from tg_equiattn.functional.group import attention
+from tg_equiattn.functional.operators import DEFINITION
 from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..edges import CSR
 from ..modes import full_precision, is_traced
 from ..neighbors import SortedPairs
-from .backend import OPERATOR, are_few, choose_form, refuse_forward_mode, tile_numbers, use_plain
+from .operators import OPERATOR, are_few, choose_form, refuse_forward_mode, tile_numbers, use_plain
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..modes import runs_eagerly
 from . import hashed_dropout
-from .backend import tile_numbers, use_plain
+from .operators import tile_numbers, use_plain
 from .tiles import map_tiles
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...grids import Window
-from ..backend import DEFINITION, choose_form
 from ..hashed_dropout import draw_seed
+from ..operators import DEFINITION, choose_form
 from .definition import windowed_attention_definition
 from .dense import dense_attention
 from .masks import zero_where_masked, zero_without_keys

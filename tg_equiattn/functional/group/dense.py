@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import hashed_dropout
-from ..backend import tile_numbers
-from ..tile_operators import Plan, tile_operator
+from ..operators import Plan, tile_numbers, tile_operator
 from ..tiles import WHOLE, Call, Shape, Tile, is_whole
 from .definition import key_elements, query_elements
 from .masks import MASKED_SCORE

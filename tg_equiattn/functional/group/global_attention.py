@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...merging import merge_attentions
 from ...modes import full_precision
-from ..backend import use_plain
+from ...ranks import merge_attentions
+from ..operators import use_plain
 from ..performer.attention import feature_attention, feature_norm
 from .attention import group_attention_impl
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ...modes import full_precision, in_functorch_transform
 from .. import hashed_dropout
-from ..backend import tile_numbers
-from ..tile_operators import Plan, tile_operator
+from ..operators import Plan, tile_numbers, tile_operator
 from ..tiles import WHOLE, Call, Shape, Tile
 from .definition import attend, key_elements, pixel_hashes, query_elements, valid_keys
 from .flat_images import Dot, FlatImages, Sum

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision, in_functorch_transform
-from ..backend import tile_numbers
+from ..operators import tile_numbers
 from ..tiles import is_whole
 from ..vector.clifford import cross_product
 

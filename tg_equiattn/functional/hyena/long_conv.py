@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision
-from ..backend import tile_numbers
+from ..operators import tile_numbers
 from ..tiles import map_tiles
 from .fft_convolution import fft_convolution, invert, transform
 

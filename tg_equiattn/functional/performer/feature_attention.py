@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...merging import merge_attentions
-from ..backend import are_few, tile_numbers
+from ...ranks import merge_attentions
+from ..operators import are_few, tile_numbers
 from ..tiles import Shape, Tile, is_whole, tiled
 
 if TYPE_CHECKING:

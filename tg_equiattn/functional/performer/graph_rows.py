@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from ...merging import merge_attentions
 from ...node_batch import NodeBatch, PaddedBatch
-from ...ranks import Ranks
+from ...ranks import Ranks, merge_attentions
 from ...slots import Slots
 
 if TYPE_CHECKING:

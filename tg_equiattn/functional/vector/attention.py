@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision, in_functorch_transform, runs_eagerly
-from ..backend import tile_numbers
+from ..operators import tile_numbers
 from ..tiles import WHOLE, Shape, Tile, is_whole, tiled
 
 if TYPE_CHECKING:

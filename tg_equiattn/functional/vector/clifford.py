@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision, is_traced
-from ..backend import are_few
+from ..operators import are_few
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...encodings.harmonics import solid_harmonics
-from ..backend import OPERATOR, choose_form, tile_numbers, use_plain
+from ..operators import OPERATOR, choose_form, tile_numbers, use_plain
 from ..tiles import is_whole, recomputed
 from .cells import Cells
 from .kernel import Interaction, Kernel, Product, Sources

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...encodings.harmonics import solid_harmonics
 from ...modes import is_readable
 from ...ranks import Ranks
-from ..backend import tile_numbers
+from ..operators import tile_numbers
 from ..tiles import is_whole, joined, recomputed
 from .cells import Cells
 from .coulomb import Coulomb

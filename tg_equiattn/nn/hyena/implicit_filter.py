@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ...functional.backend import tile_numbers
 from ...functional.hyena.fft_convolution import along, first_lag, lag_convolution, ring_convolution
+from ...functional.operators import tile_numbers
 from ...functional.tiles import map_tiles
 from ...node_batch import PaddedBatch
 from ..modules import reset_children

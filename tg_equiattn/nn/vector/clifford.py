@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.backend import tile_numbers
+from ...functional.operators import tile_numbers
 from ...functional.tiles import map_tiles
 from ...functional.vector.clifford import (
     COMPONENTS,
