@@ -9,6 +9,7 @@ with warnings.catch_warnings():  # of MACE and e3nn 0.4.4 at import
     warnings.simplefilter("ignore")
     from mace import data, modules, tools
     from mace.tools.torch_geometric.dataloader import DataLoader
+    from tg_equiattn.integrations.mace import add_long_range
 
 from ase.build import molecule
 from atoms import salt, slab
@@ -51,4 +52,50 @@ def mixed():
 
 
 def energy(model, atoms):
-    return model(batch_of(atoms).to_dict(), compute_force=False)["energy"].item()
+    return model(data_of(atoms), compute_force=False)["energy"].item()
+
+
+def data_of(*systems):
+    """Data of a batch, with the total charges of its frames."""
+    charges = torch.tensor([atoms.info.get("charge", 0.0) for atoms in systems])
+    return batch_of(*systems).to_dict() | {"total_charge": charges}
+
+
+def make(after=(0,), charges=None, systems=None, **options):
+    """A model with long range; ``systems`` may have labels."""
+    torch.manual_seed(3)
+    own = {"after": after, "gain": 0.5} if charges is None else {"charges": charges, "width": 1.2}
+    systems = (mixed() if charges is None else [salt(), slab(), molecule("H2O")]) if systems is None else systems
+    batch = loader(systems, 2) if "energy" in systems[0].info else batch_of(*systems)
+    return add_long_range(make_mace(), batch=batch, **own | options)
+
+
+def layer_of(model):
+    """Its first layer of long range."""
+    return model.products[0].long_range if model.long_range is None else model.long_range
+
+
+def outputs(model, *systems):
+    """By names that hosts share. MACE divides the stress of a slab by a volume of its own: it has none here."""
+    asked = {}
+    if model.long_range is not None:
+        asked = {
+            "compute_long_range_energy": True,
+            "compute_born_charges": "Predicted" not in type(layer_of(model)).__name__,
+        }
+    out = model(data_of(*systems), compute_stress=True, **asked)
+    return out if all(atoms.pbc.all() for atoms in systems) else out | {"stress": None}
+
+
+def displaced(model, atoms):
+    """A function of displacements and a strain that gives the energy, forces and stress; positions and parameters."""
+    data = data_of(atoms)
+
+    def call(moved, strain):
+        matrix = torch.eye(3) + strain
+        near = data | {"positions": (data["positions"] + moved) @ matrix}
+        near |= {name: data[name] @ matrix for name in ("cell", "shifts")}
+        out = model(near, training=True, compute_stress=bool(atoms.pbc.all()))
+        return out["energy"], out["forces"], out["stress"][0] if atoms.pbc.all() else None
+
+    return call, data["positions"]

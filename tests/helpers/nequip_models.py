@@ -1,13 +1,17 @@
 """Small NequIP models with long range, and frames as NequIP's data modules give them."""
 
+import types
+
+import torch
 from ase.build import molecule
 from atoms import salt, slab
 from nequip.data import AtomicDataDict, from_ase
 from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
 from nequip.utils.global_state import set_global_state
-from tg_equiattn.integrations.nequip import LongRangeNequIPGNNModel
+from tg_equiattn.integrations.nequip import FitCharges, LongRangeNequIPGNNModel
 
 SPECIES = ["H", "C", "O", "Na", "Cl"]
+SCALES = {"per_type_energy_scales": 1.3, "per_type_energy_shifts": 0.2}
 
 
 def make_nequip(dtype="float64", after=(0,), options=None, charges=None, **model):
@@ -44,4 +48,63 @@ def mixed():
 
 
 def energy(model, atoms):
-    return model(frame(atoms))["total_energy"].item()
+    return model(data_of(atoms))["total_energy"].item()
+
+
+def data_of(*systems):
+    """Data of a batch, with the total charges of its frames."""
+    return frames(*systems) | {"charge": torch.tensor([[atoms.info.get("charge", 0.0)] for atoms in systems])}
+
+
+def labelled(*systems):
+    """A batch with labels of forces."""
+    torch.manual_seed(1)
+    forces = [torch.as_tensor(x.arrays.get("forces", torch.randn(len(x), 3).numpy())) for x in systems]
+    return data_of(*systems) | {"forces": torch.cat(forces)}
+
+
+def fit(model, *batches):
+    """By the callback, as a trainer calls it."""
+    trainer = types.SimpleNamespace(
+        datamodule=types.SimpleNamespace(train_dataloader=lambda: [dict(batch) for batch in batches]),
+        strategy=types.SimpleNamespace(broadcast=lambda state: state),
+    )
+    FitCharges().on_fit_start(trainer, types.SimpleNamespace(model={"sole_model": model}))
+    return model
+
+
+def make(after=(0,), charges=None, systems=None, dtype="float64", **options):
+    """A model with long range; ``systems`` may have labels of forces."""
+    if charges is None:
+        return make_nequip(dtype, after=after, options=options)
+    own = {"width": 1.2, "born_charges": charges != "predicted", **options}
+    model = make_nequip(dtype, charges=charges, options=own, **SCALES)
+    return fit(model, labelled(*([salt(), molecule("H2O")] if systems is None else systems)))
+
+
+def layer_of(model):
+    """Its first layer of long range."""
+    network = model.model.func
+    return network.long_range.interaction if hasattr(network, "long_range") else network.layer0_long_range
+
+
+NAMES = {"total_energy": "energy", "polarization": "dipole", "born_effective_charges": "born_charges"}
+
+
+def outputs(model, *systems):
+    """By names that hosts share."""
+    out = {NAMES.get(name, name): x for name, x in model(data_of(*systems)).items()}
+    return {name: x[:, 0] if x.ndim == 2 and x.shape[1] == 1 else x for name, x in out.items()}
+
+
+def displaced(model, atoms):
+    """A function of displacements and a strain that gives the energy, forces and stress; positions."""
+    model, data = model.train(), data_of(atoms)
+
+    def call(moved, strain):
+        matrix = torch.eye(3) + strain
+        near = {"pos": (data["pos"] + moved) @ matrix} | ({"cell": data["cell"] @ matrix} if atoms.pbc.all() else {})
+        out = model(data | near)
+        return out["total_energy"], out["forces"], out["stress"][0]
+
+    return call, data["pos"]

@@ -1,7 +1,6 @@
 """Charges that are given, in MACE: energies, derivatives, what is fitted at the start, labels, and what is refused."""
 
 import copy
-import functools
 import itertools
 
 import numpy as np
@@ -10,10 +9,10 @@ import torch
 from ase import Atoms
 from ase.build import bulk, molecule
 from ase.calculators.calculator import PropertyNotImplementedError
-from atoms import check_forces_and_stress, salt, slab, turned
+from atoms import salt, slab
 from mace import modules, tools
-from mace_models import batch_of, energy, graphs, loader, make_mace
-from space import error, motion
+from mace_models import batch_of, data_of, energy, graphs, loader, make_mace
+from space import error
 from tg_equiattn.integrations.mace import (
     ChargeLoss,
     LongRangeCalculator,
@@ -22,8 +21,6 @@ from tg_equiattn.integrations.mace import (
     select_head,
     without_long_range,
 )
-
-from tg_equiattn.functional import charge_energies
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
@@ -58,29 +55,11 @@ def charged():
 KINDS = [{"learn": False}, {"learn": True}, {"charges": "predicted"}]
 
 
-@pytest.mark.parametrize("options", KINDS)
-@pytest.mark.parametrize(("kind", "make_atoms"), [("MACE", salt), ("ScaleShiftMACE", salt), ("ScaleShiftMACE", slab)])
-def test_forces_and_stress_are_derivatives(kind, make_atoms, options, charged):
-    model, atoms = charged(kind=kind, **options), make_atoms()
-    out = model(batch_of(atoms).to_dict(), compute_stress=True)
-    assert error(model(batch_of(atoms).to_dict())["forces"], out["forces"]) < 1e-9
-    stress = out["stress"][0] if atoms.pbc.all() else None  # MACE divides by a volume that it chose across a slab
-    check_forces_and_stress(functools.partial(energy, model), atoms, out["forces"], stress)
-
-
-def test_energies_of_charges_join_those_of_the_model(charged):
-    """With the constant in eV A, less an energy of each element; node energies sum to the total."""
-    systems, model = [salt(), molecule("H2O")], charged()
-    batch = batch_of(*systems)
-    out, plain = model(batch.to_dict(), compute_long_range_energy=True), without_long_range(model)(batch.to_dict())
-    assert "long_range_energy" not in model(batch.to_dict())  # programs such as i-PI stop at outputs they do not know
-    for n, atoms in enumerate(systems):
-        charges = torch.tensor([CHARGES[s] for s in atoms.symbols])
-        cell = torch.tensor(atoms.cell.array) if atoms.pbc.any() else None
-        wanted = COULOMB * charge_energies(charges, torch.tensor(atoms.positions), width=1.2, cell=cell).sum()
-        torch.testing.assert_close(out["long_range_energy"][n], wanted, rtol=1e-10, atol=0)
-        offsets = sum(model.long_range.offsets[[1, 6, 8, 11, 17].index(z)] for z in atoms.numbers)
-        torch.testing.assert_close(out["energy"][n] - plain["energy"][n], wanted - offsets, rtol=1e-9, atol=1e-11)
+def test_outputs(charged):
+    """Programs such as i-PI stop at outputs that they do not know. Node energies sum to the total."""
+    model, batch = charged(), batch_of(salt(), molecule("H2O"))
+    out = model(batch.to_dict())
+    assert not {"long_range_energy", "born_charges"} & {*out}
     sums = torch.zeros(2).index_add(0, batch.batch, out["node_energy"])
     torch.testing.assert_close(sums, out["energy"], rtol=1e-10, atol=1e-12)
 
@@ -117,41 +96,6 @@ def test_energies_of_distant_molecules_are_of_pairs(charged):
             atoms += other
         found -= (-1) ** sum(those) * energy(model, atoms) if len(atoms) else 0.0
     assert abs(found) < 1e-10
-
-
-@pytest.mark.parametrize("reflect", [False, True])
-def test_equivariance(reflect, charged):
-    model, systems, r = charged(learn=True), [salt(), molecule("H2O"), slab()], motion(reflect=reflect)
-    out, other = (
-        model(batch_of(*x).to_dict(), compute_born_charges=True) for x in (systems, turned(systems, r.numpy()))
-    )
-    assert error(other["energy"], out["energy"]) < 1e-11
-    assert error(other["forces"], out["forces"] @ r.T) < 1e-10
-    assert error(other["charges"], out["charges"]) < 1e-11
-    assert error(other["dipole"], out["dipole"] @ r.T) < 1e-11
-    assert error(other["born_charges"], r @ out["born_charges"] @ r.T) < 1e-10
-
-
-def test_born_charges(charged):
-    """Derivatives of dipoles times the root of the dielectric constant; they sum to zero, whatever is wrapped."""
-    model, atoms = charged(learn=True, dielectric=4.0), salt()
-    out = model(batch_of(atoms).to_dict(), compute_born_charges=True)
-    near = [atoms.copy(), atoms.copy()]
-    for sign, moved in zip((1, -1), near, strict=True):
-        moved.positions[3, 1] += sign * 1e-4
-    dipoles = model(batch_of(*near).to_dict())["dipole"]
-    assert error(out["born_charges"][3, :, 1], 2 * (dipoles[0] - dipoles[1]) / 2e-4) < 1e-6
-    assert out["born_charges"].sum(0).abs().max() < 1e-12
-    assert (out["born_charges"] - out["born_charges"].mT).abs().max() > 1e-6  # not constants alone
-    moved = atoms.copy()
-    moved.positions += [3.0, -70.0, 11.0]
-    moved.wrap()
-    assert (
-        error(model(batch_of(moved).to_dict(), compute_born_charges=True)["born_charges"], out["born_charges"]) < 1e-11
-    )
-    double = model(batch_of(salt((2, 1, 1))).to_dict(), compute_born_charges=True)["born_charges"]
-    assert error(double, out["born_charges"].repeat(2, 1, 1)) < 1e-11
-    assert "born_charges" not in model(batch_of(atoms).to_dict())
 
 
 def labelled(model, systems):
@@ -191,31 +135,6 @@ def test_start_of_a_trained_model_keeps_its_forces(charged):
     rest = batch.forces - (far - own)
     assert abs((own * (rest - own)).sum()) < 1e-9 * own.square().sum()
     assert error(own, batch.forces) > 1e-6
-
-
-def test_scale_is_found_from_forces(charged):
-    """Forces of charges beside forces between pairs, from oxidation states; and labels whose charges attract alike."""
-    systems = []
-    for n in range(3):
-        atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True).repeat((2, 1, 1))
-        atoms.rattle(0.05, seed=n)
-        pos = torch.tensor(atoms.positions, requires_grad=True)
-        charges = torch.tensor([{"Na": 0.63, "Cl": -0.63}[s] for s in atoms.symbols])
-        far = COULOMB * charge_energies(charges, pos, width=0.3, cell=torch.tensor(atoms.cell.array)).sum()
-        distances = torch.tensor(atoms.get_all_distances(mic=True))
-        vectors = torch.tensor(atoms.get_all_distances(mic=True, vector=True))
-        near = torch.where((distances > 0) & (distances < 3), (1 - distances / 3).clamp(min=0) ** 4, 0.0)
-        forces = -torch.autograd.grad(far, pos)[0] - (near[..., None] * vectors).sum(1)
-        atoms.info["energy"], atoms.arrays["forces"] = 0.0, forces.numpy()
-        systems.append(atoms)
-    options = {"charges": {"Na": 1, "Cl": -1}, "learn": "scale"}
-    model = charged(batch=loader(systems, 2), **options)
-    assert abs(model.long_range.scale.item() - 0.63) < 0.03
-    assert torch.equal(model(batch_of(systems[0]).to_dict())["charges"].abs(), model.long_range.scale.expand(16))
-    for atoms in systems:
-        atoms.arrays["forces"] = -atoms.arrays["forces"]
-    with pytest.raises(ValueError, match="charges must attract and repel as the forces of the data do"):
-        charged(batch=batch_of(*systems), **options)
 
 
 def test_mace_learns_charges_from_born_charges(charged, tmp_path):
@@ -349,29 +268,15 @@ def test_what_is_missing_is_named(charged):
         screened(ion | {"total_charge": torch.tensor([0.7])})
 
 
-def with_charges(systems):
-    """The data of a batch, with the total charges of its frames."""
-    charges = torch.tensor([atoms.info.get("charge", 0.0) for atoms in systems])
-    return batch_of(*systems).to_dict() | {"total_charge": charges}
-
-
-def test_predicted_charges(charged):
-    """They sum to the total charge of each graph, which data and calculators name. Graphs of a batch are as alone."""
+def test_calculator_with_predicted_charges(charged):
+    """It reads total charges. Neutral systems have a dipole, and those that do not repeat have Born charges."""
     model, systems = charged(charges="predicted"), [molecule("H2O"), molecule("CH3OH"), salt()]
     for atoms, charge in zip(systems, (-1.0, 0.0, 2.0), strict=True):
         atoms.info["charge"] = charge
-    out = model(with_charges(systems), compute_long_range_energy=True)
-    sums = torch.stack([q.sum() for q in out["charges"].split([3, 6, 8])])
-    assert error(sums, torch.tensor([-1.0, 0.0, 2.0])) < 1e-12
-    assert out["shared_charge"].abs().min() > 1e-3
-    for n, atoms in enumerate(systems):
-        alone = model(with_charges([atoms]), compute_long_range_energy=True)
-        for name in ("energy", "long_range_energy", "shared_charge"):
-            assert error(alone[name][0], out[name][n]) < 1e-10
     calculator = LongRangeCalculator(models=[model], default_dtype="float64")
-    for atoms, wanted in zip(systems, out["energy"].tolist(), strict=True):
+    for atoms in systems:
         atoms.calc = calculator
-        assert abs(atoms.get_potential_energy() - wanted) < 1e-8
+        assert abs(atoms.get_potential_energy() - energy(model, atoms)) < 1e-8
     assert np.isfinite(systems[1].get_dipole_moment()).all()
     with pytest.raises(PropertyNotImplementedError):
         systems[0].get_dipole_moment()  # charged
@@ -381,21 +286,12 @@ def test_predicted_charges(charged):
         calculator.get_property("born_charges", systems[2])
 
 
-@pytest.mark.parametrize("reflect", [False, True])
-def test_predicted_charges_are_scalars(reflect, charged):
-    model, atoms, r = charged(charges="predicted"), salt(), motion(reflect=reflect)
-    out, other = (model(batch_of(x).to_dict()) for x in (atoms, *turned([atoms], r.numpy())))
-    assert error(other["charges"], out["charges"]) < 1e-10
-    assert error(other["energy"], out["energy"]) < 1e-10
-    assert error(other["forces"], out["forces"] @ r.T) < 1e-9
-
-
 def test_predicted_charges_start_from_total_charges(charged):
     """And are copied, saved and refused as others are; the loss of the total charge is that of what is shared."""
     ions = [Atoms("Na", info={"charge": 1.0}), Atoms("Cl", info={"charge": -1.0}), molecule("H2O")]
     torch.manual_seed(3)
-    model = add_long_range(make_mace(), charges="predicted", batch=with_charges(ions))
-    out = model(with_charges(ions))
+    model = add_long_range(make_mace(), charges="predicted", batch=data_of(*ions))
+    out = model(data_of(*ions))
     assert out["shared_charge"].abs().max() < 0.2  # of charges of 1 and -1
     assert model.long_range.offsets.isfinite().all()
     base, batch = modules.WeightedEnergyForcesLoss(0.0, 0.0), batch_of(*ions)
