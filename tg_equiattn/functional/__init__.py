@@ -8,10 +8,8 @@ from .performer.window import window_attention
 from .vector.attention import vector_attention
 from .vector.clifford import geometric_product
 from .waves.charges import charge_energies
-from .waves.coulomb import Coulomb
 from .waves.ewald_attention import ewald_attention
-from .waves.gaussian import Gaussian
-from .waves.kernel import Kernel
+from .waves.kernels import Coulomb, Gaussian, Kernel
 
 __all__ = [
     "Coulomb",

@@ -12,10 +12,8 @@ from ... import checks
 from ...modes import full_precision
 from ...node_batch import NodeBatch
 from .cells import cells_of
-from .coulomb import Coulomb
-from .ewald_attention import ewald_attention_impl
-from .kernel import Interaction, Product
-from .methods import METHODS, check_error
+from .ewald_attention import check_method, ewald_attention_impl
+from .kernels import Coulomb, Interaction, Product
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -74,8 +72,7 @@ def charge_energies(
         >>> charge_energies(torch.tensor([1.0, -1.0]), pos, width=1.0).sum() - own
         tensor(-0.0100)
     """
-    checks.choice("method", method, METHODS)
-    check_error(error)
+    check_method(method, error)
     checks.positive_number(width=width)
     if not isinstance(charges, Tensor) or charges.ndim != 1 or not charges.is_floating_point():
         raise ValueError(f"charges must be floating point of shape (nodes,), got {checks.described(charges)}")

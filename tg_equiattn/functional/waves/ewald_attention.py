@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ... import checks
+from ...encodings.harmonics import solid_harmonics
 from ...modes import full_precision, is_readable
 from ...node_batch import NodeBatch, PaddedBatch
+from ..operators import OPERATOR, choose_form, tile_numbers, use_plain
+from ..tiles import is_whole, recomputed
 from .cells import Cells, cells_of
-from .direct import direct_sums
-from .kernel import Interaction, Kernel, Product, Sources
-from .methods import METHODS, Choice, check_error, choose
+from .kernels import Coulomb, Interaction, Kernel, Product, Sources
 from .reciprocal import reciprocal_sums
+from .terms import MANY, Choice, Images, Term, choices_of
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+METHODS = ("auto", "direct", "ewald", "nufft")
+_PAIRS = 1 << 21  # pairs times kernels of a tile on a CPU
+
+
+def check_method(method: str, error: float) -> None:
+    """Raise ValueError for an unknown method, or for an ``error`` that reciprocal sums cannot promise."""
+    checks.choice("method", method, METHODS)
+    if not isinstance(error, float) or not 1e-14 <= error <= 0.1:
+        raise ValueError(f"error must be in [1e-14, 0.1], got {error!r}")
 
 
 def ewald_attention(
@@ -86,7 +102,7 @@ def ewald_attention(
         >>> ewald_attention(q, k, v, 4 * torch.rand(20, 3), [gaussian, coulomb]).shape
         torch.Size([20, 1, 20])
     """
-    checks.choice("method", method, METHODS)
+    check_method(method, error)
     checks.alike(4, query=query, key=key)
     kernels = tuple(kernels)
     if not kernels or any(kernel.gains.shape[::2] != kernels[0].gains.shape[::2] for kernel in kernels):
@@ -95,7 +111,6 @@ def ewald_attention(
     heads, count = kernels[0].widths.shape[0], sum(kernel.count for kernel in kernels)
     if query.shape[1:3] != (heads, count):
         raise ValueError(f"query must be (T, {heads}, {count}, A) as kernels are, got {tuple(query.shape)}")
-    check_error(error)
     if not isinstance(value, Tensor) or value.ndim != 3 or value.shape[:2] != query.shape[:2]:
         raise ValueError(f"value must be ({query.shape[0]}, {heads}, V), got {checks.shape_of(value)}")
     checks.same_kind(value, query, "value")
@@ -126,7 +141,7 @@ def ewald_attention_impl(
     unread = sized and node_batch.known_sizes is None
     if unread or not is_readable(pos) or not (cells is None or is_readable(cells.vectors)):
         return _without_reading(nodes, interaction, node_batch, cells, method)
-    groups = choose(method, nodes[0], query.shape[-1] * sources[-1].shape[-1], interaction, node_batch, cells)
+    groups = _choose(method, nodes[0], query.shape[-1] * sources[-1].shape[-1], interaction, node_batch, cells)
     if not groups:
         features = query.new_zeros(*query.shape[:2], sources[-1].shape[-1])
         return interaction.product(features, query.new_zeros(1, 1), 0) * 0
@@ -139,6 +154,30 @@ def ewald_attention_impl(
     return node_batch.mix(kernel, *nodes, groups=None if single else groups)
 
 
+def _choose(
+    method: str, pos: Float[Tensor, "nodes 3"], channels: int, interaction: Interaction, node_batch: NodeBatch,
+    cells: Cells | None,
+) -> dict[Choice, list[int]]:  # fmt: skip
+    """Choose the method of each graph, with so many ``channels`` of each node and kernel. Return the graphs of each
+    choice; empty graphs are left out."""
+    repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
+    if method == "direct" and any(repeats):
+        raise ValueError("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat, got 'direct'")
+    local = node_batch.ranks is None  # otherwise all ranks choose alike, from the sizes on all of them
+    sizes = dict(enumerate(node_batch.read_sizes() if local else node_batch.totals.tolist()))
+    choices = {
+        graph: Choice("direct") for graph, size in sizes.items()
+        if method == "direct" or (method == "auto" and local and not repeats[graph] and size < MANY)
+    }  # fmt: skip
+    if others := {graph: size for graph, size in sizes.items() if size and graph not in choices}:
+        choices |= choices_of(method, others, pos, channels, interaction, node_batch, cells)
+    chosen: dict[Choice, list[int]] = {}
+    for graph, size in sizes.items():
+        if size:
+            chosen.setdefault(choices[graph]._replace(nodes=size.bit_length()), []).append(graph)
+    return chosen
+
+
 def _sums(
     choice: Choice, rows: PaddedBatch, nodes: Sequence[Tensor], interaction: Interaction, cells: Cells | None
 ) -> Tensor:
@@ -148,8 +187,37 @@ def _sums(
         return direct_sums(pos, query, tuple(sources), interaction)
     cells = (cells or Cells.none(rows.node_batch.count, pos.device)).select(rows.graph)
     terms, nufft = () if interaction.max_hkl else choice.terms, choice.method == "nufft"
-    ranks = rows.node_batch.ranks
-    return reciprocal_sums(pos, query, tuple(sources), rows.mask, interaction, cells, terms, nufft, ranks)
+    groups: dict[Images | None, list[tuple[list[int], Kernel]]] = {}
+    for columns, kernel, images in _parts(interaction.kernels, terms):
+        groups.setdefault(images, []).append((columns, kernel))
+    out = []
+    for images, parts in groups.items():
+        columns, part = [c for own, _ in parts for c in own], interaction._replace(kernels=tuple(x for _, x in parts))
+        own_query, key, value = query, sources[0], sources[1:]
+        if columns != list(range(query.shape[3])):
+            index = torch.tensor(columns, device=pos.device)
+            own_query, key = query.index_select(3, index), key.index_select(3, index)
+        own = pos, own_query, (key, *value)
+        if images is None:
+            out.append(reciprocal_sums(*own, rows.mask, part, cells, nufft, rows.node_batch.ranks))
+        else:
+            out.append(direct_sums(*own, part, cells, images))
+    return sum(out[1:], out[0])
+
+
+def _parts(kernels: Sequence[Kernel], terms: Sequence[Term]) -> Iterator[tuple[list[int], Kernel, Images | None]]:
+    """Yield kernels that are summed in the same way, or parts of them, with their indices among all kernels, and the
+    images over which they are summed in real space."""
+    first = 0
+    for kernel in kernels:
+        alike: dict[Term, list[int]] = {}
+        for c in range(kernel.count):
+            alike.setdefault(terms[first + c] if terms else Term(), []).append(c)
+        for term, columns in alike.items():
+            own = kernel if len(columns) == kernel.count else kernel.select(columns)
+            for part in own.split(term.width) if isinstance(own, Coulomb) and term.width is not None else (own,):
+                yield [first + c for c in columns], part, None if part.long_range else term.images
+        first += kernel.count
 
 
 def _without_reading(
@@ -176,3 +244,98 @@ def _without_reading(
     repeats = cells.periodic.any(1)
     small = Cells(cells.vectors, cells.periodic | ~repeats[:, None])  # in open graphs, where the result is not used
     return torch.where(node_batch.spread(repeats)[:, None, None], run("ewald", small), run("direct", None))
+
+
+def direct_sums(
+    pos: Float[Tensor, "graphs nodes 3"], query: Float[Tensor, "graphs nodes heads kernels contracted"],
+    sources: Sources, interaction: Interaction, cells: Cells | None = None, images: Images | None = None,
+) -> Float[Tensor, "graphs nodes heads out"]:  # fmt: skip
+    """Sums over pairs, in tiles of graphs or of queries, which backward computes a second time.
+
+    They are exact without ``images``. In crystals they run over the nearest image of each node and the ``images``
+    around it, so many to either side along each lattice vector.
+    """
+    (graphs, count), ours, nodes = pos.shape[:2], (interaction.kernels, interaction.product, images), sources
+    row = max(1, count * query.shape[2] * query.shape[3])
+    if cells is None or images is None:
+        pos = pos.to(query.dtype)
+    else:
+        nodes = cells.vectors, *sources
+        row *= math.prod(2 * n + 1 for n in images)
+    if is_whole(pos) and (use_plain() or choose_form(pos, 0) == OPERATOR):
+        return _tile(*ours, pos, query, pos, *nodes)
+    limit = tile_numbers(pos.device, _PAIRS, 8)
+    some_graphs, some_nodes = max(1, limit // max(1, row * count)), max(1, limit // row)
+    if some_graphs >= graphs and some_nodes >= count:
+        return _tile(*ours, pos, query, pos, *nodes)
+    out = []
+    for own in zip(*(x.split(some_graphs) for x in (pos, query, *nodes)), strict=True):
+        queries = zip(*(x.split(some_nodes, 1) for x in own[:2]), strict=True)
+        out.append(torch.cat([recomputed(_tile, *ours, *some, own[0], *own[2:]) for some in queries], 1))
+    return torch.cat(out)
+
+
+def _tile(
+    kernels: tuple[Kernel, ...], product: Product, images: Images | None, pos_i: Tensor, query: Tensor, pos: Tensor,
+    *sources: Tensor,
+) -> Tensor:  # fmt: skip
+    """Sums (B, n, heads, E) over all nodes of each graph, for queries at ``pos_i`` (B, n, 3). With ``images``, lattice
+    vectors (B, 3, 3) come before the sources."""
+    # 3, B, n, N; gradients of coordinates taken apart are contiguous, as hosts expect of forces
+    offsets = torch.stack([a[:, :, None] - b[:, None] for a, b in zip(pos_i.unbind(2), pos.unbind(2), strict=True)])
+    copies = 1
+    if images is not None:
+        offsets, sources = _to_images(offsets, sources[0], images, query.dtype), sources[1:]
+        copies = offsets.shape[3] // pos.shape[1]
+    square = offsets.square().sum(0)
+    query, values = query.permute(0, 2, 3, 1, 4), sources[-1].movedim(1, -2)  # B, H, C, n, A and B, H, (C,) N, V
+    scores = query @ sources[0].permute(0, 2, 3, 4, 1) if len(sources) == 2 else query  # B, H, C, n, N or 1
+    scores = scores.repeat_interleave(copies, -1) if len(sources) == 2 and copies > 1 else scores
+    each = [*zip(kernels, scores.split([kernel.count for kernel in kernels], 2), strict=True)]
+    if len(sources) == 2:  # one value for all kernels
+        parts, values = [_joined(kernel, x, square)[:, :, :, None] for kernel, x in each], values[:, :, None]
+        weights = sum(parts[1:], parts[0])
+    else:
+        weights = torch.cat([kernel.real_space(square) * x for kernel, x in each], 3)
+    harmonics, out = solid_harmonics(offsets, kernels[0].lmax, 0), []
+    for degree, weight in enumerate(weights.unsqueeze(4)):  # B, H, C or 1, 1, n, N
+        if degree:
+            own = harmonics[degree**2 : (degree + 1) ** 2].movedim(0, 1)  # B, 2 l + 1, n, N
+            weight = weight * own[:, None, None]
+        weight = weight if copies == 1 else weight.unflatten(-1, (-1, copies)).sum(-1)
+        sums = (weight @ values[:, :, :, None]).sum(2)  # B, H, 2 l + 1, n, V
+        out.append(product(sums.permute(0, 3, 1, 2, 4), None, degree))
+    return sum(out[1:], out[0])
+
+
+def _to_images(
+    offsets: Float[Tensor, "3 graphs queries nodes"], lattice: Float[Tensor, "graphs 3 3"], images: Images,
+    dtype: torch.dtype,
+) -> Float[Tensor, "3 graphs queries copies"]:  # fmt: skip
+    """Offsets to the images of each node, in double precision until they are short."""
+    inverse = torch.linalg.inv(lattice.detach())
+    nearest = torch.einsum("xbij,bxa->abij", offsets.detach(), inverse).round()
+    offsets = (offsets - torch.einsum("abij,bax->xbij", nearest, lattice)).to(dtype)
+    steps = torch.cartesian_prod(*(torch.arange(-n, n + 1.0, device=lattice.device) for n in images))
+    around = (steps.to(lattice.dtype) @ lattice).to(dtype)  # B, copies, 3
+    return (offsets[..., None] + around.permute(2, 0, 1)[:, :, None, None]).flatten(3)
+
+
+def _joined(kernel: Kernel, scores: Tensor, square: Tensor) -> Tensor:
+    """Sums (lmax + 1, B, H, n, N) over the kernels of scores (B, H, C, n, N) times R_l(r)."""
+    weights, scales = kernel.radial(square) * scores, kernel.scales(square.dtype)
+    if len(weights) == 1:
+        return torch.einsum("lhc,bhcnm->lbhnm", scales, weights[0])
+    return torch.einsum("lhc,lbhcnm->lbhnm", scales, weights)
+
+
+def own_terms(
+    query: Float[Tensor, "nodes heads kernels contracted"], sources: Sources, interaction: Interaction
+) -> Float[Tensor, "nodes heads out"]:
+    """The terms j = i of the sums: the attention of each node to itself, but not to its images."""
+    zero = query.new_zeros(1, 1, 1)
+    at_zero = torch.cat([kernel.real_space(zero)[0, 0, :, :, 0] for kernel in interaction.kernels], 1)  # H, C, 1
+    weights, value = query * at_zero, sources[-1]
+    pairs = len(sources) == 2
+    found = (weights * sources[0]).sum((2, 3))[..., None] * value if pairs else (weights * value).sum(2)
+    return interaction.product(found, found.new_ones(1, 1), 0)

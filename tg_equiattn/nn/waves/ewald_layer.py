@@ -13,12 +13,8 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.waves.cells import cells_of
-from ...functional.waves.coulomb import Coulomb
-from ...functional.waves.direct import own_terms
-from ...functional.waves.ewald_attention import ewald_attention_impl
-from ...functional.waves.gaussian import Gaussian
-from ...functional.waves.kernel import Interaction, Kernel, Sources
-from ...functional.waves.methods import METHODS, check_error
+from ...functional.waves.ewald_attention import check_method, ewald_attention_impl, own_terms
+from ...functional.waves.kernels import Coulomb, Gaussian, Interaction, Kernel, Sources
 from ...modes import full_precision
 from ...node_batch import NodeBatch
 from ...ranks import Shared
@@ -216,8 +212,7 @@ def _check(
             raise ValueError(f"kernels must be a module with an integer count, got {checks.described(kernels)}")
     elif not num_gaussians and not num_coulomb:
         raise ValueError("num_gaussians and num_coulomb must not both be 0 without kernels")
-    check_error(error)
-    checks.choice("method", method, METHODS)
+    check_method(method, error)
     if max_hkl is not None:
         if not isinstance(max_hkl, Sequence) or len(max_hkl) != 3:
             raise ValueError(f"max_hkl must be three integers, along each lattice vector, got {max_hkl!r}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...encodings.harmonics import solid_harmonics
-from ...functional.waves.kernel import Product
+from ...functional.waves.kernels import Product
 from ...tables import Tables
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Kernels of Ewald attention: forms in real and in reciprocal space, cutoffs and margins."""
+"""Kernels of Ewald attention: forms in real and in reciprocal space, cutoffs, margins, and Boys functions."""
 
 # No string annotations: torch.package, with which NequIP packages models, cannot load dataclasses that have them.
 
@@ -9,6 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ...modes import cached, runs_eagerly
 
 Bounds = tuple[tuple[float, float], ...]
 # Tensors that nodes pass on: keys (..., heads, C, A) and values (..., heads, V); or one tensor in place of their
@@ -96,11 +98,10 @@ class Kernel:
         """Gains ``(heads, C, lmax + 1)`` relative to the unit s: g (u / s)^l."""
         return self.gains
 
-    def single(self, kernel: int) -> "Kernel":
-        """The kernels of one index, as an object with C = 1."""
-        these = slice(kernel, kernel + 1)
+    def select(self, columns: Sequence[int]) -> "Kernel":
+        """Some of the C kernels."""
         values: list[Any] = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        chosen: list[Any] = [x[:, these] if isinstance(x, Tensor) else x[these] for x in values]
+        chosen: list[Any] = [x[:, columns] if isinstance(x, Tensor) else tuple(x[c] for c in columns) for x in values]
         return type(self)(*chosen)
 
     def ranges(self, scaled_cutoff: float) -> list[Range]:
@@ -162,6 +163,126 @@ def per_wavenumber(x: Tensor, index: Tensor, like: Tensor) -> Tensor:
     return x.mT.to(like.dtype)[index]
 
 
+class Gaussian(Kernel):
+    r"""Gaussians of the distance.
+
+    .. math:: K(r) = e^{-r^2 / 2 s^2}, \qquad \hat K(k) = (2 \pi)^{3/2} s^3 e^{-s^2 k^2 / 2},
+        \qquad s^l\, Y_l(\nabla) K = (-1)^l\, Y_l(r / s)\, K(r)
+
+    Args:
+        widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds.
+        gains: ``(heads, C, lmax + 1)``, the factor of each degree of the solid harmonics.
+        bounds: The smallest and the largest width of each of the C kernels, as Python numbers in the unit of positions.
+
+    Raises:
+        ValueError: if shapes do not fit or a bound is not positive.
+
+    Example:
+        >>> import torch
+        >>> kernel = Gaussian(torch.ones(1, 1), torch.ones(1, 1, 1), bounds=((0.5, 1.0),))
+        >>> kernel.real_space(torch.tensor([[[0.0, 2.0]]])).flatten()
+        tensor([1.0000, 0.3679])
+    """
+
+    def radial_functions(self, t: Tensor) -> Tensor:
+        return (-t).exp()[None]
+
+    def transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
+        widths = per_wavenumber(self.widths, index, square)
+        return (2 * math.pi) ** 1.5 * widths**3 * (-square * widths.square() / 2).exp()
+
+
+class Coulomb(Kernel):
+    r"""Coulomb potentials of Gaussian charges. At large distances they are 1 / r, with r in units of the width.
+
+    .. math:: K(r) = \frac{s}{r}\, \mathrm{erf} \frac{r}{\sqrt 2 s} = \sqrt{\frac{2}{\pi}}\, F_0(t), \qquad
+        \hat K(k) = \frac{4 \pi s}{k^2}\, e^{-s^2 k^2 / 2}, \qquad
+        s^l\, Y_l(\nabla) K = (-1)^l \sqrt{\frac{2}{\pi}}\, Y_l(r / s)\, F_l(t)
+
+    with :math:`t = r^2 / 2 s^2` and Boys functions F.
+
+    Args:
+        widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds.
+        gains: ``(heads, C, lmax + 1)``, the factor of each degree of the solid harmonics.
+        bounds: The smallest and the largest width of each of the C kernels, as Python numbers in the unit of positions.
+
+    Raises:
+        ValueError: if shapes do not fit or a bound is not positive.
+
+    Example:
+        >>> import torch
+        >>> kernel = Coulomb(torch.ones(1, 1), torch.ones(1, 1, 1), bounds=((0.5, 1.0),))
+        >>> kernel.real_space(torch.tensor([[[0.0, 100.0]]])).flatten()
+        tensor([0.7979, 0.1000])
+    """
+
+    long_range: ClassVar[bool] = True
+
+    def split(self, width: float) -> tuple["ShortRangeCoulomb", "LongRangeCoulomb"]:
+        """Split the kernel into a sum of two kernels: one that decays as a Gaussian, and the potential of charges of a
+        larger ``width``, which needs few reciprocal vectors."""
+        short = ShortRangeCoulomb(self.widths, self.gains, tuple((low, width) for low, _ in self.bounds))
+        return short, LongRangeCoulomb(self.widths, self.gains, ((width, width),) * self.count)
+
+    @staticmethod
+    def split_ranges(low: float, width: float, scaled_cutoff: float) -> list[Range]:
+        """The :meth:`Kernel.ranges` of both kernels from :meth:`split`, for one kernel with the smallest width ``low``.
+        It makes no tensors, since many widths are tried."""
+        short = Range(scaled_cutoff / low, scaled_cutoff * width, long_range=False)
+        return [short, Range(scaled_cutoff / width, scaled_cutoff * width, long_range=True)]
+
+    def radial_functions(self, t: Tensor) -> Tensor:
+        return math.sqrt(2 / math.pi) * boys_functions(t, self.lmax)
+
+    def transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
+        widths = per_wavenumber(self.widths, index, square)
+        return widths * (-square * widths.square() / 2).exp() * coulomb
+
+
+class ShortRangeCoulomb(Kernel):
+    r"""Coulomb potentials without their long-range part: those of Gaussian charges of width s, surrounded by opposite
+    charges of the largest width S of the bounds.
+
+    .. math:: K(r) = \frac{s}{r} \Big( \mathrm{erf} \frac{r}{\sqrt 2 s} - \mathrm{erf} \frac{r}{\sqrt 2 S} \Big), \qquad
+        \hat K(k) = \frac{4 \pi s}{k^2} \big( e^{-s^2 k^2 / 2} - e^{-S^2 k^2 / 2} \big)
+    """
+
+    @property
+    def _outer(self) -> float:
+        return self.bounds[0][1]
+
+    def radial_functions(self, t: Tensor) -> Tensor:
+        ratio = (self.widths / self._outer)[..., None, None].to(t.dtype)
+        own, outer = (boys_functions(x, self.lmax) for x in (t, t * ratio.square()))
+        powers = torch.stack([ratio ** (2 * degree + 1) for degree in range(self.lmax + 1)])[:, None]
+        return math.sqrt(2 / math.pi) * (own - powers * outer)
+
+    def transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
+        widths = per_wavenumber(self.widths, index, square)
+        excess, zero = (self._outer**2 - widths.square()) / 2, square == 0
+        safe = torch.where(zero, 1.0, square)
+        remainder = torch.where(zero, excess, -torch.expm1(-safe * excess) / safe)
+        return 4 * math.pi * widths * (-square * widths.square() / 2).exp() * remainder
+
+
+class LongRangeCoulomb(Kernel):
+    r"""Long-range parts of Coulomb potentials, in reciprocal space: those of Gaussian charges of the width S that is
+    both bounds, in units of the width s.
+
+    .. math:: \hat K(k) = \frac{4 \pi s}{k^2}\, e^{-S^2 k^2 / 2}
+
+    Where k = 0 is left out, in crystals, it takes off k = 0 of the short-range part.
+    """
+
+    long_range: ClassVar[bool] = True
+
+    def transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
+        widths, outer = per_wavenumber(self.widths, index, square), self.bounds[0][1]
+        short = 2 * math.pi * widths * (outer**2 - widths.square())
+        left_out = (square == 0) & (coulomb == 0)
+        return torch.where(left_out, -short, widths * (-square * outer**2 / 2).exp() * coulomb)
+
+
 class Interaction(NamedTuple):
     """The settings of sums over nodes.
 
@@ -206,3 +327,66 @@ class Interaction(NamedTuple):
         h, k, l = self.max_hkl  # noqa: E741
         ratios = [own.cutoff / largest - 1e-9 for own in ranges]  # less a rounding error
         return [(math.ceil(h * r), math.ceil(k * r), math.ceil(l * r)) for r in ratios]
+
+
+class _Ladder(torch.autograd.Function):
+    """Boys functions F_0 to F_l of t, with dF_l / dt = -F_{l+1}. Forward computes one more degree, which backward uses.
+
+    Backward calls this function with one more degree, so it has derivatives of any order, also at t = 0; a registered
+    operator would need one more operator for each order.
+    """
+
+    @staticmethod
+    def forward(ctx, t: Tensor, lmax: int) -> Tensor:
+        out = _boys(t, lmax + 1)
+        ctx.save_for_backward(t, out)
+        ctx.lmax = lmax
+        return out[:-1]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        t, known = ctx.saved_tensors
+        # to be differentiated again, slopes have to be a function of t in autograd's graph
+        slopes = _Ladder.apply(t, ctx.lmax + 1) if torch.is_grad_enabled() else known
+        return -(grad * slopes[1:]).sum(0), None
+
+
+def boys_functions(t: Tensor, lmax: int) -> Tensor:
+    r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for t >= 0, of degrees 0 to ``lmax``. Compilers and transforms
+    get plain operations."""
+    return _Ladder.apply(t, lmax) if runs_eagerly() else _boys(t, lmax)
+
+
+def _boys(t: Tensor, lmax: int) -> Tensor:
+    """Boys functions in operations that autograd can differentiate: below ``edge`` the series of the highest degree,
+    whose terms are all positive, and the recursion down; above it the error function and the recursion up."""
+    edge = 1.5 + lmax
+    small = t < edge
+    near, far, exponential = t.clamp(max=edge), t.clamp(min=edge), (-t).exp()
+    terms = [1 / (2 * lmax + 1)]  # F_l(t) exp(t) = sum_k (2 t)^k / (2 l + 1)(2 l + 3)...(2 l + 2 k + 1)
+    while terms[-1] * edge ** (len(terms) - 1) > torch.finfo(t.dtype).eps / 8 * terms[0]:
+        terms.append(terms[-1] * 2 / (2 * lmax + 2 * len(terms) + 1))
+    down = [exponential * _polynomial(terms, near)]
+    for degree in range(lmax, 0, -1):
+        scaled = exponential if degree == 1 else exponential / (2 * degree - 1)
+        down.append(torch.addcmul(scaled, near, down[-1], value=2 / (2 * degree - 1)))
+    root, inverse = far.sqrt(), -0.5 / far
+    up = [math.sqrt(math.pi) / 2 * torch.erf(root) / root]
+    for degree in range(lmax):
+        up.append(torch.sub(exponential, up[-1], alpha=2 * degree + 1) * inverse)
+    return torch.where(small, torch.stack(down[::-1]), torch.stack(up))
+
+
+def _polynomial(coefficients: Sequence[float], t: Tensor) -> Tensor:
+    """The polynomial with these coefficients, the constant first, by Horner's rule."""
+    *others, first, second = _constants(tuple(coefficients), t.dtype, t.device)
+    out = first + t * second
+    for coefficient in reversed(others):
+        out = torch.addcmul(coefficient, out, t)
+    return out
+
+
+@cached(64)
+def _constants(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """Tensors of single numbers, made on the device, so that CUDA does not wait for a copy."""
+    return tuple(torch.full((), value, dtype=dtype, device=device) for value in values)
