@@ -10,7 +10,7 @@ from tg_equiattn import checks
 from tg_equiattn import functional as F
 from tg_equiattn.encodings.group import GroupEncoding
 from tg_equiattn.encodings.locality import Locality
-from tg_equiattn.functional.performer.clipped import near_distances
+from tg_equiattn.functional.performer.near_pairs import near_distances
 from tg_equiattn.functional.waves.cells import read_lattice
 from tg_equiattn.grids import PixelGrid, Window, transform_grid
 from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial

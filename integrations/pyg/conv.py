@@ -152,7 +152,7 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
             redraw_interval=redraw_interval, method=method, dropout=dropout,
         )  # fmt: skip
         self.out_channels, self.heads = self.attention.out_channels, self.attention.heads
-        if not self.attention.positions.weighs_pairs:
+        if self.attention.position != "window":
             self.explain = False  # an edge has no weight of its own
         self._guessed_batch = False
 
@@ -171,7 +171,7 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
         self.attention.process_group = process_group
 
     def settings(self) -> dict[str, Any]:
-        return {"flow": self.flow if self.attention.needs_neighbors else None}
+        return {"flow": self.flow if self.attention.needs.neighbors else None}
 
     def reset_parameters(self):
         """Resets all learnable parameters of the module, and draws the random features again."""
@@ -234,7 +234,7 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
         batch_size = graphs if batch_size is None else batch_size
         if near is None and grid is None and edge_index is not None:
             near = self._neighbors(edge_index, batch, edge_attr, pos, edge_offset, cell, x.shape[-2])
-            if near is not None and near.between_positions and not self.attention.needs_positions:
+            if near is not None and near.between_positions and not self.attention.needs.positions:
                 pos = None  # not needed: offsets are differences of pos, which has been checked
         if self.explain:
             self._check_explained(near)
@@ -278,7 +278,7 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
             raise ValueError("edge_index must not be an adjacency matrix with flow='target_to_source'")
         edge_index, edge_attr = plain_edges(edge_index, edge_attr, num_nodes)
         edge_index = edge_index if self.flow == "source_to_target" else edge_index.flip(0)
-        if edge_attr is not None and self.attention.positions.edge_dim is None:
+        if edge_attr is not None and self.attention.needs.edge_dim is None:
             what = f"shape {tuple(edge_attr.shape)}" if isinstance(edge_attr, Tensor) else type(edge_attr).__name__
             raise ValueError(
                 f"edge_attr must be None without edge_dim, got {what}: it holds features of edges; give their offsets "
@@ -287,19 +287,19 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
         if batch is None and not self._guessed_batch and is_readable(edge_index):
             warn_of_hidden_batch(edge_index, num_nodes)
             self._guessed_batch = True
-        if not self.attention.needs_neighbors:
+        if not self.attention.needs.neighbors:
             return None
-        dim = self.attention.positions.pos_dim or None
+        dim = self.attention.needs.dim or None
         if edge_offset is None and dim is not None:
-            check_pos(pos, self.attention.positions)
+            check_pos(pos, self.attention.needs)
         near = NeighborList.from_edges(
             edge_index, num_nodes, checked=True, dim=dim, pos=pos, offsets=edge_offset,
-            whole=self.attention.whole_offsets, edge_dim=self.attention.positions.edge_dim, features=edge_attr,
+            whole=self.attention.needs.whole, edge_dim=self.attention.needs.edge_dim, features=edge_attr,
             weights=self._explained(edge_index),
         )  # fmt: skip
         if dim is not None and pos is not None and edge_offset is not None:
             pos = checks.positions(pos, (num_nodes, dim), edge_index, "")
-            check_offsets(pos, edge_offset.view(-1, dim), edge_index, batch, cell, self.attention.whole_offsets)
+            check_offsets(pos, edge_offset.view(-1, dim), edge_index, batch, cell, self.attention.needs.whole)
         return near
 
     def _explained(self, edge_index: Tensor) -> Tensor | None:

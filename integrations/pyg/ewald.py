@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 from tg_equiattn import checks
 from tg_equiattn.nn import EwaldAttention as CoreAttention
 from tg_equiattn.nn.modules import NotScriptable, reset_children, with_zero_gradients
-from tg_equiattn.nn.performer.far_offsets import FarOffsets
+from tg_equiattn.nn.performer.offsets import FarOffsets
 from tg_equiattn.node_batch import known_sorted
 from tg_equiattn.slots import inverse
 

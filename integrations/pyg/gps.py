@@ -116,7 +116,7 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         self._made = {"act": _described(activation, act_kwargs), "norm": _described(norms[0], norm_kwargs)}
         self._conv_takes = _named(conv, ("edge_attr", "pos", "batch"))
         self._conv_names = None if conv is None else _arguments(conv)
-        self._features_in_attention = attn == "performer" and self.attention.attention.positions.edge_dim is not None
+        self._features_in_attention = attn == "performer" and self.attention.attention.needs.edge_dim is not None
         self._norm_takes = _named(norms[0], ("batch", "batch_size"))
 
     def settings(self) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 from .group.attention import group_attention, lifting_attention
 from .hyena.long_conv import scalar_long_conv, vector_long_conv
-from .performer.attention import linear_attention
-from .performer.random_features import orthogonal_projection, softmax_features
-from .performer.window import window_attention
+from .performer.linear_attention import linear_attention, orthogonal_projection, softmax_features
+from .performer.near_pairs import window_attention
 from .vector.attention import vector_attention
 from .vector.clifford import geometric_product
 from .waves.charges import charge_energies

@@ -2,7 +2,8 @@
 
 import torch
 
-from tg_equiattn.functional.performer.clipped import clipped_attention_impl
+from tg_equiattn.functional.performer.linear_attention import Inputs
+from tg_equiattn.functional.performer.near_pairs import clipped_attention_impl
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.node_batch import NodeBatch
 
@@ -13,5 +14,5 @@ def test_stays_right_where_every_node_is_near():
     table = torch.tensor([1e-20, 3e-20, 1e-20, 1.0]).log()
     table = 1 - (1 - 2 * table).sqrt()  # of the two numbers w with w - w^2 / 2 as asked for, the lower one
     query, value, nodes = torch.zeros(1, 2, 1), torch.randn(1, 2, 3), NodeBatch.flat(torch.empty(2), None)
-    out = clipped_attention_impl(query, value, projection, table[None, :, None], near, nodes)
+    out = clipped_attention_impl(Inputs(query, query, value, projection), table[None, :, None], near, nodes)
     torch.testing.assert_close(out, (value + 3 * value.flip(1)) / 4, rtol=1e-4, atol=1e-5)

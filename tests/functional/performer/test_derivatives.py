@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tg_equiattn.functional import linear_attention, window_attention
-from tg_equiattn.functional.performer.clipped import clipped_attention_impl
+from tg_equiattn.functional.performer.linear_attention import Inputs
+from tg_equiattn.functional.performer.near_pairs import clipped_attention_impl
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.node_batch import NodeBatch
 
@@ -21,7 +22,7 @@ def attend_window(query, key, value, projection, pair_bias, self_bias, far_bias)
 def attend_clipped(query, value, projection, table):
     nodes = NodeBatch.flat(query, None)
     query, value = query.transpose(0, 1), value.transpose(0, 1)
-    return clipped_attention_impl(query, value, projection, table, NEAR, nodes).transpose(0, 1)
+    return clipped_attention_impl(Inputs(query, query, value, projection), table, NEAR, nodes).transpose(0, 1)
 
 
 QUERY, VALUE, PROJECTION = (N, HEADS, D), (N, HEADS, E), (M, D)

@@ -6,8 +6,8 @@ from clouds import double, equal
 from space import batch_of
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from tg_equiattn.functional.performer.pairs import Near, pair_attention_impl
-from tg_equiattn.functional.performer.window import window_attention_impl
+from tg_equiattn.functional.performer.linear_attention import Inputs
+from tg_equiattn.functional.performer.near_pairs import Near, pair_attention_impl, window_attention_impl
 from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.node_batch import NodeBatch
 
@@ -28,7 +28,7 @@ def test_ten_thousand_nodes():
     pairs, bias, far = NeighborList(edges, count), torch.randn(1, count - 1), torch.tensor([0.3])
     with torch.no_grad():
         near = Near(pairs, bias, torch.zeros(1, 1), far)
-        found = window_attention_impl(query, key, value, None, near, NodeBatch.flat(torch.empty(count), None))
+        found = window_attention_impl(Inputs(query, key, value), near, NodeBatch.flat(torch.empty(count), None))
     scores = (query[0, rows] @ key[0].T / 2**0.5).double()
     weights = (scores + 0.3).exp()
     for n, i in enumerate(rows.tolist()):
@@ -72,7 +72,7 @@ def test_small_graphs_are_not_padded_to_the_largest(kind, largest):
         nodes = NodeBatch.flat(batch, batch, len(sizes))
         some = [x[:, first:last] for x in operands]
         with FlopCounterMode(display=False, custom_mapping={kernel: products_of_kernel}) as counter:
-            out = window_attention_impl(*some, None, near, nodes) if near else pair_attention_impl(*some, nodes)
+            out = window_attention_impl(Inputs(*some), near, nodes) if near else pair_attention_impl(*some, nodes)
         return out, counter.get_total_flops()
 
     found, products = attend(0, len(graph), sizes)

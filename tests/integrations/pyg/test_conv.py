@@ -13,7 +13,7 @@ def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, devic
     assert bool((data.edge_index[0] == data.edge_index[1]).any())
     kept = ((data.edge_index > 1) & (data.edge_index < 17)).all(0)
     data.edge_index, data.edge_offset = data.edge_index[:, kept], data.edge_offset[kept]
-    if not conv.attention.whole_offsets:
+    if not conv.attention.needs.whole:
         data.pos = data.pos + torch.rand_like(data.pos)
         source, target = data.edge_index
         data.edge_offset = data.pos[source] - data.pos[target]

@@ -46,7 +46,7 @@ def cloud():
 
     def call(layer, x, pos, parameters=None, **more):
         more |= {"pos": pos, "batch": batch, "batch_size": len(SIZES)}
-        if layer.needs_neighbors:
+        if layer.needs.neighbors:
             offsets = pos[source] - pos[target]
             more["neighbors"] = NeighborList(edges, len(pos), offsets, features=edges.T.double().sin())
         return torch.func.functional_call(layer, parameters or {}, (x,), more)

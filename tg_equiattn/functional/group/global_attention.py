@@ -11,7 +11,7 @@ from torch import Tensor
 from ...modes import full_precision
 from ...ranks import merge_attentions
 from ..operators import use_plain
-from ..performer.attention import feature_attention, feature_norm
+from ..performer.linear_attention import feature_attention, feature_norm
 from .attention import group_attention_impl
 
 if TYPE_CHECKING:

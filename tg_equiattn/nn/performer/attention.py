@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
+from ...functional.performer.linear_attention import Inputs
 from ...grids import PixelGrid
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
 from ...ranks import Shared
 from ..modules import NotScriptable, StoresSettings, reset_children, with_zero_gradients
-from .far_offsets import FarOffsets
-from .nodes import Nodes
-from .positions import OFFSETS, ClippedPosition, FeatureVariance, Position, SinusoidPosition, WindowPosition
-from .projections import make_key_bias, make_linear
-from .random_features import DrawsFeatures, RandomFeatures
-from .settings import check_position, cutoff_of
+from .nodes import read_nodes
+from .offsets import FarOffsets
+from .positions import OFFSETS, make_position
+from .random_features import DrawsFeatures, FeatureVariance, RandomFeatures
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -32,6 +31,34 @@ KEY_CHANNELS = 3  # largest default number; with few channels random features ha
 FEATURES = 64  # smallest default number of random features; docs/graph_settings.md has their error
 PAIRS = 2  # method="pairs" is faster for graphs of up to this many nodes for each random feature; see the same page
 MANY_PAIRS = 8  # method="features" is much faster for graphs of more nodes than this for each random feature
+
+
+def _linear(in_channels: int, out_channels: int) -> nn.Linear:
+    """A linear map without bias; ``in_channels`` -1 reads the width from the first input."""
+    return nn.LazyLinear(out_channels, False) if in_channels == -1 else nn.Linear(in_channels, out_channels, False)
+
+
+class KeyBias(nn.Linear):
+    """A linear map to one number for each head. It starts at zero: models whose biases start at random are less
+    accurate in graphs larger than those of training."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+
+class LazyKeyBias(nn.LazyLinear):
+    """:class:`KeyBias` before its first input."""
+
+    cls_to_become = KeyBias
+
+    def reset_parameters(self) -> None:
+        if not self.has_uninitialized_params():
+            nn.init.zeros_(self.weight)
+
+
+def _key_bias(in_channels: int, heads: int) -> nn.Linear:
+    """A :class:`KeyBias`; ``in_channels`` -1 reads the width from the first input."""
+    return LazyKeyBias(heads, False) if in_channels == -1 else KeyBias(in_channels, heads, False)
 
 
 @checks.python_numbers
@@ -162,30 +189,23 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         if method is not None:
             checks.choice("method", method, METHODS)
         checks.probability(dropout=dropout)
-        check_position(position, offset, values, edge_dim, method)
         self.out_channels, self.heads, self.head_channels = out_channels, heads, out_channels // heads
-        self.position, self.pos_dim, self.offset, self.method = position, pos_dim, offset, method or "features"
-        self.values = values
+        self.position, self.pos_dim, self.offset, self.values = position, pos_dim, offset, values
+        self.method, self.dropout = method or "features", dropout
         few = self.method == "features" and position in ("window", None)
         self.key_channels = d = key_channels or min(KEY_CHANNELS if few else self.head_channels, self.head_channels)
-        self.dropout = dropout
-        self.cutoff = cutoff = cutoff_of(position, cutoff, offset)
-        self.positions: Position
-        if position == "window":
-            value_channels = self.head_channels if values == "offset" else None
-            self.positions = WindowPosition(heads, pos_dim, cutoff, offset, value_channels, edge_dim)
-        elif position == "clipped":
-            self.positions = ClippedPosition(heads, pos_dim, cast(int, cutoff), d)
-        else:
-            self.positions = SinusoidPosition(heads, pos_dim) if position else Position(heads, pos_dim, cutoff)
-        self.needs_neighbors, self.whole_offsets = self.positions.needs_neighbors, self.positions.whole_offsets
-        invariant = offset == "distance"
-        self.far_offsets = None if values == "content" else FarOffsets(heads, pos_dim, out_channels, invariant)
-        keys = self.positions.key_heads
-        self.query = make_linear(in_channels, heads * d)
-        self.key = make_linear(in_channels, keys * d) if keys else None
-        self.key_bias = make_key_bias(in_channels, keys) if keys and self.method == "features" else None
-        self.value = make_linear(in_channels, out_channels)
+        self.positions = make_position(
+            position, heads, pos_dim, cutoff, offset, values, edge_dim, method, d, self.head_channels
+        )
+        self.needs, keys, self.far_offsets = self.positions.needs, self.positions.key_heads, None
+        self.cutoff = self.needs.unit
+        if values != "content":
+            self.needs = self.needs._replace(positions=True, far_offsets=True)
+            self.far_offsets = FarOffsets(heads, pos_dim, out_channels, offset == "distance")
+        self.query = _linear(in_channels, heads * d)
+        self.key = _linear(in_channels, keys * d) if keys else None
+        self.key_bias = _key_bias(in_channels, keys) if keys and self.method == "features" else None
+        self.value = _linear(in_channels, out_channels)
         self.out = nn.Linear(out_channels, out_channels)
         self.features: RandomFeatures | None = None
         self.suggests = "pairs" if method is None and position != "clipped" else None
@@ -196,14 +216,9 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
             self.positions.variance = FeatureVariance(keys, dim) if keys else None
 
     def why_not_shared(self) -> str | None:
-        if self.needs_neighbors:
+        if self.needs.neighbors:
             return "near pairs, which may be of two processes"
         return "method='pairs', whose pairs may be of two processes" if self.features is None else None
-
-    @property
-    def needs_positions(self) -> bool:
-        """True if positions are read beside the offsets of near pairs."""
-        return self.positions.needs_positions or self.far_offsets is not None
 
     @property
     def in_channels(self) -> int:
@@ -212,7 +227,7 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         return -1 if isinstance(weight, nn.UninitializedParameter) else weight.shape[1]
 
     def settings(self) -> dict[str, Any]:
-        used = (self.needs_neighbors and self.offset is not None) or self.far_offsets is not None
+        used = (self.needs.neighbors and self.offset is not None) or self.far_offsets is not None
         return {
             "heads": self.heads, "pos_dim": self.pos_dim, "method": self.method, "values": self.values,
             "position": self.position, "offset": self.offset, "cutoff": self.cutoff if used else None,
@@ -266,13 +281,13 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         if return_vectors and self.far_offsets is None:
             raise ValueError("return_vectors must be False with values='content', got True: pass values='far'")
         checks.same_kind(x, self.query.weight)
-        nodes = Nodes(
-            x, self.positions, self.ranks, mask, batch, batch_size, max_num_nodes, pos, grid, neighbors,
-            far_offsets=self.far_offsets is not None, whole=self.features is None,
+        nodes = read_nodes(
+            x, self.needs, self.ranks, mask, batch, batch_size, max_num_nodes, pos, grid, neighbors,
+            whole=self.features is None,
         )  # fmt: skip
         if self.suggests is not None and not torch.compiler.is_compiling():
             self._suggest_method(nodes.node_batch)
-        projection = None
+        projection = variance = None
         if self.features is not None:
             projection = self.features(x.device, torch.promote_types(x.dtype, torch.float32))
         if not x.numel() and self.ranks is None:  # after the features have counted the step, as on other ranks
@@ -284,20 +299,22 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         query, value = self._project(self.query, nodes.x), self._project(self.value, nodes.x, self.head_channels)
         key = query[:0] if self.key is None else self._project(self.key, nodes.x)
         key_bias = None if self.key_bias is None else self._project(self.key_bias, nodes.x, 1)
+        if self.positions.variance is not None:
+            variance = self.positions.variance()
         dropout = self.dropout if self.training else 0.0
+        inputs = Inputs(query, key, value, projection, variance, key_bias, dropout)
         if self.far_offsets is None:
-            content = self.positions(query, key, key_bias, value, projection, nodes, dropout)
-            return nodes.restore(self.out(content.transpose(0, 1).flatten(1)))
+            return nodes.restore(self.out(self.positions(inputs, nodes).transpose(0, 1).flatten(1)))
         wide = value.to(torch.promote_types(value.dtype, torch.float32))
         centred = nodes.node_batch.centred(cast(Tensor, nodes.pos), detach=True).to(wide.dtype)
         parts = [wide, centred.expand(self.heads, -1, -1)]
         parts += [torch.ones_like(wide[..., :1])] if dropout else []  # its mean is the sum of the kept weights
         joined = torch.cat([part.transpose(0, 1) for part in parts], -1).transpose(0, 1)  # as heads lie in memory
-        means = self.positions(query, key, key_bias, joined, projection, nodes, dropout)
+        means = self.positions(inputs._replace(value=joined), nodes)
         content, far, *kept = means.split([part.shape[-1] for part in parts], -1)
         vectors = far - (centred * kept[0] if kept else centred)
         out = self.out(content.to(value.dtype).transpose(0, 1).flatten(1))
-        out = nodes.restore(out + self.far_offsets(vectors / self.positions.unit).to(out.dtype))
+        out = nodes.restore(out + self.far_offsets(vectors / self.needs.unit).to(out.dtype))
         return (out, nodes.restore(vectors.transpose(0, 1).to(self.out.weight.dtype))) if return_vectors else out
 
     def _project(

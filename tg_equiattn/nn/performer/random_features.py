@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 import zlib
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.performer.random_features import orthogonal_projection
+from ...functional.performer.linear_attention import orthogonal_projection
 from ...modes import goes_through, is_ordinary, ordinary_tensors
 from ...tables import Tables
 from ..modules import whole_numbers
@@ -304,6 +305,36 @@ class RandomFeatures(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_random_features}, {self.dim}, redraw_interval={self.redraw_interval}"
+
+
+class FeatureVariance(nn.Module):
+    """The variance of the directions of random features, a learned number for each head, greater than 1/2.
+
+    The estimate is unbiased for every variance (see :func:`softmax_features`). A small variance has a small error for
+    short queries and keys, and a large variance for long ones, whose attention is sharp.
+
+    With up to 4 channels it starts at 12: training then finds sharp attention, which it does not find from small
+    variances (see docs/graph_settings.md). With more channels, features cannot follow sharp attention with any
+    variance. The variance then starts where the error of a new layer is smallest, for an input of unit variance, with
+    which |q|^2 + |k|^2 is 2 sqrt(dim) / 3.
+
+    Source: Likhosherstov et al., Chefs' random tables (2022), FAVOR++, whose A is (1 - s) / 4 of the variance s.
+    """
+
+    def __init__(self, heads: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.log = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        size = 2 * self.dim**0.5 / 3
+        rho = (math.sqrt((2 * size + self.dim) ** 2 + 8 * self.dim * size) - 2 * size - self.dim) / (4 * size)
+        start = 12.0 if self.dim <= 4 else (1 + 1 / rho) / 2
+        nn.init.constant_(self.log, math.log(start - 0.5))
+
+    def forward(self) -> Float[Tensor, " heads"]:
+        return 0.5 + self.log.exp()
 
 
 class DrawsFeatures(nn.Module):

@@ -13,8 +13,8 @@ from ...grids import PixelGrid
 from ...modes import LayerNorm
 from ..modules import StoresSettings, reset_children
 from .attention import PerformerAttention
+from .positions import CUTOFF
 from .random_features import DrawsFeatures
-from .settings import CUTOFF
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -172,7 +172,7 @@ class RelativePerformer(DrawsFeatures, StoresSettings):
             raise ValueError(f"input must be (B, {self.in_channels}, {axes}) with pixels, got {tuple(image.shape)}")
         grid = PixelGrid(tuple(image.shape[2:]), self.cutoff, self.periodic)
         first: Any = self.blocks[0]
-        near = grid.neighbors(image.shape[0], image.device) if first.attention.needs_neighbors else None
+        near = grid.neighbors(image.shape[0], image.device) if first.attention.needs.neighbors else None
         x = self.embedding(image.flatten(2).transpose(1, 2))
         for block in self.blocks:
             x = block(x, grid=grid, neighbors=near)

@@ -1,0 +1,403 @@
+r"""Linear attention: softmax attention estimated by positive orthogonal random features (FAVOR+), in O(N) memory.
+
+With the logarithms u of the features, linear attention consists of two softmax attentions. The m features attend to the
+nodes, and then the nodes attend to the features:
+
+    summary   content_m = sum_j softmax_j(u_m(k_j)) v_j,   key_lse_m = logsumexp_j u_m(k_j)
+    readout   out_i = sum_m softmax_m(u_m(q_i) + key_lse_m) content_m,   lse_i = logsumexp_m(u_m(q_i) + key_lse_m)
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ... import checks
+from ...modes import full_precision
+from ...node_batch import NodeBatch, PaddedBatch
+from ...ranks import merge_attentions
+from ...slots import Slots
+from ..operators import are_few, tile_numbers
+from ..tiles import Shape, Tile, is_whole, tiled
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+_TILE_SCORES = 1 << 18  # scores of a tile on a CPU, which fit into the cache of a core
+_TILE_NODES = 256  # smallest number of nodes of a tile
+_SHORTEST_ROW = 16  # slots of a row, where a graph takes several
+
+
+def orthogonal_projection(num_random_features: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
+    r"""Draw directions of random features: orthogonal within blocks of ``dim`` rows, each row N(0, I).
+
+    Blocks are Haar-distributed orthogonal matrices (QR of a Gaussian with the signs of R's diagonal), and every row
+    gets the length of an independent Gaussian vector. So each row has its exact distribution, and the estimate is
+    unbiased.
+
+    Args:
+        num_random_features: Number of directions m.
+        dim: Width d of queries and keys.
+        generator: CPU generator for the draw. Default ``None``: torch's default generator.
+
+    Returns:
+        ``(num_random_features, dim)`` float64 on the CPU, so that all devices get the same numbers.
+
+    Raises:
+        ValueError: If ``num_random_features`` or ``dim`` is not a positive integer.
+
+    Source: Choromanski et al., Rethinking attention with Performers (2021), section 3.
+    """
+    checks.positive(num_random_features=num_random_features, dim=dim)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, device="cpu", generator=generator)
+
+    blocks = math.ceil(num_random_features / dim)
+    haar, triangle = torch.linalg.qr(normal(blocks, dim, dim))
+    haar = haar * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+    return haar.flatten(0, 1)[:num_random_features] * normal(num_random_features, dim).norm(dim=1, keepdim=True)
+
+
+def softmax_features(x: Tensor, projection: Tensor, variance: float | Tensor = 1.0) -> Tensor:
+    r"""Positive random features of the softmax kernel.
+
+    .. math:: \phi_m(x) = \tfrac{1}{\sqrt M} s^{d/4}
+        \exp\!\big(\sqrt s\, \langle w_m, x \rangle + \tfrac{1 - s}{4} |w_m|^2 - \tfrac12 |x|^2\big), \qquad
+        \mathbb{E}_w \langle \phi(q), \phi(k) \rangle = \exp\langle q, k \rangle
+
+    Directions have variance s instead of 1, and features have the weights of importance sampling. The expectation is
+    the same for every s > 1/2. With s = 1 the features are those of FAVOR+; with a larger s the error of large queries
+    and keys is smaller.
+
+    Attention does not call this function: :func:`linear_attention` works with logarithms, which do not overflow.
+
+    Args:
+        x: Queries or keys, ``(..., d)``.
+        projection: Directions w, ``(M, d)``, as :func:`orthogonal_projection` draws them.
+        variance: The variance s, greater than 1/2. Default 1.
+
+    Returns:
+        ``(..., M)``, positive.
+
+    Source: Choromanski et al. (2021), Eq. 5 and Lemma 1; Likhosherstov et al., Chefs' random tables (2022), FAVOR++,
+    for the variance (A = (1 - s) / 4 there).
+
+    Example:
+        >>> import torch
+        >>> q, k = torch.tensor([[0.3, -0.2]]), torch.tensor([[0.1, 0.4]])
+        >>> w = orthogonal_projection(4096, 2, torch.Generator().manual_seed(0)).float()
+        >>> estimate = softmax_features(q, w) @ softmax_features(k, w).T
+        >>> bool((estimate / (q @ k.T).exp() - 1).abs() < 0.02)
+        True
+    """
+    s = variance.to(x) if isinstance(variance, Tensor) else x.new_full((), variance)
+    logs = s.sqrt() * (x @ projection.T) + log_weights(projection, s) / 2 - x.square().sum(-1, keepdim=True) / 2
+    return logs.exp() / math.sqrt(projection.shape[0])
+
+
+def log_weights(projection: Float[Tensor, "features d"], variance: Float[Tensor, ...]) -> Tensor:
+    """Logarithms (..., features) of the importance weights of directions that are drawn with a variance."""
+    s = variance[..., None]
+    return (1 - s) / 2 * projection.square().sum(1) + projection.shape[1] / 2 * s.log()
+
+
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    projection: Tensor,
+    *,
+    mask: Tensor | None = None,
+    batch: Tensor | None = None,
+    batch_size: int | None = None,
+) -> Tensor:
+    r"""Softmax attention estimated by random features, in time and memory linear in the number of keys.
+
+    .. math:: \mathrm{out}_i = \frac{\sum_j \langle \phi(q_i), \phi(k_j) \rangle\, v_j}
+        {\sum_j \langle \phi(q_i), \phi(k_j) \rangle}, \qquad
+        \langle \phi(q), \phi(k) \rangle \approx \exp(\langle q, k \rangle / \sqrt d)
+
+    With the logarithms :math:`u = \log \phi` of the features, this is two softmaxes: one over the keys of a graph for
+    each feature m, with log-sum-exp :math:`\ell_m`, and one over the features for each query. It is computed so:
+
+    .. math:: \mathrm{out}_i = \sum_m \mathrm{softmax}_m\big(u_m(q_i) + \ell_m\big)
+        \sum_j \mathrm{softmax}_j\big(u_m(k_j)\big)\, v_j .
+
+    The maximum that is subtracted before exponentials is that of one graph, head and feature (keys) or of one query.
+    So other graphs of the batch have no effect, no epsilon is needed, and vectors of norm 100 do not overflow. Half
+    precision is computed in float32.
+
+    Args:
+        query: Queries, dense ``(B, heads, N, d)`` as in torch's ``scaled_dot_product_attention``, or ragged
+            ``(N, heads, d)`` with ``batch``.
+        key: Keys, shaped as ``query``.
+        value: Values, ``(B, heads, N, e)`` or ``(N, heads, e)``.
+        projection: Directions of the random features, ``(m, d)``. Draw them with :func:`orthogonal_projection`.
+        mask: Bool ``(B, N)``, true for valid nodes; for dense input only. Masked keys have no weight, even if they are
+            NaN, and outputs of masked queries are zero. Default ``None``: all nodes are valid.
+        batch: Graph index of each node, sorted int64 ``(N,)``; for ragged input only. Default ``None``: one graph.
+        batch_size: Number of graphs. Default ``None``: read from ``batch``, for which CUDA synchronises.
+
+    Returns:
+        Tensor shaped as ``value``.
+
+    Raises:
+        ValueError: If shapes do not fit each other, if ``projection`` requires a gradient, if ``mask`` is given with
+            ragged input or ``batch`` with dense input, or if ``batch`` is not sorted.
+
+    Source: Choromanski et al., Rethinking attention with Performers (2021); relative-performer section 2.1.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 2, 4, 100, 8)
+        >>> linear_attention(q, k, v, torch.randn(64, 8)).shape
+        torch.Size([2, 4, 100, 8])
+    """
+    check_operands(query, key, value, projection, (3, 4))
+    if query.ndim == 3:
+        if mask is not None:
+            raise ValueError("mask must be None where query is ragged, (N, heads, d), got a mask: leave its nodes out")
+        node_batch = NodeBatch.flat(query, batch, batch_size, whole=False)
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        inputs = Inputs(query, key, value, projection)
+        return linear_attention_impl(inputs, node_batch)[0].transpose(0, 1)
+    if batch is not None:
+        raise ValueError("batch must be None where query is dense, (B, heads, N, d), got a tensor: use mask")
+    checks.mask(mask, (query.shape[0], query.shape[2]))
+    shape, valid, flat_mask = value.shape, None, None
+    if mask is not None:
+        valid, flat_mask = mask[:, None, :, None], mask.repeat_interleave(query.shape[1], 0)
+        query, key, value = (torch.where(valid, x, 0.0) for x in (query, key, value))
+    query, key, value = (x.flatten(0, 1) for x in (query, key, value))
+    out = feature_attention(query, key, value, projection, flat_mask)[0].view(shape)
+    return out if valid is None else torch.where(valid, out, 0.0)
+
+
+def check_operands(
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, axes: tuple[int, ...] = (3,)
+) -> None:
+    """Raise ValueError unless query, key and value have equal shapes except for the last axis of value, and projection
+    has the width of the query."""
+    if query.ndim not in axes or key.shape != query.shape or value.shape[:-1] != query.shape[:-1]:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (query, key))
+        dense = "(B, heads, N, d), or " if 4 in axes else ""
+        raise ValueError(
+            f"query, key and value must be {dense}(N, heads, d) with batch, equal except for value's last axis, got "
+            f"{shapes} and {tuple(value.shape)}"
+        )
+    if projection is None:
+        return
+    if projection.ndim != 2 or projection.shape[1] != query.shape[-1] or not projection.shape[0]:
+        raise ValueError(f"projection must be (m, {query.shape[-1]}), got {tuple(projection.shape)}")
+    if projection.requires_grad:
+        raise ValueError(
+            "projection must not require a gradient, got one that does: random features are drawn, not learned; pass "
+            "projection.detach()"
+        )
+
+
+class Inputs(NamedTuple):
+    """The inputs of attention among nodes.
+
+    Attributes:
+        query: queries.
+        key: keys.
+        value: values.
+        projection: directions of the random features; ``None`` for exact weights of all pairs.
+        variance: variance of the directions for each head, as in :func:`softmax_features`; ``None`` means 1.
+        key_bias: number that is added to all scores of a key. Exact weights do not use it.
+        dropout: probability of dropping a weight of a near pair or of an exact softmax, or a key of all pairs.
+    """
+
+    query: Float[Tensor, "heads nodes d"]
+    key: Float[Tensor, "heads nodes d"]
+    value: Float[Tensor, "heads nodes e"]
+    projection: Float[Tensor, "features d"] | None = None
+    variance: Float[Tensor, " heads"] | None = None
+    key_bias: Float[Tensor, "heads nodes 1"] | None = None
+    dropout: float = 0.0
+
+
+def linear_attention_impl(
+    inputs: Inputs, node_batch: NodeBatch
+) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:
+    """:func:`linear_attention` without checks, and the log-sum-exp of the estimated scores, without the term
+    :func:`feature_norm`."""
+    heads, rows, merge = inputs.query.shape[0], graph_rows(node_batch), None
+    if node_batch.ranks is not None:
+        merge = node_batch.ranks.merge
+    elif rows.graph is not None:
+        head = torch.arange(heads, device=rows.graph.device)[:, None]
+        graph = (rows.graph + node_batch.count * head).flatten()
+        merge = functools.partial(_merge_rows, graph=graph, graphs=heads * node_batch.count)
+    mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
+    flat = [inputs.query, inputs.key, drop_keys(inputs.value, inputs.dropout)]
+    flat = flat if inputs.key_bias is None else [*flat, inputs.key_bias]
+    query, key, value, *key_bias = (rows.pack(x, 1).flatten(0, 1) for x in flat)
+    variance = inputs.variance
+    if variance is not None:
+        variance = variance[:, None].expand(-1, query.shape[0] // heads).flatten()
+    projection = cast(Tensor, inputs.projection)
+    results = feature_attention(query, key, value, projection, mask, merge, variance, *key_bias)
+    out, lse = (rows.unpack(x.unflatten(0, (heads, -1)), 1) for x in results)
+    return out, lse
+
+
+def graph_rows(node_batch: NodeBatch) -> PaddedBatch:
+    """Rows of whole graphs, or of chunks of graphs if most graphs are much shorter than the longest one, or if their
+    sizes are not known. Chunks have the ``graph`` of each row."""
+    average = max(1, node_batch.nodes // max(1, node_batch.count))
+    known = node_batch.known_sizes is not None
+    if node_batch.even or node_batch.ranks is not None or (known and node_batch.bound <= 2 * average):
+        return node_batch.padded()
+    length = max(_SHORTEST_ROW, average if known else -(-average // 4))
+    sizes, last = node_batch.sizes, node_batch.count - 1
+    row = torch.arange(node_batch.nodes // length + node_batch.count, device=sizes.device)  # a bound of their number
+    first = torch.cat([row.new_zeros(1), ((sizes + length - 1) // length).cumsum(0)])
+    graph = (torch.searchsorted(first, row, right=True) - 1).clamp(max=last)
+    before = (row - first[graph]) * length
+    starts = node_batch.starts
+    node, mask = node_batch.nodes_of_rows(starts[graph] + before, sizes[graph] - before, length)
+    slot = first[node_batch.batch] * length + node_batch.within(starts)
+    return PaddedBatch(node_batch, row.shape[0], length, mask, Slots(node, mask.flatten(), slot, None), graph)
+
+
+def _merge_rows(
+    content: Float[Tensor, "rows features e"], lse: Float[Tensor, "rows features"], graph: Int[Tensor, " rows"],
+    graphs: int,
+) -> tuple[Float[Tensor, "rows features e"], Float[Tensor, "rows features"]]:  # fmt: skip
+    """Softmax averages and log-sum-exps over the keys of whole graphs, for each row, from those over each row."""
+
+    def largest(lse: Tensor) -> Tensor:
+        top = lse.new_full((graphs, *lse.shape[1:]), torch.finfo(lse.dtype).min)
+        return top.scatter_reduce(0, graph.view(-1, 1, 1).expand_as(lse), lse, "amax").index_select(0, graph)
+
+    def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
+        both = weight, weight * content
+        total, out = (x.new_zeros(graphs, *x.shape[1:]).index_add(0, graph, x).index_select(0, graph) for x in both)
+        return total, out
+
+    content, lse = merge_attentions(content, lse.unsqueeze(-1), largest, sums)
+    return content, lse.squeeze(-1)
+
+
+def drop_keys(value: Float[Tensor, "heads nodes e"], dropout: float) -> Float[Tensor, "heads nodes e"]:
+    """Values with dropout of whole keys of each head: their weights stay in the normaliser."""
+    return value * F.dropout(torch.ones_like(value[..., :1]), dropout) if dropout else value
+
+
+def feature_norm(query: Float[Tensor, "... d"], projection: Float[Tensor, "features d"]) -> Float[Tensor, "... 1"]:
+    """The term of a query's log features that is the same for all features."""
+    return query.square().sum(-1, keepdim=True) * (query.shape[-1] ** -0.5 / -2) - math.log(projection.shape[0])
+
+
+def feature_attention(
+    query: Float[Tensor, "groups nodes d"], key: Float[Tensor, "groups nodes d"],
+    value: Float[Tensor, "groups nodes e"], projection: Float[Tensor, "features d"],
+    mask: Bool[Tensor, "groups nodes"] | None, merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    variance: Float[Tensor, " groups"] | None = None,
+    key_bias: Float[Tensor, "groups nodes 1"] | None = None,
+) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:  # fmt: skip
+    """Outputs and log-sum-exps of groups of queries, over the valid keys of each group.
+
+    Args:
+        query: queries.
+        key: keys.
+        value: values.
+        projection: directions of the random features.
+        mask: true for valid keys; ``None`` means all.
+        merge: function for queries that attend to the keys of several groups. It takes the softmax averages (groups,
+            features, e) and log-sum-exps (groups, features) over the keys of each group, and returns those over all
+            keys that the queries of each group attend to.
+        variance: variance of the directions of each group, as in :func:`softmax_features`; ``None`` means 1.
+        key_bias: number that is added to all scores of a key.
+    """
+    scale = query.shape[-1] ** -0.5
+    with full_precision(query.device):
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
+        query, key = query.to(dtype), key.to(dtype)
+        bias = key.square().sum(-1) * (-scale / 2)
+        bias = bias if key_bias is None else bias + key_bias[..., 0].to(dtype)
+        if variance is not None:
+            variance = variance.to(dtype)
+            root = variance.sqrt()[:, None, None]
+            query, key = query * root, key * root
+        content, lse = feature_summary(key, bias, w, value.to(dtype), mask)
+        content, lse = (content, lse) if merge is None else merge(content, lse)
+        lse = lse if variance is None else lse + log_weights(projection.to(dtype), variance)
+        out, query_lse = feature_readout(query, w, content, lse)
+    return out.to(value.dtype), query_lse[..., None]
+
+
+def feature_summary(
+    key: Float[Tensor, "groups nodes d"], bias: Float[Tensor, "groups nodes"], projection: Float[Tensor, "features d"],
+    value: Float[Tensor, "groups nodes e"], mask: Bool[Tensor, "groups nodes"] | None,
+) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
+    """The content and the log-sum-exp of each feature over the valid keys of a group.
+
+    Log features are W k + bias. A group without keys has content 0 and the smallest finite key_lse.
+    """
+    groups, features = key.shape[0], projection.shape[0]  # unlike len, not a constant of torch.jit.trace
+    bias = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+    tensors = projection.expand(groups, -1, -1), key, bias, value
+    if is_whole(key) or are_few(groups * key.shape[1] * features):
+        return _averages(None, *tensors)
+    cuts = list(_cuts(key, features))
+    parts = 1 + max(n for *_, n in cuts)
+    tiles = [Tile(None, (group, *((group, nodes),) * 3), ((n, group),) * 2) for group, nodes, n in cuts]
+    shapes = Shape((parts, groups, features, value.shape[-1]), True), Shape((parts, groups, features), True)
+    content, lse = tiled(_averages, tiles, tensors, shapes, (False, True, True, True))
+    if parts == 1:
+        return content[0], lse[0]
+    content, lse = merge_attentions(content, lse[..., None])
+    return content, lse[..., 0]
+
+
+def feature_readout(
+    query: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"],
+    content: Float[Tensor, "groups features e"], key_lse: Float[Tensor, "groups features"],
+) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:  # fmt: skip
+    """Outputs and log-sum-exps of queries over the features."""
+    tensors = query, projection.expand(query.shape[0], -1, -1), key_lse, content
+    if is_whole(query) or are_few(query[..., 0].numel() * len(projection)):
+        return _averages(None, *tensors)
+    cuts = [(group, (group, nodes)) for group, nodes, _ in _cuts(query, len(projection))]
+    tiles = [Tile(None, (nodes, group, group, group), (nodes, nodes)) for group, nodes in cuts]
+    shapes = Shape((*query.shape[:2], content.shape[-1]), True), Shape(query.shape[:2], True)
+    out, lse = tiled(_averages, tiles, tensors, shapes, (True, False, False, False))
+    return out, lse
+
+
+def _cuts(nodes: Float[Tensor, "groups nodes d"], features: int) -> Iterator[tuple[slice, slice, int]]:
+    """Slices of groups and of their nodes, with the number of the latter among those of their groups."""
+    groups, length = nodes.shape[:2]
+    budget = tile_numbers(nodes.device, _TILE_SCORES, 4)
+    some = max(1, min(groups, budget // (features * min(length, _TILE_NODES))))
+    step = max(_TILE_NODES, budget // (some * features))
+    for g in range(0, groups, some):
+        for n, a in enumerate(range(0, length, step)):
+            yield slice(g, g + some), slice(a, a + step), n
+
+
+def _averages(
+    settings: None, left: Float[Tensor, "groups rows d"], right: Float[Tensor, "groups columns d"],
+    bias: Float[Tensor, "groups columns"], value: Float[Tensor, "groups columns e"],
+) -> tuple[Float[Tensor, "groups rows e"], Float[Tensor, "groups rows"]]:  # fmt: skip
+    """Softmax averages of values, and log-sum-exps, in the memory of the scores, left right^T + bias. Where no score is
+    finite, they are 0 and the smallest number."""
+    scores = torch.baddbmm(bias[:, None], left, right.mT)
+    lowest = torch.finfo(scores.dtype).min
+    top = scores.detach().amax(-1, keepdim=True).clamp(min=lowest)
+    sums = scores.sub_(top).exp_() @ F.pad(value, (0, 1), value=1.0)
+    total = sums[..., -1:]
+    empty = total == 0
+    total = torch.where(empty, 1.0, total)
+    return sums[..., :-1] / total, torch.where(empty, lowest, total.log() + top).squeeze(-1)
