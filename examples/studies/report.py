@@ -18,6 +18,7 @@ from types import ModuleType
 from harness import results, study
 from harness.settings import EXAMPLES, Settings
 from harness.tables import check_cells
+from summary import summary
 
 ROOT = EXAMPLES.parent
 STUDIES = (
@@ -43,10 +44,13 @@ def filled(text: str, name: str, table: str) -> str:
     return place.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text)
 
 
+def rows_of(name: str) -> list[results.Row]:
+    return results.read(study.committed(name), kind_of(importlib.import_module(name)))
+
+
 def build(name: str) -> dict[str, str]:
     """One study's tables by name."""
-    module = importlib.import_module(name)
-    rows = results.read(study.committed(name), kind_of(module))
+    module, rows = importlib.import_module(name), rows_of(name)
     check_cells(rows, kind_of(module))
     return module.report(rows)
 
@@ -59,6 +63,8 @@ def tables() -> dict[str, str]:
         for title, table in build(name).items():
             study.committed(name).with_name(f"{title}.md").write_text(table + "\n")
             found[f"{name}/{title}"] = table
+    found["summary/tasks"] = summary(found, rows_of)
+    (EXAMPLES / "results" / "summary" / "tasks.md").write_text(found["summary/tasks"] + "\n")
     return found
 
 

@@ -43,7 +43,7 @@ def test_every_place_in_a_page_belongs_to_a_table():
         assert all(place[0] for place in places[::2])
         assert places[1::2] == len(places[::2]) * [("", "")]
         for name, title in places[::2]:
-            assert name in (*report.STUDIES, "benchmarks")
+            assert name in (*report.STUDIES, "benchmarks", "summary")
             assert (EXAMPLES / "results" / name / f"{title}.md").is_file()
 
 
@@ -54,6 +54,14 @@ def test_tables_of_benchmarks_are_their_records(record):
     for page in report.pages():
         text = page.read_text()
         assert report.filled(text, f"benchmarks/{record.stem}", record.read_text().strip()) == text
+
+
+def test_the_page_of_results_is_what_the_tables_say():
+    tables = {f"{name}/{title}": table for name in report.STUDIES for title, table in report.build(name).items()}
+    table = report.summary(tables, report.rows_of)
+    text = (EXAMPLES.parent / "docs" / "results.md").read_text()
+    assert report.filled(text, "summary/tasks", table) == text
+    assert (EXAMPLES / "results" / "summary" / "tasks.md").read_text() == table + "\n"
 
 
 def test_rows_that_would_share_a_cell_are_refused():

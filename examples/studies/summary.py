@@ -1,0 +1,94 @@
+"""The table of docs/results.md: a row for each task, from cells of the studies' tables and times of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from harness.results import Row
+from harness.tables import markdown
+
+# The task, the table, what both rows hold, the column, ours, the best other, the settings of runs whose times are
+# compared, and the notes.
+TASKS = (
+    ("Two of four patterns are equal: accuracy, %", "matching/accuracy", (), "4 cells",
+     "relative", "deep G-CNN + mean", {"cells": [4]}, "results_escnn_content.md#find-the-pair"),
+    ("Far digits: accuracy, %", "far_digits/accuracy", (), "accuracy",
+     "global attention", "G-CNN + mean", {}, "results_escnn_content.md#far-digits"),
+    ("Rotated digits, C4, after 24 epochs: accuracy, %", "rotated_digits/frames", ("24", "0.02"), "accuracy",
+     "R4_SA", "C4 G-CNN", {"epochs": 24, "learning_rate": 0.02}, "results_escnn.md#rotated-digits"),
+    ("One attention layer in a G-CNN, digits: accuracy, %", "rotated_digits/mixed", (), "accuracy",
+     "G-CNN + attention", "C4 G-CNN", {"channels": 9}, "results_escnn.md#attention-in-a-g-cnn"),
+    ("Where the far node is", "depots/displacement", (), "as trained",
+     "far offsets, pairs", "dense, centred", {"tasks": ["displacement"]}, "results_pyg_far.md#far-nodes"),
+    ("The same, 4 times the nodes", "depots/displacement", (), "4 times the nodes",
+     "far offsets, pairs", "dense, centred", {"tasks": ["displacement"]}, "results_pyg_far.md#far-nodes"),
+    ("Direction of the nearest of three nodes: accuracy, %", "depots/nearest", (), "1 times the nodes",
+     "far offsets", "dense, centred", {"tasks": ["nearest"]}, "results_pyg_far.md#the-nearest-of-three"),
+    ("The same, 6.25 times the nodes", "depots/nearest", (), "6.25 times the nodes",
+     "far offsets", "dense, centred", {"tasks": ["nearest"]}, "results_pyg_far.md#the-nearest-of-three"),
+    ("Left or right, messages along near pairs: accuracy, %", "pyg_mixed_model/accuracy", ("near pairs",), "accuracy",
+     "ours", "Performer", {"edges": ["near pairs"]}, "results_pyg.md#left-or-right"),
+    ("The same, messages along touching pixels", "pyg_mixed_model/accuracy", ("touching",), "accuracy",
+     "ours", "Performer + positions", {"edges": ["touching"]}, "results_pyg.md#left-or-right"),
+    ("Energies of Lennard-Jones molecules", "molecules/errors", ("pairs",), "energy",
+     "ours, exact", "Performer", {"messages": ["pairs"]}, "results_pyg.md#molecules-without-bonds-between-near-atoms"),
+    ("Forces on charges, twice the charges", "long_range/errors", ("forces",), "field or force, 2 times the charges",
+     "EwaldAttention", "Ewald message passing", {"task": ["forces"]}, "results_e3nn_charges.md#charges-far-apart"),
+    ("Pushed proteins, longer chains", "proteins/response", ("128",), "larger, beyond 8 Å",
+     "Ewald + Hyena", "distance attention", {"epochs": 128}, "results_e3nn_proteins.md#pushed-residues"),
+    ("Recall from 256 tokens", "associative_recall/errors", ("random",), "256 tokens",
+     "SE(3)-Hyena", "SE(3)-Transformer", {"lengths": [256], "vocabulary": ["random"]},
+     "results_e3nn.md#associative-recall"),
+    ("Five charged particles", "nbody/errors", (), "MSE",
+     "SE(3)-Hyena + local", "local only", {"epochs": 100}, "results_e3nn.md#charged-particles"),
+    ("Net force between distant fragments, meV/A", "ion_pairs/pairs", ("0.02",), "net force",
+     "predicted", "MACE", {"sets": ["pairs"], "learning_rate": 0.02}, "results_mace.md#ions-and-molecules-that-part"),
+    ("Forces in bulk water, meV/A", "ion_pairs/sets", ("water",), "force",
+     "predicted", "MACE", {"sets": ["water"]}, "results_mace.md#ions-and-molecules-that-part"),
+    ("Forces in 512 atoms of MgO, meV/A", "polar_crystals/phonons", ("MgO",), "512 atoms",
+     "charges", "torch-pme", {"crystals": ["MgO"], "learning_rate": 0.06, "cutoff": 5.0, "layers": 2},
+     "results_polar_crystals.md"),
+    ("The same beside MACE alone", "polar_crystals/phonons", ("MgO",), "512 atoms",
+     "charges", "MACE", {"crystals": ["MgO"], "learning_rate": 0.06, "cutoff": 5.0, "layers": 2},
+     "results_polar_crystals.md"),
+)  # fmt: skip
+NAMES = {
+    "relative": "attention, relative",
+    "R4_SA": "attention, frames",
+    "far offsets, pairs": "RelativeGPSBlock, pairs",
+    "far offsets": "RelativeGPSBlock, features",
+    "dense, centred": "GPSConv, centred positions",
+    "ours": "RelativePerformerConv",
+    "ours, exact": "RelativePerformerConv, pairs",
+    "Performer": "GPSConv, Performer",
+    "Performer + positions": "GPSConv, Performer with positions",
+    "SE(3)-Hyena + local": "SE(3)-Hyena and messages",
+    "local only": "messages",
+    "predicted": "MACE, predicted charges",
+    "charges": "MACE, given charges",
+    "torch-pme": "these charges by hand, with torch-pme",
+}
+
+
+def cell(table: str, words: Iterable[str], column: str) -> str:
+    """The cell in this column of the one row that has these cells."""
+    header, _, *rows = [[text.strip() for text in line[2:-2].split(" | ")] for line in table.splitlines()]
+    (row,) = [row for row in rows if all(word in row for word in words)]
+    return row[header.index(column)]
+
+
+def seconds(rows: Iterable[Row], model: str, settings: dict) -> float:
+    """The shortest training of a model with these settings: on shared machines, the least disturbed."""
+    names = ("models", "operators")
+    of_model = [row for row in rows if any(row.settings.get(name) == [model] for name in names)]
+    return min(row.seconds for row in of_model if settings.items() <= row.settings.items())
+
+
+def summary(tables: dict[str, str], rows_of: Callable[[str], list[Row]]) -> str:
+    lines = []
+    for task, table, words, column, ours, other, settings, notes in TASKS:
+        rows = rows_of(table.partition("/")[0])
+        cells = [f"{cell(tables[table], (*words, name), column)} ({NAMES.get(name, name)})" for name in (ours, other)]
+        times = [seconds(rows, name, settings) for name in (ours, other)]
+        lines.append([task, *cells, f"{times[0] / times[1]:.1f}", f"[notes]({notes})"])
+    return markdown(("task", "ours", "best other", "time", "more"), lines)
