@@ -12,8 +12,7 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.nn.waves.ewald_layer import EwaldLayer
-from tg_equiattn.nn.waves.spherical_features import Irrep
+from tg_equiattn.nn.waves.ewald_layer import EwaldLayer, EwaldSettings, Irrep
 from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.tables import Tables
 
@@ -123,11 +122,10 @@ class IrrepsEwaldAttention(EwaldLayer):
         max_hkl: Sequence[int] | None = None,
     ) -> None:
         irreps_in, irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
-        super().__init__(
-            _rows("irreps_in", irreps_in), _rows("irreps_out", irreps_out), "irreps_out", width=width,
-            max_width=max_width, num_gaussians=num_gaussians, num_coulomb=num_coulomb, kernels=kernels,
-            heads=heads, lmax=lmax, avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
-        )  # fmt: skip
+        settings = EwaldSettings(
+            width, max_width, num_gaussians, num_coulomb, kernels, heads, lmax, avg_num_nodes, error, method, max_hkl
+        )
+        super().__init__(_rows("irreps_in", irreps_in), _rows("irreps_out", irreps_out), "irreps_out", settings)
         self.irreps_in, self.irreps_out = irreps_in, irreps_out
         self.columns_in = Tables(functools.partial(_columns, str(irreps_in)))
         self.columns_out = Tables(functools.partial(_columns, str(irreps_out), inverse=True))

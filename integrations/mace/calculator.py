@@ -1,4 +1,4 @@
-"""MACE's calculator with the long-range energy, and with the stress of slabs."""
+"""MACE's calculator with the long-range energy and with the stress of slabs, and a loss for labels of charge."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import all_changes
 from mace.calculators import MACECalculator
+from torch import Tensor
 
-from .features import CALCULATION, Calculation
+from tg_equiattn.checks import not_negative
+
+from .model import CALCULATION, Calculation
 
 _NEUTRAL = 1e-3  # charge in e up to which a molecule has a dipole
 
@@ -87,3 +90,47 @@ class LongRangeCalculator(MACECalculator):
         if len(set(given.values())) > 1:
             raise ValueError(f"atoms.info must have one total charge, got {given}: leave out all but one of them")
         return next(iter(given), key)
+
+
+class ChargeLoss(torch.nn.Module):
+    """A loss of MACE plus mean squared errors of labels of charge, for models with charges that are learned.
+
+    Args:
+        loss: A loss of MACE, of energies and forces, for example.
+        born_charges: Weight of Born effective charges, in e². Graphs have them as ``born_charges`` ``(atoms, 3, 3)``,
+            NaN where an atom has none.
+        dipole: Weight of dipoles, in (e Å)². Graphs have them as ``dipole``, and MACE's ``dipole_weight`` says which
+            have none.
+        total_charge: Weight of total charges, in e², which the learned factor of charges changes. With charges that are
+            predicted, it is the weight of the charge that is missing and shared.
+
+    Example::
+
+        graph.born_charges = torch.tensor(atoms.arrays["born_charges"]).view(-1, 3, 3)  # of every AtomicData
+        loss = ChargeLoss(WeightedEnergyForcesLoss(1.0, 10.0), born_charges=1.0)
+    """
+
+    def __init__(
+        self, loss: torch.nn.Module, *, born_charges: float = 0.0, dipole: float = 0.0, total_charge: float = 0.0
+    ) -> None:
+        super().__init__()
+        not_negative(born_charges=born_charges, dipole=dipole, total_charge=total_charge)
+        self.loss, self.born_charges, self.dipole, self.total_charge = loss, born_charges, dipole, total_charge
+
+    def forward(self, ref: Any, pred: dict[str, Any], ddp: bool | None = None) -> Tensor:
+        out = self.loss(ref=ref, pred=pred, ddp=ddp)
+        if self.born_charges:
+            if pred.get("born_charges") is None:
+                raise ValueError("graphs must have born_charges of shape (atoms, 3, 3), which born_charges weighs")
+            off = pred["born_charges"] - ref["born_charges"]
+            known = ~off.isnan()
+            out = out + self.born_charges * torch.where(known, off, 0.0).square().sum() / known.sum().clamp(min=1)
+        if self.dipole:
+            off = (pred["dipole"] - ref["dipole"].view(-1, 3)).square() * ref["dipole_weight"].view(-1, 3)
+            out = out + self.dipole * off.mean()
+        if self.total_charge and "shared_charge" in pred:
+            out = out + self.total_charge * pred["shared_charge"].square().mean()
+        elif self.total_charge:
+            found = torch.zeros_like(ref["total_charge"]).index_add(0, ref["batch"], pred["charges"])
+            out = out + self.total_charge * (found - ref["total_charge"]).square().mean()
+        return out

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
+from ase.data import chemical_symbols
 from e3nn import o3
 from mace.modules.blocks import EquivariantProductBasisBlock
-from mace.modules.models import MACE, ScaleShiftMACE
-from mace.modules.utils import get_outputs
+from mace.modules.models import MACE
 from mace.modules.wrapper_ops import get_layout
 from torch import Tensor
 
-from tg_equiattn.checks import of_values, python_numbers
+from tg_equiattn.checks import python_numbers
 
-from ..e3nn.atoms_attention import AtomsEwaldAttention
-from ..e3nn.charge_interaction import IrrepsPredictedChargeInteraction
-from .charges import Layer, charges_for, fit_start, interact
-from .features import CALCULATION, CALL, Call, LongRangeFeatures, directions_of
+from ..e3nn.atoms_attention import AtomsEwaldAttention, total_charge_of
+from ..e3nn.atoms_charges import Layer, Sample, fit_charges, layer_of_charges
+from .model import _LONG_RANGE, LongRangeFeatures, LongRangeProduct, edge_vectors, graphs_of, interact
 
 
 @python_numbers
@@ -48,7 +46,7 @@ def add_long_range(
     mean square on the same batch, so the learned ``gain`` g says how large it is relative to x. Attention also reads
     the element, so that atoms without neighbors take part. An atom does not attend to itself, so the energy of a single
     atom stays as it was. Sources of Coulomb kernels sum over each graph to a learned constant times ``total_charge`` of
-    the data, zero without one (:class:`tg_equiattn.nn.waves.neutral_sources.NeutralSources`).
+    the data, zero without one (:class:`tg_equiattn.integrations.e3nn.atoms_attention.NeutralSources`).
 
     **Charges**, with ``charges``. The energy gets :class:`tg_equiattn.nn.ChargeInteraction`,
 
@@ -127,22 +125,25 @@ def add_long_range(
     if type(model) not in _LONG_RANGE:
         raise TypeError(f"model must be a MACE or ScaleShiftMACE without long range, got {type(model).__qualname__}")
     like, sums = next(model.parameters()), {"error": error, "method": method, "max_hkl": max_hkl}
-    if learn not in (False, True, "scale"):
-        raise ValueError(f'learn must be False, True or "scale", got {learn!r}')
     if charges is not None:
         if after is not None or attn_kwargs or gain:
             raise ValueError(
                 f"after, gain and settings of attention must be left out with charges, got after={after}, gain={gain}, "
                 f"{attn_kwargs}: call add_long_range for one of the two"
             )
-        if isinstance(charges, str) and (charges != "predicted" or learn):
-            raise ValueError(
-                'charges must be a charge for each element, or "predicted" without learn, got '
-                f"{charges!r} with learn={learn!r}"
-            )
+        names, outputs = (
+            [chemical_symbols[z] for z in model.atomic_numbers.tolist()],
+            [product.linear.irreps_out for product in model.products],
+        )
+        layer = layer_of_charges(
+            charges, learn, names, "element", (sum(outputs, o3.Irreps()), outputs[-1]), width, float(model.r_max),
+            avg_num_neighbors=float(model.interactions[-1].avg_num_neighbors), dielectric=dielectric, **sums,
+        ).to(like.device, like.dtype)  # fmt: skip
         batches = [batch] if hasattr(batch, "to_dict") or isinstance(batch, Mapping) else batch
-        layer = charges_for(model, charges, learn is True, width, dielectric=dielectric, **sums)
-        fit_start(model, layer, (_tensors(each, like) for each in batches), learn == "scale")
+        batches = [_tensors(each, like) for each in batches]
+        factor = fit_charges(layer, lambda: (_sample(model, layer, data) for data in batches), learn == "scale")
+        if hasattr(model, "scale_shift"):
+            model.scale_shift.scale.mul_(factor)
         model.__class__, model.readouts[-1].long_range = _LONG_RANGE[type(model)], layer
         return model
     if learn or dielectric != 1:
@@ -174,154 +175,26 @@ def add_long_range(
     return model
 
 
+@torch.enable_grad()
+def _sample(model: MACE, layer: Layer, data: dict[str, Any]) -> Sample:
+    """Run a model without its charges, and the charges, on a batch."""
+    data = dict(data)
+    out = model(data, training=True)
+    features, pos = out["node_feats"], data["positions"]
+    energies = interact(layer, data, None, features).energies
+    (slopes,) = torch.autograd.grad(energies.sum(), pos)
+    scalars = None if layer.weights is None else layer.scalars_of(features[:, -layer.irreps_in.dim :])
+    return Sample(
+        data["node_attrs"].argmax(1), graphs_of(data, None), data["edge_index"], edge_vectors(data),
+        total_charge_of(data), data.get("forces"), scalars, energies, out["forces"], -slopes,
+    )  # fmt: skip
+
+
 def _tensors(batch: Any, like: Tensor) -> dict[str, Tensor]:
     """The tensors of a batch, with the device and the dtype of a model."""
     items = dict(batch.to_dict() if hasattr(batch, "to_dict") else batch).items()
     return {name: x.to(like.device, like.dtype if x.is_floating_point() else None)
             for name, x in items if isinstance(x, Tensor)}  # fmt: skip
-
-
-class LongRangeProduct(EquivariantProductBasisBlock):
-    """MACE's product block, followed by attention."""
-
-    long_range: LongRangeFeatures
-
-    def forward(self, node_feats: Tensor, sc: Tensor | None, node_attrs: Tensor) -> Tensor:
-        near = super().forward(node_feats, sc, node_attrs)
-        return near + self.long_range(near)
-
-
-class _Refusal:
-    """A class attribute that raises NotImplementedError when it is read. It replaces e3nn's attribute that says how a
-    module is compiled."""
-
-    def __get__(self, module: object, owner: type) -> NoReturn:
-        raise NotImplementedError(
-            "MACE with long range does not support TorchScript: save it with torch.save(model, path), run it with "
-            "MACECalculator(model_paths=path). LAMMPS cannot run it: it gives each process a part of the atoms, and "
-            "long range needs sums over all"
-        )
-
-
-class _LongRangeModel(MACE):
-    """A MACE model that passes data and strain to its blocks with attention, or that has charges."""
-
-    __e3nn_compile_mode__ = __prepare_scriptable__ = _Refusal()
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        raise NotImplementedError(
-            f"{type(self).__qualname__} is made by add_long_range(model, ...) alone: compile_mode, cuequivariance, "
-            "LAMMPS' ML-IAP and everything else that builds a model from its configuration would lose its long range. "
-            "To select a head call tg_equiattn.integrations.mace.select_head(model, head); to fine-tune run "
-            "examples/mace_run_train.py"
-        )
-
-    @property
-    def long_range(self) -> Layer | None:
-        """Energies of charges, or ``None``. They lie beside the last readout, so that MACE's optimizers find them."""
-        return getattr(self.readouts[-1], "long_range", None)
-
-    def forward(
-        self, data: Mapping[str, Any], training: bool = False, compute_force: bool = True,
-        compute_virials: bool = False, compute_stress: bool = False, compute_displacement: bool = False,
-        compute_hessian: bool = False, compute_born_charges: bool = False, compute_long_range_energy: bool = False,
-        **more: Any,
-    ) -> dict[str, Tensor | None]:  # fmt: skip
-        if more.get("lammps_mliap"):
-            raise NotImplementedError(
-                "long range needs sums over all atoms, and LAMMPS gives each process a part of them: use ASE"
-            )
-        if more.get("compute_edge_forces") or more.get("compute_atomic_stresses"):
-            raise NotImplementedError(
-                "compute_edge_forces and compute_atomic_stresses share forces and stress among edges, which carry the "
-                "short range only: ask a model with long range for forces, virials and stress of whole systems"
-            )
-        pos, calculation = data["positions"], CALCULATION.get()
-        data, strained = dict(data), compute_virials or compute_stress or compute_displacement
-        if strained and data.get("displacement") is None:
-            data["displacement"] = pos.new_zeros(data["ptr"].numel() - 1, 3, 3).requires_grad_()
-        if compute_stress and calculation is None:
-            _warn_of_slabs(directions_of(data))
-        call, layer = Call(data, data["displacement"] if strained else None), self.long_range
-        derivatives = {"compute_force": compute_force, "compute_virials": compute_virials,
-                       "compute_stress": compute_stress, "compute_hessian": compute_hessian}  # fmt: skip
-        token = CALL.set(call)
-        try:
-            own = derivatives if layer is None else dict.fromkeys(derivatives, False)
-            out = super().forward(data, training, compute_displacement=strained, **own, **more)
-        finally:
-            CALL.reset(token)
-        if strained and out["displacement"] is not data["displacement"]:
-            raise RuntimeError("stress would be wrong: this release of mace-torch does not take displacement from data")
-        if layer is not None:
-            born = compute_born_charges or data.get("born_charges") is not None or (calculation and calculation.born)
-            energies = _add_charges(layer, out, call, training, bool(born))
-            if compute_long_range_energy or calculation is not None:  # programs stop at outputs that they do not know
-                out["long_range_energy"] = energies
-            results = get_outputs(
-                energy=out.get("interaction_energy", out["energy"]), positions=pos, displacement=call.displacement,
-                cell=data["cell"], training=training, **derivatives,
-            )  # fmt: skip
-            out.update(zip(("forces", "virials", "stress", "hessian"), results, strict=False))
-        if calculation is not None:
-            found = {name: out[name] for name in ("long_range_energy", "born_charges") if name in out}
-            volume = torch.linalg.det(data["cell"].view(-1, 3, 3)[0]).abs()
-            calculation.outputs.append(found | {"volume": volume})
-        return out
-
-
-def _add_charges(layer: Layer, out: dict[str, Any], call: Call, training: bool, born: bool) -> Tensor:
-    """Add energies of charges to the energies that MACE returned, and the outputs of charges. Return the energy of the
-    charges of each graph."""
-    data, found = call.data, interact(layer, call.data, call.displacement, out["node_feats"])
-    each = torch.stack([found.energies, found.energies - found.offsets], 1)
-    graphs = each.new_zeros(data["ptr"].numel() - 1, 2).index_add(0, data["batch"], each)
-    long_range, added = graphs.unbind(1)
-    for name, energies in (("energy", added), ("interaction_energy", added), ("node_energy", each[:, 1])):
-        if name in out:
-            out[name] = out[name] + energies
-    out["charges"], out["dipole"] = found.charges, found.dipole
-    predicted = isinstance(layer, IrrepsPredictedChargeInteraction)
-    if predicted:
-        out["shared_charge"] = found.shared
-    if born:
-        if predicted:
-            _refuse_born_charges(directions_of(data))
-        out["born_charges"] = layer.born_charges(found.dipole, data["positions"], training)
-    return long_range
-
-
-class LongRangeMACE(_LongRangeModel):
-    """MACE with long range."""
-
-
-class LongRangeScaleShiftMACE(_LongRangeModel, ScaleShiftMACE):
-    """ScaleShiftMACE with long range."""
-
-
-for own, kind in ((LongRangeMACE, MACE), (LongRangeScaleShiftMACE, ScaleShiftMACE)):
-    own.__name__ = kind.__name__  # MACE's tools ask for the name before they build a model; __init__ has the reason
-
-_LONG_RANGE = {MACE: LongRangeMACE, ScaleShiftMACE: LongRangeScaleShiftMACE}
-
-
-@of_values
-def _refuse_born_charges(pbc: Tensor) -> None:
-    if bool(pbc.any()):
-        raise ValueError(
-            "born_charges must be asked of open graphs where charges are predicted, got graphs that repeat, whose "
-            "dipole is not defined: give charges for elements"
-        )
-
-
-@of_values
-def _warn_of_slabs(pbc: Tensor) -> None:
-    if bool((pbc.any(1) & ~pbc.all(1)).any()):
-        warnings.warn(
-            "MACE divides the stress of slabs by the volume of a padded cell; LongRangeCalculator divides it by the "
-            "volume of the cell of the atoms",
-            stacklevel=2,
-        )
 
 
 def _seen(model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module]) -> list[Tensor]:

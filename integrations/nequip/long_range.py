@@ -1,21 +1,108 @@
-"""Ewald attention as a graph module of NequIP. nequip-package takes this file along, so it imports little."""
+"""Ewald attention and energies of charges as graph modules of NequIP. nequip-package takes this file along, so it
+imports little."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from e3nn import o3
 from nequip.data import AtomicDataDict
-from nequip.nn import GraphModuleMixin, with_edge_vectors_
+from nequip.nn import GraphModuleMixin, model_modifier, with_edge_vectors_
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.nn.waves.neutral_sources import Atoms
+from tg_equiattn.modes import is_traced
+from tg_equiattn.nn.waves.charges import ChargeOutputs
 
-from ..e3nn.atoms_attention import AtomsEwaldAttention
-from .frames import LongRangeModule
+from ..e3nn.atoms_attention import Atoms, AtomsEwaldAttention
+from ..e3nn.atoms_charges import layer_of_charges
+
+ENERGY, SHARED = "long_range_energy", "shared_charge"
+
+
+class LongRangeModule(GraphModuleMixin, torch.nn.Module):
+    """The base class of modules with sums over all atoms of a frame: what frames are, and along which vectors they
+    repeat."""
+
+    max_num_nodes: int | None
+    repeats: tuple[bool, ...] | None
+
+    def __init__(
+        self, method: str, max_num_nodes: int | None, irreps_in: Mapping[str, Any], required: Sequence[str],
+        irreps_out: dict[str, Any],
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.max_num_nodes = max_num_nodes
+        self.repeats = (False,) * 3 if method == "direct" else None
+        fields = {AtomicDataDict.CELL_KEY: "1o", AtomicDataDict.PBC_KEY: None, AtomicDataDict.TOTAL_CHARGE_KEY: None}
+        GraphModuleMixin._init_irreps(
+            self, irreps_in=dict(irreps_in) | fields, required_irreps_in=list(required), irreps_out=irreps_out
+        )
+
+    def read_frames(self, data: AtomicDataDict.Type) -> dict[str, Any]:
+        """Positions, cells, and the frame of each atom, as layers of e3nn take them."""
+        if AtomicDataDict.LMP_MLIAP_DATA_KEY in data or AtomicDataDict.NUM_LOCAL_GHOST_NODES_KEY in data:
+            raise NotImplementedError(
+                "long range needs sums over all atoms, and LAMMPS' ML-IAP gives each process a part of them: use ASE, "
+                "or pair_nequip on one process"
+            )
+        pos, batch = data[AtomicDataDict.POSITIONS_KEY], data.get(AtomicDataDict.BATCH_KEY)
+        cell, pbc = data.get(AtomicDataDict.CELL_KEY), data.get(AtomicDataDict.PBC_KEY)
+        sizes, traced = {}, is_traced(pos)
+        if cell is not None and (pbc is None or (traced and self.repeats is not None)):
+            cell, pbc = self._repeating(data, cell.view(-1, 3, 3), pbc)
+        if batch is not None:
+            sizes["batch_size"] = data[AtomicDataDict.NUM_NODES_KEY].shape[0]
+            if traced:
+                sizes["max_num_nodes"] = pos.shape[0] if self.max_num_nodes is None else self.max_num_nodes
+        return {"pos": pos, "batch": batch, "cell": cell, "pbc": pbc, **sizes}
+
+    def _repeating(self, data: AtomicDataDict.Type, cell: Tensor, pbc: Tensor | None) -> tuple[Any, Any]:
+        """The cell, and a mask (graphs, 3) of the lattice vectors along which frames repeat, which comes from edges if
+        there is no ``pbc``. Both are None if no frame repeats."""
+        if pbc is None:
+            crossing = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] != 0).to(cell.dtype)
+            batch, source = data.get(AtomicDataDict.BATCH_KEY), data[AtomicDataDict.EDGE_INDEX_KEY][0]
+            graph = torch.zeros_like(source) if batch is None else batch[source]
+            crossed = cell.new_zeros(cell.shape[0], 3).index_add(0, graph, crossing) > 0
+        else:
+            crossed = pbc.view(-1, 3)
+        if self.repeats is None:
+            told, words = crossed | (cell == 0).all(2), "an edge must cross each lattice vector that is not zero, or "
+            torch._assert_async(
+                told.all(), words + "nequip-compile get --modifiers far_crystals, far_slabs or far_molecules"
+            )
+            return cell, crossed
+        repeats = torch.tensor(self.repeats, device=cell.device).expand_as(crossed)
+        torch._assert_async((repeats | ~crossed).all(), "no edge must cross lattice vectors that do not repeat")
+        return (cell, repeats) if any(self.repeats) else (None, None)
+
+    @classmethod
+    def _all_are(cls, model: torch.nn.Module, *repeats: bool) -> torch.nn.Module:
+        for module in model.modules():
+            if isinstance(module, cls):
+                module.repeats = repeats
+        return model
+
+    @model_modifier(persistent=False)
+    @classmethod
+    def far_crystals(cls, model: torch.nn.Module) -> torch.nn.Module:
+        """Compile for frames that repeat along all lattice vectors, whether edges cross them or not."""
+        return cls._all_are(model, True, True, True)
+
+    @model_modifier(persistent=False)
+    @classmethod
+    def far_slabs(cls, model: torch.nn.Module) -> torch.nn.Module:
+        """Compile for frames that repeat along the first two lattice vectors."""
+        return cls._all_are(model, True, True, False)
+
+    @model_modifier(persistent=False)
+    @classmethod
+    def far_molecules(cls, model: torch.nn.Module) -> torch.nn.Module:
+        """Compile for frames that do not repeat, whatever their cells are."""
+        return cls._all_are(model, False, False, False)
 
 
 @checks.python_numbers
@@ -33,7 +120,8 @@ class LongRange(LongRangeModule):
 
     Attention also reads the element, so that atoms without neighbors take part. An atom does not attend to itself,
     so the energy of a single atom stays as it was. Sources of Coulomb kernels sum over each frame to a learned constant
-    times ``charge`` of the data, zero without one (:class:`tg_equiattn.nn.waves.neutral_sources.NeutralSources`).
+    times ``charge`` of the data, zero without one
+    (:class:`tg_equiattn.integrations.e3nn.atoms_attention.NeutralSources`).
 
     Args:
         width: Width of the narrowest kernel, in the unit of positions. Use about half of the model's ``r_max``:
@@ -93,15 +181,8 @@ class LongRange(LongRangeModule):
         irreps_in: Mapping[str, Any],
         **attn_kwargs: Any,
     ) -> None:
-        super().__init__(method, max_num_nodes)
         field = AtomicDataDict.NODE_FEATURES_KEY
-        GraphModuleMixin._init_irreps(
-            self,
-            irreps_in=dict(irreps_in)
-            | {AtomicDataDict.CELL_KEY: "1o", AtomicDataDict.PBC_KEY: None, AtomicDataDict.TOTAL_CHARGE_KEY: None},
-            required_irreps_in=[field],
-            irreps_out={field: irreps_in.get(field)},
-        )
+        super().__init__(method, max_num_nodes, irreps_in, [field], {field: irreps_in.get(field)})
         given = {"features": features, "max_num_nodes": max_num_nodes}
         checks.positive(**{name: n for name, n in given.items() if n is not None})
         irreps = o3.Irreps(irreps_in[field])
@@ -129,3 +210,116 @@ class LongRange(LongRangeModule):
             data[AtomicDataDict.EDGE_INDEX_KEY], vectors.square().sum(1),
             None if charge is None else charge.flatten(),
         )  # fmt: skip
+
+
+@checks.python_numbers
+class LongRangeCharges(LongRangeModule):
+    r"""Energies of charges of each type of atoms: a graph module for :class:`nequip.nn.SequentialGraphNetwork`, after
+    the energies of atoms.
+
+    .. math:: E_{\mathrm{long}} = \frac{e^2}{8 \pi \epsilon_0} \sum_{ij} S_i S_j\,
+        \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}
+
+    This is :class:`tg_equiattn.nn.ChargeInteraction` in eV and Å. It adds fields to the data of the model:
+    ``long_range_energy`` of each frame, ``charges``, ``polarization`` (the dipole of each frame in e Å) and, if asked
+    for, ``born_effective_charges``. Frames repeat as :class:`LongRange` describes it.
+
+    With ``charges="predicted"`` it is :class:`tg_equiattn.nn.PredictedChargeInteraction`: charges are learned from the
+    scalars of the last layer and sum to the total charge of each frame. The field ``shared_charge`` of a frame is what
+    was missing to it.
+
+    Training needs the callback :class:`FitCharges`, which fits a part of the energies for each type to the data.
+
+    Args:
+        charges: Charge of each type by its name, in e: oxidation states, or Born effective charges divided by the root
+            of ``dielectric``. The charges of a frame must sum to its ``charge`` divided by the same root. "predicted"
+            learns charges.
+        learn: True if a factor of all charges and transfers of charge between neighbors are learned, for data with
+            labels of charge. "scale" lets :class:`FitCharges` fit the factor to forces. The default, ``False``, holds
+            charges.
+        dielectric: Electronic dielectric constant of the data. Born charges are derivatives of the dipole times its
+            root. The default is 1.
+        born_charges: True if the model returns Born effective charges. Compiled models never do. The default is
+            ``False``.
+        width: Width s of the kernel, in the unit of positions. The default, ``None``, means 0.4 ``r_max``, or 0.6
+            ``r_max`` for predicted charges, so that the kernel does not compete with messages.
+        error: Promised error of sums over reciprocal vectors, relative to the largest value of the kernel, 1e-4 by
+            default.
+        method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :class:`LongRange`.
+        max_hkl: Largest Miller indices along the three lattice vectors. The default, ``None``, reads cells. Compiled
+            models need it if frames repeat.
+        max_num_nodes: Number of atoms of the largest frame, for models that are compiled for batches. The default,
+            ``None``, means all atoms of the batch.
+        type_names: Names of the types of atoms, as NequIP's modules get them.
+        r_max: Cutoff of the model's edges, in the unit of positions.
+        avg_num_neighbors: Constant by which transfers are divided, 1 by default.
+        irreps_in: Irreps of fields, as NequIP's modules pass them on.
+
+    Raises:
+        ValueError: if an argument is not allowed, or does not fit another one; in a call, if a type has no charge, or
+            if charges of a frame do not sum to its total charge.
+    """
+
+    def __init__(
+        self,
+        charges: Mapping[str, float] | Literal["predicted"],
+        *,
+        learn: bool | Literal["scale"] = False,
+        dielectric: float = 1.0,
+        born_charges: bool = False,
+        width: float | None = None,
+        error: float = 1e-4,
+        method: str = "auto",
+        max_hkl: Sequence[int] | None = None,
+        max_num_nodes: int | None = None,
+        type_names: Sequence[str],
+        r_max: float,
+        avg_num_neighbors: float = 1.0,
+        irreps_in: Mapping[str, Any],
+    ) -> None:
+        field, features = AtomicDataDict.PER_ATOM_ENERGY_KEY, AtomicDataDict.NODE_FEATURES_KEY
+        outputs = {ENERGY: "0e", AtomicDataDict.CHARGE_KEY: "0e", AtomicDataDict.POLARIZATION_KEY: "1o"}
+        outputs |= {AtomicDataDict.BORN_CHARGE_KEY: None} if born_charges else {}
+        outputs |= {SHARED: "0e"} if charges == "predicted" else {}
+        super().__init__(method, max_num_nodes, irreps_in, [field, features], outputs)
+        self.predicted, self.search, self.born_charges = charges == "predicted", learn == "scale", born_charges
+        if self.predicted and born_charges:
+            raise ValueError(
+                'charges must be a charge for each type, or "predicted" without learn and born_charges, got '
+                f"{charges!r} with born_charges={born_charges!r}"
+            )
+        irreps = o3.Irreps(irreps_in[features])
+        self.interaction: Any = layer_of_charges(
+            charges, learn, type_names, "type", (irreps, irreps), width, r_max, avg_num_neighbors=avg_num_neighbors,
+            dielectric=dielectric, error=error, method=method,
+            max_hkl=None if max_hkl is None else tuple(max_hkl),  # lists of configuration files cannot be packaged
+        )  # fmt: skip
+        self.interaction.offsets.fill_(torch.nan)  # until they are fitted
+
+    def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
+        layer, graphs = self.interaction, self.read_frames(data)
+        fitted = ~layer.offsets.isnan().any()
+        checks.must_hold(fitted, "charges must be fitted before training: add FitCharges to the trainer's callbacks")
+        types = data[AtomicDataDict.ATOM_TYPE_KEY].flatten()
+        out = self.interact(data, graphs)
+        energies, each = out.energies[:, None], data[AtomicDataDict.PER_ATOM_ENERGY_KEY]
+        batch = torch.zeros_like(types) if graphs["batch"] is None else graphs["batch"]
+        data[ENERGY] = energies.new_zeros(out.dipole.shape[0], 1).index_add(0, batch, energies)
+        data[AtomicDataDict.PER_ATOM_ENERGY_KEY] = each + (energies - out.offsets[:, None]).to(each.dtype)
+        data[AtomicDataDict.CHARGE_KEY], data[AtomicDataDict.POLARIZATION_KEY] = out.charges[:, None], out.dipole
+        if self.predicted:
+            data[SHARED] = out.shared[:, None]
+        if self.born_charges and not is_traced(types):
+            data[AtomicDataDict.BORN_CHARGE_KEY] = layer.born_charges(out.dipole, graphs["pos"], self.training)
+        return data
+
+    def interact(self, data: AtomicDataDict.Type, graphs: dict[str, Any]) -> ChargeOutputs:
+        """Energies, charges and dipoles."""
+        own: dict[str, Tensor] = {}
+        if self.interaction.weights is not None:
+            with_edge_vectors_(data, with_lengths=False)
+            own = {"features": data[AtomicDataDict.NODE_FEATURES_KEY],
+                   "edge_index": data[AtomicDataDict.EDGE_INDEX_KEY],
+                   "edge_vectors": data[AtomicDataDict.EDGE_VECTORS_KEY]}  # fmt: skip
+        types, charge = data[AtomicDataDict.ATOM_TYPE_KEY].flatten(), data.get(AtomicDataDict.TOTAL_CHARGE_KEY)
+        return self.interaction(types, total_charge=charge, **own, **graphs)

@@ -1,16 +1,21 @@
-"""NequIP's own model with long range."""
+"""NequIP's own model with long range, and the fit of its charges to training data, as a callback of Lightning."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import lightning
+import torch
 from nequip.data import AtomicDataDict, register_fields
 from nequip.model import NequIPGNNModel, model_builder
-from nequip.nn import GraphModuleMixin
+from nequip.nn import GraphModuleMixin, PerTypeScaleShift, with_edge_vectors_
 
-from .charges import ENERGY, SHARED, LongRangeCharges
-from .long_range import LongRange
+from tg_equiattn import checks
+
+from ..e3nn.atoms_charges import Sample, fit_charges
+from .long_range import ENERGY, SHARED, LongRange, LongRangeCharges
 
 register_fields(graph_fields=[ENERGY, SHARED])
 
@@ -83,3 +88,77 @@ def _with_inputs(built: GraphModuleMixin) -> GraphModuleMixin:
     for outer in (built.func, built):
         outer.irreps_in = dict(outer.irreps_in) | {AtomicDataDict.PBC_KEY: None, AtomicDataDict.TOTAL_CHARGE_KEY: None}
     return built
+
+
+class FitCharges(lightning.Callback):
+    """Fit models with :class:`LongRangeCharges` to batches of the training data, before the first epoch.
+
+    A part of the energies of charges for each type is fitted and taken off, so ``per_type_energy_shifts`` are those of
+    the data, as without long range. ``per_type_energy_scales`` are multiplied by the factor that forces of the data
+    have without those of charges. With ``learn: scale`` the factor of the charges is fitted, too. Models that have been
+    fitted stay as they are, so training can be continued.
+
+    Args:
+        batches: Number of batches, 8 by default.
+
+    Example::
+
+        trainer:
+          callbacks:
+            - _target_: tg_equiattn.integrations.nequip.FitCharges
+    """
+
+    def __init__(self, batches: int = 8) -> None:
+        checks.positive(batches=batches)
+        self.batches = batches
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        data = list(itertools.islice(iter(trainer.datamodule.train_dataloader()), self.batches))
+        for model in pl_module.model.values():
+            for module in model.modules():
+                if isinstance(module, LongRangeCharges) and module.interaction.offsets.isnan().any():
+                    fit_model(model, module, data)
+                    model.load_state_dict(trainer.strategy.broadcast(model.state_dict()))  # other ranks, other batches
+        if hasattr(pl_module, "ema"):  # an average of weights that starts now
+            pl_module.ema.num_updates = 0
+            pl_module.ema.update_parameters(pl_module.model)
+
+
+def fit_model(model: torch.nn.Module, module: LongRangeCharges, batches: list[AtomicDataDict.Type]) -> None:
+    """Fit charges of a model, and the scale of its energies, to batches of data."""
+    layer, training = module.interaction, model.training
+    layer.offsets.zero_()
+    model.eval()
+    batches = [AtomicDataDict.to_(dict(batch), layer.offsets.device) for batch in batches]
+    factor = fit_charges(layer, lambda: (_sample(model, module, data) for data in batches), module.search)
+    with torch.no_grad():
+        for other in model.modules():
+            if isinstance(other, PerTypeScaleShift) and other.field == AtomicDataDict.PER_ATOM_ENERGY_KEY:
+                other.scales.mul_(factor)
+    model.train(training)
+
+
+@torch.enable_grad()
+def _sample(model: torch.nn.Module, module: LongRangeCharges, data: AtomicDataDict.Type) -> Sample:
+    """Run a model with its charges on a batch, and the charges alone on the features that they read."""
+    layer, found = module.interaction, list[Any]()
+
+    def differentiate(target: torch.nn.Module, inputs: Any, out: AtomicDataDict.Type) -> None:
+        graphs = module.read_frames(out)
+        energies = module.interact(out, graphs).energies
+        slopes = torch.autograd.grad(energies.sum(), graphs["pos"], retain_graph=True)[0]
+        scalars = None if layer.weights is None else layer.scalars_of(out[AtomicDataDict.NODE_FEATURES_KEY])
+        found.extend((scalars, energies, -slopes))
+
+    hook = module.register_forward_hook(differentiate)
+    try:
+        forces = model(dict(data))[AtomicDataDict.FORCE_KEY].detach()
+    finally:
+        hook.remove()
+    data, (scalars, energies, of_charges) = with_edge_vectors_(dict(data), with_lengths=False), found
+    return Sample(
+        data[AtomicDataDict.ATOM_TYPE_KEY].flatten(), {"batch_size": 1, **module.read_frames(data)},
+        data[AtomicDataDict.EDGE_INDEX_KEY], data[AtomicDataDict.EDGE_VECTORS_KEY],
+        data.get(AtomicDataDict.TOTAL_CHARGE_KEY), data.get(AtomicDataDict.FORCE_KEY), scalars, energies,
+        forces - of_charges, of_charges,
+    )  # fmt: skip

@@ -296,7 +296,7 @@ def features():
 
 
 def with_elements():
-    from tg_equiattn.nn.waves.neutral_sources import Atoms
+    from tg_equiattn.integrations.e3nn.atoms_attention import Atoms
 
     edges = torch.tensor([[0, 1], [1, 0]])
     return features() | {"atoms": Atoms(torch.eye(2)[[0, 1, 0, 1]], edges, torch.ones(2), torch.ones(1))}

@@ -5,9 +5,8 @@ import itertools
 import pytest
 import torch
 from space import error, motion
-from tg_equiattn.integrations.e3nn.atoms_attention import AtomsEwaldAttention
+from tg_equiattn.integrations.e3nn.atoms_attention import Atoms, AtomsEwaldAttention
 
-from tg_equiattn.nn.waves.neutral_sources import Atoms
 from tg_equiattn.node_batch import NodeBatch
 
 pytestmark = [pytest.mark.usefixtures("double"), pytest.mark.filterwarnings("ignore:Coulomb sources of a graph")]

@@ -112,7 +112,7 @@ def test_what_is_refused():
             make_nequip(charges=charges, options=options)
     with pytest.raises(ValueError, match="charges must be fitted before training: add FitCharges to the trainer's"):
         make_nequip(charges=CHARGES)(frame(salt()))
-    with pytest.raises(ValueError, match="charges must be of types H, C, O, Na, Cl, got K"):
+    with pytest.raises(ValueError, match="charges must be of types of the model, H, C, O, Na, Cl, got K"):
         make_nequip(charges={"K": 1})
     with pytest.raises(ValueError, match=r'learn must be False, True or "scale", got 1\.5'):
         make_nequip(charges=CHARGES, options={"learn": 1.5})

@@ -42,16 +42,6 @@ class ChargeOutputs(NamedTuple):
     shared: Float[Tensor, " graphs"]
 
 
-def known(total_charge: Tensor | None) -> Tensor:
-    """The total charges that predicted charges sum to. Raise ValueError without them."""
-    if total_charge is None:
-        raise ValueError(
-            "total_charge must be given for predicted charges, which sum to it, got None: give the total charge of "
-            "every graph, 0 for neutral ones"
-        )
-    return total_charge
-
-
 class _Charges(NamedTuple):
     """Charges of nodes, their first moments, the part of their energies that elements have by themselves, and the
     charge of each graph that is shared."""
@@ -62,6 +52,20 @@ class _Charges(NamedTuple):
     shared: Float[Tensor, " graphs"]
 
 
+class ChargeSettings(NamedTuple):
+    """Settings of a layer of charges, which :class:`ChargeInteraction` describes."""
+
+    width: float
+    scalars: int
+    cutoff: float | None
+    avg_num_neighbors: float
+    dielectric: float
+    coulomb_constant: float
+    error: float
+    method: str
+    max_hkl: Sequence[int] | None
+
+
 class ChargeLayer(NotScriptable, StoresSettings):
     """The base class of layers of charges: settings, energies, dipoles and Born effective charges. A subclass has
     ``_charges``."""
@@ -69,22 +73,21 @@ class ChargeLayer(NotScriptable, StoresSettings):
     offsets: Tensor
     feature_size: Tensor
 
-    def __init__(
-        self, names: Sequence[str], *, width: float, scalars: int, cutoff: float | None, avg_num_neighbors: float,
-        dielectric: float, coulomb_constant: float, error: float, method: str, max_hkl: Sequence[int] | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, names: Sequence[str], settings: ChargeSettings) -> None:
         super().__init__()
+        self.width, self.cutoff, self.avg_num_neighbors = settings.width, settings.cutoff, settings.avg_num_neighbors
+        self.dielectric, self.coulomb_constant = settings.dielectric, settings.coulomb_constant
+        self.error, self.method, self.max_hkl, scalars = *settings[-3:], settings.scalars
         checks.positive_number(
-            width=width, dielectric=dielectric, avg_num_neighbors=avg_num_neighbors, coulomb_constant=coulomb_constant
-        )
+            width=self.width, dielectric=self.dielectric, avg_num_neighbors=self.avg_num_neighbors,
+            coulomb_constant=self.coulomb_constant,
+        )  # fmt: skip
         checks.whole(scalars=scalars)
         if scalars:
-            checks.positive_number(cutoff=cutoff)  # type: ignore[arg-type]
+            checks.positive_number(cutoff=self.cutoff)  # type: ignore[arg-type]
         if not names:
             raise ValueError("charges must have a charge for each element, got none")
-        self.names, self.width, self.cutoff, self.avg_num_neighbors = tuple(names), width, cutoff, avg_num_neighbors
-        self.dielectric, self.coulomb_constant = dielectric, coulomb_constant
-        self.error, self.method, self.max_hkl = error, method, max_hkl
+        self.names = tuple(names)
         self.register_buffer("offsets", torch.zeros(len(names)))
         self.register_buffer("feature_size", torch.ones(scalars))
         self.weights = nn.Parameter(torch.zeros(scalars)) if scalars else None
@@ -132,19 +135,19 @@ class ChargeLayer(NotScriptable, StoresSettings):
         checks.full_parameters(self.offsets if self.weights is None else self.weights)
         node_batch = NodeBatch.flat(elements, batch, batch_size, max_num_nodes)
         with full_precision(elements.device):
-            found = self._charges(elements, pos, node_batch, total_charge, features, edge_index, edge_vectors)
-            energies = charge_energies(
-                found.charges, pos, batch, width=self.width, cell=cell, pbc=pbc, method=self.method, error=self.error,
+            charges, moments, offsets, shared = self._charges(
+                elements, pos, node_batch, total_charge, features, edge_index, edge_vectors
+            )
+            energies = self.coulomb_constant * charge_energies(
+                charges, pos, batch, width=self.width, cell=cell, pbc=pbc, method=self.method, error=self.error,
                 max_hkl=self.max_hkl, batch_size=batch_size, max_num_nodes=max_num_nodes,
             )  # fmt: skip
-            dipole = node_batch.sum(found.moments).to(found.charges.dtype)
-            energies = self.coulomb_constant * energies
-            return ChargeOutputs(energies, found.offsets, found.charges, dipole, found.shared)
+            return ChargeOutputs(energies, offsets, charges, node_batch.sum(moments).to(charges.dtype), shared)
 
     def _charges(
-        self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None,
-        features: Tensor | None, edge_index: Tensor | None, edge_vectors: Tensor | None,
-    ) -> _Charges:  # fmt: skip
+        self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None, *inputs: Tensor | None
+    ) -> _Charges:
+        """The charges. ``inputs`` are features, edges and vectors of edges."""
         raise NotImplementedError
 
     def born_charges(self, dipole: Tensor, pos: Tensor, create_graph: bool = False) -> Float[Tensor, "nodes 3 3"]:
@@ -161,14 +164,13 @@ class ChargeLayer(NotScriptable, StoresSettings):
         return self.dielectric**0.5 * torch.stack(rows, 1)
 
     def _with_transfers(
-        self, charges: Tensor, moments: Tensor, features: Tensor | None, edge_index: Tensor | None,
-        edge_vectors: Tensor | None,
-    ) -> tuple[Float[Tensor, " nodes"], Float[Tensor, "nodes 3"]]:  # fmt: skip
+        self, charges: Tensor, moments: Tensor, *inputs: Tensor | None
+    ) -> tuple[Float[Tensor, " nodes"], Float[Tensor, "nodes 3"]]:
         """Charges and moments with what goes along edges, from the first node to the second."""
-        given: dict[str, Any] = {"features": features, "edge_index": edge_index, "edge_vectors": edge_vectors}
-        if lacking := [name for name, x in given.items() if x is None]:
+        names = ("features", "edge_index", "edge_vectors")
+        if lacking := [name for name, x in zip(names, inputs, strict=True) if x is None]:
             raise ValueError(f"{lacking[0]} must be given, since transfers are learned, got None")
-        features, edge_index, edge_vectors = given.values()
+        features, edge_index, edge_vectors = cast("tuple[Tensor, Tensor, Tensor]", inputs)
         first, second = edge_index
         square = edge_vectors.square().sum(1).to(features.dtype)
         near = (1 - square / self.cutoff**2).clamp(min=0) ** 3 / self.avg_num_neighbors  # type: ignore[operator]
@@ -246,10 +248,8 @@ class ChargeInteraction(ChargeLayer):
         method: str = "auto",
         max_hkl: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(
-            tuple(charges), width=width, scalars=scalars, cutoff=cutoff, avg_num_neighbors=avg_num_neighbors,
-            dielectric=dielectric, coulomb_constant=coulomb_constant, error=error, method=method, max_hkl=max_hkl,
-        )  # fmt: skip
+        settings = width, scalars, cutoff, avg_num_neighbors, dielectric, coulomb_constant, error, method, max_hkl
+        super().__init__(tuple(charges), ChargeSettings(*settings))
         self.register_buffer("constants", torch.tensor([float(q) for q in charges.values()]))
         if scalars:
             self.scale = nn.Parameter(torch.ones(()))
@@ -267,15 +267,14 @@ class ChargeInteraction(ChargeLayer):
         self.constants, self.offsets = self.constants[[*elements]], self.offsets[[*elements]]
 
     def _charges(
-        self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None,
-        features: Tensor | None, edge_index: Tensor | None, edge_vectors: Tensor | None,
-    ) -> _Charges:  # fmt: skip
+        self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None, *inputs: Tensor | None
+    ) -> _Charges:
         constants = self.constants.index_select(0, elements)
         self.check(constants.detach(), elements, total_charge, node_batch)
         charges = self.scale * constants
         moments = charges[:, None] * pos
         if self.weights is not None:
-            charges, moments = self._with_transfers(charges, moments, features, edge_index, edge_vectors)
+            charges, moments = self._with_transfers(charges, moments, *inputs)
         offsets = self.scale.square() * self.offsets.index_select(0, elements)
         return _Charges(charges, moments, offsets, charges.new_zeros(node_batch.count))
 
@@ -367,10 +366,8 @@ class PredictedChargeInteraction(ChargeLayer):
         max_hkl: Sequence[int] | None = None,
     ) -> None:
         checks.positive(scalars=scalars, hidden=hidden)
-        super().__init__(
-            tuple(names), width=width, scalars=scalars, cutoff=cutoff, avg_num_neighbors=avg_num_neighbors,
-            dielectric=dielectric, coulomb_constant=coulomb_constant, error=error, method=method, max_hkl=max_hkl,
-        )  # fmt: skip
+        settings = width, scalars, cutoff, avg_num_neighbors, dielectric, coulomb_constant, error, method, max_hkl
+        super().__init__(tuple(names), ChargeSettings(*settings))
         self.constants = nn.Parameter(torch.zeros(len(self.names), 2))  # of charges and of weights
         self.linear = nn.Linear(scalars, 2, bias=False)
         self.perceptron = nn.Sequential(nn.Linear(scalars, hidden), nn.SiLU(), nn.Linear(hidden, 2))
@@ -396,16 +393,20 @@ class PredictedChargeInteraction(ChargeLayer):
         return super().settings() | {"predicted": True}
 
     def _charges(
-        self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None,
-        features: Tensor | None, edge_index: Tensor | None, edge_vectors: Tensor | None,
-    ) -> _Charges:  # fmt: skip
-        total_charge = known(total_charge)
+        self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None, *inputs: Tensor | None
+    ) -> _Charges:
+        if total_charge is None:
+            raise ValueError(
+                "total_charge must be given for predicted charges, which sum to it, got None: give the total charge of "
+                "every graph, 0 for neutral ones"
+            )
+        features = inputs[0]
         if features is None:
             raise ValueError("features must be given, since charges are predicted from them, got None")
         x = features / self.feature_size
         own = UNIT * (self.constants.index_select(0, elements) + self.linear(x) + self.perceptron(x))
         charges, moments = own[:, 0], pos.new_zeros(pos.shape)
-        charges, moments = self._with_transfers(charges, moments, features, edge_index, edge_vectors)
+        charges, moments = self._with_transfers(charges, moments, *inputs)
         weights = nn.functional.softplus(own[:, 1]) + _LEAST
         wanted = total_charge.to(charges.dtype).reshape(-1) * self.dielectric**-0.5
         shared = wanted - node_batch.sum(charges)

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
+from ...encodings.harmonics import solid_harmonics
 from ..tokens import read_tokens
-from .ewald_layer import EwaldLayer
-from .spherical_features import Irrep, gaunt_coupling
+from .ewald_layer import EwaldLayer, EwaldSettings, Irrep
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+def gaunt_coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+1 2*second+1 2*out+1"]:
+    """The invariant product of three degrees, with norm 1, which is unique. The sum of the degrees must be even and at
+    most 5.
+
+    It is the mean over the sphere of products of three harmonics. For these degrees the mean over the corners of an
+    icosahedron is the same.
+    """
+    golden = (1 + math.sqrt(5)) / 2
+    corners = [(0.0, a, b * golden) for a in (-1, 1) for b in (-1, 1)]
+    points = torch.cat([torch.tensor(corners, dtype=torch.float64).roll(n, 1) for n in range(3)])
+    harmonics = solid_harmonics(points / math.hypot(1, golden), max(first, second, out))
+    mean = torch.einsum("ma,mb,mc->abc", *(harmonics[:, n**2 : (n + 1) ** 2] for n in (first, second, out)))
+    return mean / mean.norm()
 
 
 class EwaldAttention(EwaldLayer):
@@ -99,11 +118,10 @@ class EwaldAttention(EwaldLayer):
     ) -> None:
         in_channels = _channels("scalar_channels, vector_channels", (scalar_channels, vector_channels))
         out_channels = in_channels if out_channels is None else _channels("out_channels", out_channels)
-        super().__init__(
-            _rows(in_channels), _rows(out_channels), "out_channels", width=width, max_width=max_width,
-            num_gaussians=num_gaussians, num_coulomb=num_coulomb, kernels=kernels, heads=heads, lmax=lmax,
-            avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
-        )  # fmt: skip
+        settings = EwaldSettings(
+            width, max_width, num_gaussians, num_coulomb, kernels, heads, lmax, avg_num_nodes, error, method, max_hkl
+        )
+        super().__init__(_rows(in_channels), _rows(out_channels), "out_channels", settings)
         self.in_channels, self.out_channels = in_channels, out_channels
 
     def settings(self) -> dict[str, Any]:

@@ -1,0 +1,316 @@
+"""Charges between atoms, for the adapters of MACE and NequIP: layers, and their fits to data before training.
+nequip-package takes this file along, so it imports from files, not from packages."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from e3nn import o3
+from torch import Tensor, nn
+
+from tg_equiattn.functional.waves.charges import charge_energies
+from tg_equiattn.nn.waves.charges import UNIT, PredictedChargeInteraction
+from tg_equiattn.node_batch import NodeBatch
+
+from .charge_interaction import IrrepsChargeInteraction, IrrepsPredictedChargeInteraction
+
+Layer = IrrepsChargeInteraction | IrrepsPredictedChargeInteraction
+_RANK = 1e-2  # singular values of compositions below this, relative to the largest, are left to the model
+_RADIAL = 8  # radial functions of forces between two elements
+_NARROW = 0.3  # width over cutoff with which a factor of charges is fitted: the kernel is 1 / r beyond the cutoff
+_SMALL = 0.1  # weight of the mean square of predicted charges
+_RIDGE = 1e-6  # weight of the square of their weights
+_OF_PAIRS = 0.1  # weight of products of charges of fragments, relative to that of total charges
+_STEPS = 50
+_LOGGER = logging.getLogger(__name__)
+_TRAINED = 0.5  # error of a model's forces relative to labels, below which it counts as trained
+
+
+def layer_of_charges(
+    charges: Mapping[str, float] | Literal["predicted"], learn: bool | Literal["scale"], names: Sequence[str],
+    kind: str, irreps: Sequence[o3.Irreps], width: float | None, cutoff: float, **options: Any,
+) -> Layer:  # fmt: skip
+    """The layer of charges of a model.
+
+    Args:
+        charges: charge of each element by its name, or "predicted".
+        learn: as the adapters describe it.
+        names: names of the elements of the model, in the order of their numbers.
+        kind: the word of the host for an element, for errors.
+        irreps: irreps of all features from which charges are predicted, and of those from which transfers are learned.
+        width: width of the kernel; ``None`` means 0.4 of the cutoff, or 0.6 for predicted charges, which are larger.
+        cutoff: largest length of an edge.
+        options: settings of the layer.
+    """
+    if learn not in (False, True, "scale"):
+        raise ValueError(f'learn must be False, True or "scale", got {learn!r}')
+    predicted = isinstance(charges, str)
+    options |= {"cutoff": cutoff, "width": (0.6 if predicted else 0.4) * cutoff if width is None else width}
+    if isinstance(charges, str):
+        if charges != "predicted" or learn:
+            raise ValueError(
+                f'charges must be a charge for each {kind}, or "predicted" without learn, got {charges!r} with '
+                f"learn={learn!r}"
+            )
+        return IrrepsPredictedChargeInteraction(names, irreps[0], **options)
+    if unknown := [name for name in charges if name not in names]:
+        raise ValueError(f"charges must be of {kind}s of the model, {', '.join(names)}, got {', '.join(unknown)}")
+    given = {name: charges.get(name, torch.nan) for name in names}
+    return IrrepsChargeInteraction(given, irreps[1] if learn is True else None, **options)
+
+
+class Sample(NamedTuple):
+    """A batch of data, and what a model with charges makes of it.
+
+    Attributes:
+        elements: number of the element of each node.
+        graphs: ``pos``, ``batch``, ``cell``, ``pbc`` and ``batch_size``.
+        edge_index: edges, in both directions.
+        edge_vectors: vector of each edge.
+        total_charge: total charge of each graph.
+        labels: forces of the data; ``None`` without.
+        scalars: features that the layer of charges reads; ``None`` if it reads none.
+        energies: energies of nodes of the charges.
+        own: forces of the model without those of the charges.
+        far: forces of the charges.
+    """
+
+    elements: Tensor
+    graphs: dict[str, Any]
+    edge_index: Tensor
+    edge_vectors: Tensor
+    total_charge: Tensor | None
+    labels: Tensor | None
+    scalars: Tensor | None
+    energies: Tensor
+    own: Tensor
+    far: Tensor
+
+
+def fit_charges(layer: Any, samples: Callable[[], Iterable[Sample]], search: bool = False) -> float:
+    """Fit charges to batches of data: what is predicted, a common factor, and the offsets of elements. Return the
+    factor by which the scale of forces of the model changes.
+
+    Offsets explain energies of charges by composition best, starting from the energies of single nodes. The factor of a
+    new model is the size of forces of the data without those of charges, relative to that of forces of the data. The
+    factor of a trained model, times its own forces, fits forces of the data without those of charges best. It is at
+    most 1 for predicted charges: they are learned, so other forces need not cancel theirs.
+
+    Args:
+        layer: the charges, given or predicted.
+        samples: runs the model on the batches.
+        search: true if a common factor of the charges is fitted to forces, together with forces between pairs.
+    """
+    predicted = isinstance(layer, PredictedChargeInteraction)
+    if predicted:
+        fit_predicted_charges(layer, samples())
+    kinds, learned = len(layer.names), not predicted and layer.weights is not None
+    columns = _RADIAL * kinds * (kinds + 1) // 2 + 1 if search else 0
+    square, product = (torch.zeros(columns, n, dtype=torch.float64) for n in (columns, 1))
+    rows: list[Tensor] = []
+    forces: list[tuple[Tensor, ...]] = []
+    sizes: list[Tensor] = []
+    for sample in samples():
+        node_batch = NodeBatch.flat(sample.elements, sample.graphs["batch"], sample.graphs["batch_size"])
+        content = nn.functional.one_hot(sample.elements, kinds).double()
+        rows.append(node_batch.mean(torch.cat([content, sample.energies.detach().double()[:, None]], 1)).cpu())
+        if learned and sample.scalars is not None:
+            sizes.append(sample.scalars.detach().square().mean())
+        if sample.labels is None or not sample.labels.any():
+            continue
+        forces.append(tuple(x.detach().double().cpu() for x in (sample.labels, sample.own, sample.far)))
+        if search:
+            fitted = torch.cat([_pair_forces(layer, sample), _narrow_forces(layer, sample)], 2).flatten(0, 1).cpu()
+            square += fitted.mT @ fitted
+            product += fitted.mT @ forces[-1][0].flatten()[:, None]
+    with torch.no_grad():
+        if sizes and (size := torch.stack(sizes).mean().sqrt()) > 0:
+            layer.feature_size.fill_(size)
+        single, scale = torch.zeros(kinds, dtype=torch.float64), 1.0
+        if not predicted:
+            if search:
+                layer.scale.fill_(_factor(square, product) ** 0.5)
+            single = layer.coulomb_constant * layer.constants.cpu().double().nan_to_num() ** 2
+            single, scale = single / (math.sqrt(2 * math.pi) * layer.width), float(layer.scale) ** 2
+        content, energies = torch.cat(rows).split([kinds, 1], 1)
+        lacking = energies - content @ single[:, None]
+        offsets = single + torch.linalg.lstsq(content, lacking, rcond=_RANK, driver="gelsd").solution[:, 0]
+        layer.offsets.copy_(offsets)
+        if not forces:
+            return 1.0
+        labels, own, far = (torch.cat(x) for x in zip(*forces, strict=True))
+        rest = labels - scale * far
+        trained = (labels - own).norm() < _TRAINED * labels.norm()
+        if trained and (own * rest).sum() > 0:
+            factor = float((own * rest).sum() / own.square().sum())
+        else:
+            factor = float(rest.norm() / labels.norm())
+        return min(1.0, factor) if predicted else factor
+
+
+def _factor(square: Tensor, product: Tensor) -> float:
+    """The factor of energies of charges that fits forces of labels best, together with forces between pairs."""
+    size = square.diagonal().sqrt()
+    size = torch.where(size > 0, size, 1.0)[:, None]
+    scaled = square / size / size.mT
+    fitted = torch.linalg.lstsq(scaled, product / size, rcond=1e-10, driver="gelsd").solution
+    if not (factor := float(fitted[-1] / size[-1])) > 0:
+        raise ValueError(
+            "charges must attract and repel as the forces of the data do to find their scale, got data whose "
+            f"forces fit a factor of {factor:.3g}: give other charges, more frames with forces, or learn=False"
+        )
+    return factor
+
+
+def _narrow_forces(layer: Any, sample: Sample) -> Tensor:
+    """Forces of the charges through a narrow kernel, (nodes, 3, 1)."""
+    charges = layer.constants.index_select(0, sample.elements).double()
+    pos = sample.graphs["pos"].detach().requires_grad_()
+    with torch.enable_grad():
+        width, options = _NARROW * layer.cutoff, {"method": layer.method, "error": layer.error}
+        energies = charge_energies(charges, **sample.graphs | {"pos": pos}, width=width, **options)
+        (slopes,) = torch.autograd.grad(layer.coulomb_constant * energies.sum(), pos)
+    return -slopes.double()[..., None]
+
+
+def _pair_forces(layer: Any, sample: Sample) -> Tensor:
+    """Central forces between two elements, with radial functions that vanish at the cutoff, (nodes, 3, columns)."""
+    (first, second), vectors = sample.edge_index, sample.edge_vectors.detach().double()
+    elements, kinds = sample.elements, len(layer.names)
+    low, high = torch.minimum(elements[first], elements[second]), torch.maximum(elements[first], elements[second])
+    pair, length = high * (high + 1) // 2 + low, vectors.norm(dim=1, keepdim=True)
+    waves = math.pi * torch.arange(1, _RADIAL + 1, device=vectors.device) * length / layer.cutoff
+    radial = waves.sin() * (1 - (length / layer.cutoff).square()).clamp(min=0) ** 2 / length
+    out = vectors.new_zeros(len(elements) * kinds * (kinds + 1) // 2, 3, _RADIAL)
+    out.index_add_(0, first * kinds * (kinds + 1) // 2 + pair, vectors[..., None] * radial[:, None])
+    return out.unflatten(0, (len(elements), -1)).transpose(1, 2).flatten(2)
+
+
+class _Pairs(NamedTuple):
+    """Pairs of separate fragments: sums of inputs of their nodes, their distance, and the product of their charges that
+    explains the force between them."""
+
+    first: Tensor  # pairs, inputs
+    second: Tensor
+    distance: Tensor  # pairs
+    product: Tensor
+
+
+@torch.no_grad()
+def fit_predicted_charges(layer: PredictedChargeInteraction, samples: Iterable[Sample]) -> float | None:
+    """Fit the linear part of predicted charges to total charges and to net forces of separate fragments.
+
+    Charges q = w x, with x the element of a node and its features, are such that they sum to the total charge of every
+    graph, and that the force between the two fragments of a graph is that of their charges. Fragments are separate if
+    no path of edges joins them. Return the part of the net forces between fragments, as a share of their sum of
+    squares, that charges explain; ``None`` if the batches have no separate fragments.
+    """
+    every: list[tuple[Tensor, ...]] = []
+    each: list[_Pairs] = []
+    for sample in samples:
+        content = nn.functional.one_hot(sample.elements, len(layer.names)).double()
+        x = torch.cat([content, cast("Tensor", sample.scalars).detach().double()], 1)
+        sums = NodeBatch.flat(x, sample.graphs["batch"], sample.graphs["batch_size"]).sum(x)
+        charge = cast("Tensor", sample.total_charge).double().flatten() * layer.dielectric**-0.5
+        every.append((x.cpu(), sums.cpu(), charge.cpu()))
+        if sample.labels is not None and sample.labels.any():
+            each.append(_pairs_of_fragments(x, sample, layer.coulomb_constant))
+    inputs, sums, totals = map(torch.cat, zip(*every, strict=True))
+    elements = len(layer.names)
+    size = inputs[:, elements:].square().mean(0).sqrt()
+    size = torch.where(size > 0, size, 1.0)
+    layer.feature_size.copy_(size)
+    units = torch.cat([torch.ones(elements, dtype=torch.float64), size])
+    sums, inputs = sums / units, inputs / units
+    penalty = _SMALL * inputs.mT @ inputs / len(inputs) + _RIDGE * torch.eye(len(units), dtype=units.dtype)
+    pairs = _Pairs(*map(torch.cat, zip(*each, strict=True))) if each else None
+    if pairs is None or not len(pairs.distance):
+        pairs = None
+        weights = _ridge(sums, totals, penalty)
+    else:
+        pairs = pairs._replace(first=pairs.first / units, second=pairs.second / units)
+        weights = _of_products(pairs, elements) if not totals.any() else _ridge(sums, totals, penalty)
+        weights = _refined(weights, sums, totals, pairs, penalty)
+    if weights.any():
+        layer.constants[:, 0] = (weights[:elements] / UNIT).to(layer.constants)
+        layer.linear.weight[0] = (weights[elements:] / UNIT).to(layer.constants)
+        nn.init.zeros_(cast("nn.Linear", layer.perceptron[-1]).weight[0])
+    if pairs is None:
+        fitted = "total charges alone" if totals.any() else "zero"
+        _LOGGER.info("charges start from %s: no graph has two separate fragments", fitted)
+        return None
+    slope = pairs.distance**-2
+    products = (pairs.first @ weights) * (pairs.second @ weights)
+    explained = 1 - float(((pairs.product - products) * slope).square().sum() / (pairs.product * slope).square().sum())
+    _LOGGER.info("charges at the start explain %.0f %% of the net forces of separate fragments", 100 * explained)
+    return explained
+
+
+def _pairs_of_fragments(x: Tensor, sample: Sample, coulomb_constant: float) -> _Pairs:
+    """Pairs of fragments of open graphs that have two, with sums of the inputs x of nodes."""
+    graphs, count = sample.graphs, sample.graphs["batch_size"]
+    batch = torch.zeros_like(sample.elements) if graphs["batch"] is None else graphs["batch"]
+    smallest = torch.arange(
+        len(x), device=x.device
+    )  # node of the fragment of each node; edges join nodes of a fragment
+    source, target = sample.edge_index
+    while True:
+        least = smallest.scatter_reduce(0, target, smallest[source], "amin")
+        least = least[least]
+        if torch.equal(least, smallest):
+            break
+        smallest = least
+    fragments, of_node = smallest.unique(return_inverse=True)
+    graph, sizes, repeats = batch[fragments], of_node.bincount(), graphs["pbc"]
+    open_graph = torch.ones_like(graph, dtype=torch.bool) if repeats is None else ~repeats.any(-1)[graph]
+    two = (graph.bincount(minlength=count)[graph] == 2) & open_graph
+    first, second = two.nonzero()[:, 0].view(-1, 2).unbind(1)
+    own = [cast("Tensor", sample.labels).double(), x, graphs["pos"].detach().double()]
+    force, inputs, center = (v.new_zeros(len(fragments), v.shape[1]).index_add(0, of_node, v) for v in own)
+    center = center / sizes[:, None]
+    apart = center[first] - center[second]
+    distance = apart.norm(dim=1)
+    net = 0.5 * ((force[first] - force[second]) * apart).sum(1) / distance
+    product = net * distance.square() / coulomb_constant
+    return _Pairs(*(t.cpu() for t in (inputs[first], inputs[second], distance, product)))
+
+
+def _ridge(x: Tensor, y: Tensor, penalty: Tensor) -> Tensor:
+    """The weights w for which the mean square of x w - y plus w penalty w is least."""
+    return torch.linalg.solve(x.mT @ x / len(x) + penalty, x.mT @ y / len(x))
+
+
+def _of_products(pairs: _Pairs, elements: int) -> Tensor:
+    """Charges of elements whose products explain those of pairs: of the two signs, one."""
+    x = (pairs.first[:, :elements, None] * pairs.second[:, None, :elements]).flatten(1)
+    products = _ridge(x, pairs.product, _RIDGE * torch.eye(x.shape[1], dtype=x.dtype)).view(elements, elements)
+    size, vectors = torch.linalg.eigh(products + products.mT)
+    weights = pairs.first.new_zeros(pairs.first.shape[1])
+    weights[:elements] = vectors[:, -1] * (0.5 * size[-1].clamp(min=0)).sqrt()
+    return weights
+
+
+def _refined(weights: Tensor, sums: Tensor, totals: Tensor, pairs: _Pairs, penalty: Tensor) -> Tensor:
+    """Weights improved by Gauss-Newton steps, for total charges and for products of charges."""
+
+    def loss(w: Tensor) -> Tensor:
+        products = (pairs.first @ w) * (pairs.second @ w)
+        off = (totals - sums @ w).square().mean() + _OF_PAIRS * (pairs.product - products).square().mean()
+        return off + w @ penalty @ w
+
+    for _ in range(_STEPS):
+        first, second = pairs.first @ weights, pairs.second @ weights
+        slope = second[:, None] * pairs.first + first[:, None] * pairs.second
+        off = sums.mT @ (totals - sums @ weights) / len(sums)
+        off = off + _OF_PAIRS * slope.mT @ (pairs.product - first * second) / len(slope) - penalty @ weights
+        curvature = sums.mT @ sums / len(sums) + _OF_PAIRS * slope.mT @ slope / len(slope) + penalty
+        step = torch.linalg.solve(curvature, off)
+        sizes = [s for s in (1.0, 0.5, 0.25, 0.1) if loss(weights + s * step) < loss(weights)]
+        if not sizes:
+            break
+        weights = weights + sizes[0] * step
+    return weights
