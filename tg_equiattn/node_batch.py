@@ -153,9 +153,9 @@ class NodeBatch:
             raise ValueError(_UNREAD)
         return as_numbers(self.sizes)
 
-    def zero_padding(self, x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "nodes ..."]:
-        """Values of nodes with zeros for padding, whatever it held."""
-        return x if self.mask is None else torch.where(beside(self.mask, x), x, 0.0)
+    def zero_padding(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> Tensor:
+        """Values of nodes, along an axis, with zeros for padding, whatever it held."""
+        return x if self.mask is None else torch.where(beside(self.mask, x, dim), x, 0.0)
 
     def sum(self, x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "graphs ..."]:
         """Sums over each graph, on all ranks."""
@@ -211,25 +211,26 @@ class NodeBatch:
         return node if self.order is None else self.order[node], slot < sizes[:, None]
 
     def mix(
-        self, kernel: Callable[..., Tensor], *tensors: Shaped[Tensor, "nodes ..."],
+        self, kernel: Callable[..., Tensor], *tensors: Shaped[Tensor, "*before nodes *after"], dim: int = 0,
         groups: Mapping[Any, Sequence[int]] | None = None,
-    ) -> Shaped[Tensor, "nodes ..."]:  # fmt: skip
+    ) -> Shaped[Tensor, "*before nodes *after"]:  # fmt: skip
         """Apply a kernel, which mixes the nodes of each graph, to padded groups of graphs.
 
         Args:
-            kernel: function ``kernel(*tensors, padded)`` of the tensors (b, n, ...) of a group, zero where there is no
-                node, and of their :class:`PaddedBatch`. It returns one tensor (b, n, ...).
+            kernel: function ``kernel(*tensors, padded)`` of the tensors (..., b, n, ...) of a group, zero where there
+                is no node, and of their :class:`PaddedBatch`. It returns one tensor (..., b, n, ...).
             tensors: features of the nodes.
+            dim: axis of the nodes, counted from the front.
             groups: lists of graphs to pack together. The kernel reads the key of each list as ``padded.key``. Outputs
                 of graphs in no group are zero. The default, ``None``, groups graphs whose sizes differ by less than a
                 factor of two, if sizes are known.
         """
         if not self.nodes and self.ranks is None:
-            return kernel(*(x[None] for x in tensors), PaddedBatch(self, 1, 0, None, None)).flatten(0, 1)
+            padded = PaddedBatch(self, 1, 0, None, None)
+            return kernel(*(x.unsqueeze(dim) for x in tensors), padded).flatten(dim, dim + 1)
         parts = self.parts(groups)
-        return parts.unpack(
-            [kernel(*some, rows) for *some, rows in zip(*map(parts.pack, tensors), parts.rows, strict=True)]
-        )
+        packed = zip(*(parts.pack(x, dim) for x in tensors), parts.rows, strict=True)
+        return parts.unpack([kernel(*some, rows) for *some, rows in packed], dim)
 
     def parts(self, groups: Mapping[Any, Sequence[int]] | None = None, worth: int = 0) -> Parts:
         """The padded groups of graphs of :meth:`mix`; by default those of :meth:`by_size`."""
@@ -338,16 +339,15 @@ class Parts(NamedTuple):
 
     def pack(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> list[Tensor]:
         """Values of nodes, along an axis, in the slots (rows, length) of each group, zero where there is no node."""
-        if self.slots is not None:
-            x = self.slots.pack(x.movedim(dim, 0)).movedim(0, dim)
+        x = x if self.slots is None else self.slots.pack(x, dim)
         parts = [x] if len(self.rows) == 1 else x.split([rows.count * rows.length for rows in self.rows], dim)
         return [x.unflatten(dim, (rows.count, rows.length)) for x, rows in zip(parts, self.rows, strict=True)]
 
     def unpack(self, parts: Sequence[Shaped[Tensor, "*before rows length *after"]], dim: int = 0) -> Tensor:
         """The inverse of :meth:`pack`."""
-        flat = [x.flatten(dim, dim + 1).movedim(dim, 0) for x in parts]
-        x = flat[0] if len(flat) == 1 else torch.cat(flat)
-        return (x if self.slots is None else self.slots.unpack(x)).movedim(0, dim)
+        flat = [x.flatten(dim, dim + 1) for x in parts]
+        x = flat[0] if len(flat) == 1 else torch.cat(flat, dim)
+        return x if self.slots is None else self.slots.unpack(x, dim)
 
     def scores(self) -> tuple[Int[Tensor, " nodes"], Int[Tensor, " nodes"]]:
         """The index of each node's first score, among the scores (rows, length, length) of all groups, one after the

@@ -33,45 +33,48 @@ class Slots(NamedTuple):
         """Slots that take node ``order[p]`` at position p."""
         return cls(order, None, inverse(order), None)
 
-    def pack(self, x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "slots ..."]:
-        return _gather(x, self.node, self.filled, self.slot, self.packed)
+    def pack(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> Shaped[Tensor, "*before slots *after"]:
+        return _gather(x, dim, self.node, self.filled, self.slot, self.packed)
 
-    def unpack(self, x: Shaped[Tensor, "slots ..."]) -> Shaped[Tensor, "nodes ..."]:
-        return _gather(x, self.slot, self.packed, self.node, self.filled)
+    def unpack(self, x: Shaped[Tensor, "*before slots *after"], dim: int = 0) -> Shaped[Tensor, "*before nodes *after"]:
+        return _gather(x, dim, self.slot, self.packed, self.node, self.filled)
 
 
 class _Gather(torch.autograd.Function):
-    """x[index], zero where ``mask`` is false; ``back`` and ``back_mask`` are those of the inverse.
+    """x[index] along an axis, zero where ``mask`` is false; ``back`` and ``back_mask`` are those of the inverse.
 
     Its backward is a gather, too. The backward of autograd would add rows one by one.
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, index: Tensor, mask: Tensor | None, back: Tensor, back_mask: Tensor | None) -> Tensor:
+    def forward(
+        ctx, x: Tensor, dim: int, index: Tensor, mask: Tensor | None, back: Tensor, back_mask: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(index, mask, back, back_mask)
-        if not x.shape[0]:
-            return x.new_zeros(index.shape[0], *x.shape[1:])
-        out = x.contiguous().index_select(0, index)  # takes longer from other layouts
-        return out if mask is None else out.masked_fill_(beside(~mask, x), 0)
+        ctx.dim = dim
+        if not x.shape[dim]:
+            return x.new_zeros(*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
+        out = x.contiguous().index_select(dim, index)  # takes longer from other layouts
+        return out if mask is None else out.masked_fill_(beside(~mask, x, dim), 0)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         index, mask, back, back_mask = ctx.saved_tensors
-        return _gather(grad, back, back_mask, index, mask), None, None, None, None
+        return _gather(grad, ctx.dim, back, back_mask, index, mask), *[None] * 5
 
 
-def _gather(x: Tensor, index: Tensor, mask: Tensor | None, back: Tensor, back_mask: Tensor | None) -> Tensor:
+def _gather(x: Tensor, dim: int, index: Tensor, mask: Tensor | None, back: Tensor, back_mask: Tensor | None) -> Tensor:
     if not in_functorch_transform():
-        return _Gather.apply(x, index, mask, back, back_mask)
-    if not x.shape[0]:
-        x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
-    out = x.index_select(0, index)
-    return out if mask is None else torch.where(beside(mask, x), out, 0.0)
+        return _Gather.apply(x, dim, index, mask, back, back_mask)
+    if not x.shape[dim]:
+        x = torch.cat([x, x.new_zeros(*x.shape[:dim], 1, *x.shape[dim + 1 :])], dim)
+    out = x.index_select(dim, index)
+    return out if mask is None else torch.where(beside(mask, x, dim), out, 0.0)
 
 
-def beside(flags: Shaped[Tensor, " nodes"], x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "nodes ..."]:
-    """Flags with axes of size 1 appended, to broadcast with x."""
-    return flags.view(-1, *[1] * (x.ndim - 1))
+def beside(flags: Shaped[Tensor, " nodes"], x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> Tensor:
+    """Flags with axes of size 1 appended, to broadcast with x, whose nodes are along an axis."""
+    return flags.view(-1, *[1] * (x.ndim - 1 - dim))
 
 
 def inverse(order: Int[Tensor, " nodes"]) -> Int[Tensor, " nodes"]:

@@ -35,9 +35,9 @@ from torch import Tensor, nn
 
 from tg_equiattn.nn import EwaldAttention, SE3Hyena, VectorTransformer
 from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
-from tg_equiattn.nn.vector.clifford import MultivectorMLP
-from tg_equiattn.nn.vector.grades import Grades, features, with_position
-from tg_equiattn.nn.vector.placement import TokenBatch
+from tg_equiattn.nn.vector.clifford import POSITION, Grades, MultivectorMLP, features, with_position
+from tg_equiattn.nn.vector.operator import OperatorSettings
+from tg_equiattn.nn.vector.sequences import TokenBatch
 
 PUBLISHED = ("SE(3)-Hyena", "SE(3)-Hyena + local")  # divided by the number of particles
 LOCAL = {"attn_kwargs": {"local_context": True, "edge_channels": 1}}
@@ -55,7 +55,6 @@ Model = Literal[
     "SE(3)-Hyena", "SE(3)-Hyena, radial order", "SE(3)-Hyena + local", "SE(3)-Transformer", "SE(3)-Transformer + local",
     "local only", "Ewald attention", "Hyena", "Transformer", "EGNN",
 ]  # fmt: skip
-POSITION = Grades(vectors=1)
 WIDTH, MAX_WIDTH = 0.5, 8.0  # 95 of 100 pairs are farther apart than 0.9, and 95 of 100 systems narrower than 10
 SEED = 43  # of the simulation, as the data do not depend on the seed of training
 
@@ -123,8 +122,8 @@ PRESETS = {
 class LocalOnly(HyenaOperator):
     """The operator without its convolution, and without the parameters that only it uses."""
 
-    def __init__(self, in_grades: Grades, out_grades: Grades, **settings: Any) -> None:
-        super().__init__(in_grades, out_grades, **settings)
+    def __init__(self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, options: OperatorSettings) -> None:
+        super().__init__(in_grades, out_grades, hidden_grades, options)
         self.project = self.gate = None
 
     def forward(self, x: Tensor, tokens: TokenBatch) -> Tensor:
@@ -134,17 +133,18 @@ class LocalOnly(HyenaOperator):
 class EwaldOperator(HyenaOperator):
     """The operator with Ewald attention in place of convolution and gate."""
 
-    def __init__(self, in_grades: Grades, out_grades: Grades, **settings: Any) -> None:
-        super().__init__(in_grades, out_grades, **settings)
+    def __init__(self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, options: OperatorSettings) -> None:
+        super().__init__(in_grades, out_grades, hidden_grades, options)
         self.gate = None
         self.project = MultivectorMLP(in_grades.plus(POSITION), in_grades, max(1, *in_grades), len(self.out.blocks))
         self.attention = EwaldAttention(in_grades.scalars, in_grades.vectors, width=WIDTH, max_width=MAX_WIDTH)
 
     def forward(self, x: Tensor, tokens: TokenBatch) -> Tensor:
         projected = features(self.project(with_position(self.in_grades.parts(x), tokens.pos)))
-        scalars, vectors = projected.split([self.in_grades.scalars, 3 * self.in_grades.vectors], 1)
-        found = self.attention(scalars, vectors.unflatten(1, (-1, 3)), pos=tokens.pos, batch=tokens.graphs.batch)
-        return features(self.out(self.in_grades.parts(x + torch.cat([found[0], found[1].flatten(1)], 1))))
+        scalars, vectors, *_ = self.in_grades.parts(projected)
+        found = self.attention(scalars[0].T, vectors.permute(2, 1, 0), pos=tokens.pos.T, batch=tokens.graphs.batch)
+        mixed = torch.cat([found[0].T, found[1].permute(2, 1, 0).flatten(0, 1)])
+        return features(self.out(self.in_grades.parts(x + mixed)))
 
 
 OPERATORS: dict[str, type[HyenaOperator]] = {"local only": LocalOnly, "Ewald attention": EwaldOperator}
@@ -178,7 +178,7 @@ def predict(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
         return model(charges, velocities, positions), later
     scalars = torch.stack([charges > 0, charges < 0], -1).to(charges.dtype)
     edges = {}
-    if isinstance(model, SE3Hyena | VectorTransformer) and model.module.local_context:
+    if isinstance(model, SE3Hyena | VectorTransformer) and model.module.options.local_context:
         index = complete_graphs(len(charges), charges.shape[1], charges.device)
         flat = charges.flatten()
         edges = {"edge_index": index, "edge_attr": (flat[index[0]] * flat[index[1]])[:, None]}

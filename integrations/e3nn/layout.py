@@ -10,7 +10,8 @@ from e3nn import o3
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.nn.vector.grades import Grades
+from tg_equiattn.functional.vector.clifford import GRADE_SIZES
+from tg_equiattn.nn.vector.clifford import Grades
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -34,11 +35,13 @@ def grades_of(name: str, irreps: o3.Irreps) -> Grades:
 
 
 def columns_by_grade(irreps: str) -> Int[Tensor, " columns"]:
-    """Column in features for each column of tokens by grade."""
+    """Column in features for each column of tokens by grade, where components are outside of channels."""
     parsed = o3.Irreps(irreps)
-    parts = zip(parsed, parsed.slices(), strict=True)
-    ordered = sorted(parts, key=lambda part: GRADE_OF[part[0].ir.l, part[0].ir.p])  # a stable sort
-    return torch.cat([torch.arange(part.start, part.stop) for _, part in ordered])
+    first: list[list[int]] = [[] for _ in GRADE_SIZES]  # columns of the first component of each channel
+    for (_, ir), part in zip(parsed, parsed.slices(), strict=True):
+        first[GRADE_OF[ir.l, ir.p]] += range(part.start, part.stop, ir.dim)
+    grades = zip(first, GRADE_SIZES, strict=True)
+    return torch.tensor([column + n for columns, size in grades for n in range(size) for column in columns])
 
 
 def columns_by_irrep(irreps: str) -> Int[Tensor, " columns"]:

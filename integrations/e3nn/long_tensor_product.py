@@ -16,7 +16,6 @@ from tg_equiattn.checks import python_numbers
 from tg_equiattn.functional.hyena.long_conv import bilinear_long_conv
 from tg_equiattn.modes import full_precision
 from tg_equiattn.nn.modules import NotScriptable, StoresSettings
-from tg_equiattn.nn.vector.placement import order_and_sequences
 from tg_equiattn.nn.vector.sequences import ChainArguments, Sequences
 from tg_equiattn.node_batch import NodeBatch, PaddedBatch
 from tg_equiattn.slots import Slots
@@ -177,21 +176,21 @@ class LongTensorProduct(NotScriptable, StoresSettings):
             raise ValueError(f"x2 must have the {x1.shape[0]} nodes of x1, got {x2.shape[0]}")
         node_batch = NodeBatch.flat(x1, batch, batch_size, max_num_nodes)
         along = ChainArguments(order, index, chain, num_chains, max_num_nodes)
-        along.check(node_batch, "input")
-        order, sequences = order_and_sequences(node_batch, along, order)
-        x1, x2 = (x.to(self._reference.dtype) for x in (x1, x2))
+        along.check(node_batch)
+        order, sequences = along.place(node_batch, order)
+        slots = None if order is None else Slots.of_order(order)
         with full_precision(x1.device):
-            if order is None:
-                return self.convolve(x1, x2, sequences)
-            slots = Slots.of_order(order)
-            return slots.unpack(self.convolve(slots.pack(x1), slots.pack(x2), sequences))
+            x1, x2 = (x.to(self._reference.dtype) for x in (x1, x2))
+            x1, x2 = (x if slots is None else slots.pack(x) for x in (x1, x2))
+            out = self.convolve(x1.T, x2.T, sequences)
+            return (out if slots is None else slots.unpack(out, 1)).T.contiguous()
 
     def convolve(
-        self, x1: Float[Tensor, "nodes dim1"], x2: Float[Tensor, "nodes dim2"], sequences: Sequences
-    ) -> Float[Tensor, "nodes dim_out"]:
-        """Evaluate on checked features and sequences."""
+        self, x1: Float[Tensor, "dim1 nodes"], x2: Float[Tensor, "dim2 nodes"], sequences: Sequences
+    ) -> Float[Tensor, "dim_out nodes"]:
+        """Evaluate on checked features, with their channels first, and sequences."""
         if not x1.numel() or not x2.numel() or not self.irreps_out.dim:
-            return x1.new_zeros(x1.shape[0], self.irreps_out.dim)
+            return x1.new_zeros(self.irreps_out.dim, x1.shape[1])
 
         def convolution(a: Tensor, b: Tensor, rows: PaddedBatch) -> Tensor:
             with _recomputed_whole(self.tensor_product):
@@ -199,7 +198,7 @@ class LongTensorProduct(NotScriptable, StoresSettings):
                     a, b, self.tensor_product, rows.lengths, self.mode, self.norm, sequences.counts(rows)
                 )
 
-        return sequences.mix(convolution, x1, x2).contiguous()
+        return sequences.mix(convolution, x1, x2)
 
     def __repr__(self) -> str:
         return (

@@ -10,10 +10,10 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn.checks import python_numbers
+from tg_equiattn import checks
 from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
 from tg_equiattn.nn.modules import NotScriptable, StoresSettings
-from tg_equiattn.nn.vector.operator import TokenModel, TokenNetwork
+from tg_equiattn.nn.vector.operator import FILTERS, OperatorSettings, TokenModel, TokenNetwork
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
 from tg_equiattn.nn.vector.sequences import ChainArguments
 from tg_equiattn.node_batch import NodeBatch
@@ -24,21 +24,17 @@ from .layout import Features, check_features, columns_by_grade, columns_by_irrep
 
 class IrrepsModule(NotScriptable, StoresSettings):
     """A module that reads node features as tokens by grade, calls a network, and reorders its output. The function
-    ``make`` builds the network from the grades of input, output and hidden tokens."""
+    ``make`` builds the network from the grades of input, output and hidden tokens and the settings."""
 
     def __init__(
-        self,
-        irreps_in: o3.Irreps | str,
-        irreps_out: o3.Irreps | str,
-        irreps_hidden: o3.Irreps | str | None,
-        make: Callable[..., TokenNetwork],
-        **settings: Any,
-    ) -> None:
+        self, make: Callable[..., TokenNetwork], options: OperatorSettings, irreps_in: o3.Irreps | str,
+        irreps_out: o3.Irreps | str, irreps_hidden: o3.Irreps | str | None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         named = (("irreps_in", self.irreps_in), ("irreps_out", self.irreps_out), ("irreps_hidden", hidden))
-        self.module = make(*(grades_of(name, irreps) for name, irreps in named), **settings)
+        self.module = make(*(grades_of(name, irreps) for name, irreps in named), options)
         self.module.check_reachable("irreps_out")
         self._features = Features.of(self.irreps_in)
         self.columns_in = Tables(functools.partial(columns_by_grade, str(self.irreps_in)))
@@ -50,7 +46,7 @@ class IrrepsModule(NotScriptable, StoresSettings):
     @property
     def order(self) -> str:
         """Order of the nodes along their sequence, ``"input"`` or ``"radial"``."""
-        return self.module.order
+        return self.module.options.order
 
     def forward(
         self,
@@ -140,7 +136,7 @@ class IrrepsModule(NotScriptable, StoresSettings):
 
 
 @compile_mode("unsupported")
-@python_numbers
+@checks.python_numbers
 class IrrepsSE3HyenaOperator(IrrepsModule):
     r"""Global geometric context in :math:`O(N \log N)`: every node of a graph sees every other one.
 
@@ -217,15 +213,16 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
         edge_channels: int = 0,
         num_blocks: int = 1,
     ) -> None:
-        super().__init__(
-            irreps_in, irreps_out, irreps_hidden, HyenaOperator, filter=filter, causal=causal, short_conv=short_conv,
-            order=order, length=length, local_context=local_context, edge_channels=edge_channels,
-            num_blocks=num_blocks,
+        checks.choice("filter", filter, FILTERS)
+        options = OperatorSettings(
+            filter=filter, causal=causal, short_conv=short_conv, order=order, length=length,
+            local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip
+        super().__init__(HyenaOperator, options, irreps_in, irreps_out, irreps_hidden)
 
 
 @compile_mode("unsupported")
-@python_numbers
+@checks.python_numbers
 class IrrepsSE3Hyena(IrrepsModule):
     r"""The SE(3)-Hyena model: linear embedding, operators with residual connections, and a Clifford MLP.
 
@@ -287,18 +284,16 @@ class IrrepsSE3Hyena(IrrepsModule):
         length: float = 1.0,
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        make = functools.partial(TokenModel, HyenaOperator)
+        options = OperatorSettings(filter="data", order=order, length=length, num_blocks=num_blocks)
+        make = functools.partial(TokenModel, HyenaOperator, num_layers=num_layers, pool=pool, attn_kwargs=attn_kwargs)
         if irreps_hidden is None:
             both = any(mul and ir.p * (-1) ** ir.l < 0 for mul, ir in o3.Irreps(irreps_in))
             irreps_hidden = "16x0e + 128x1o + 128x1e + 16x0o" if both else "16x0e + 128x1o"
-        super().__init__(
-            irreps_in, irreps_out, irreps_hidden, make, num_layers=num_layers, num_blocks=num_blocks, pool=pool,
-            order=order, length=length, attn_kwargs=attn_kwargs,
-        )  # fmt: skip
+        super().__init__(make, options, irreps_in, irreps_out, irreps_hidden)
 
 
 @compile_mode("unsupported")
-@python_numbers
+@checks.python_numbers
 class IrrepsVectorSelfAttention(IrrepsModule):
     r"""Equivariant self-attention over the nodes of a graph: vectors by cross products, scalars by softmax attention.
 
@@ -357,7 +352,8 @@ class IrrepsVectorSelfAttention(IrrepsModule):
         edge_channels: int = 0,
         num_blocks: int = 1,
     ) -> None:
-        super().__init__(
-            irreps_in, irreps_out, irreps_hidden, VectorAttentionOperator, short_conv=short_conv,
-            length=length, local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
+        options = OperatorSettings(
+            short_conv=short_conv, length=length, local_context=local_context, edge_channels=edge_channels,
+            num_blocks=num_blocks,
         )  # fmt: skip
+        super().__init__(VectorAttentionOperator, options, irreps_in, irreps_out, irreps_hidden)

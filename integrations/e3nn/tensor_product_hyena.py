@@ -12,14 +12,11 @@ from torch import Tensor
 
 from tg_equiattn import checks
 from tg_equiattn.modes import full_precision
-from tg_equiattn.nn.hyena.implicit_filter import ImplicitFilter
-from tg_equiattn.nn.hyena.se3_hyena import FILTERS, check_causal, no_ring, norm_of
 from tg_equiattn.nn.modules import NotScriptable, StoresSettings
-from tg_equiattn.nn.vector.placement import PositionUnit, place_tokens
-from tg_equiattn.nn.vector.sequences import ChainArguments, Sequences
-from tg_equiattn.nn.vector.short_conv import ShortConv
+from tg_equiattn.nn.vector.convolutions import ImplicitFilter, ShortConv
+from tg_equiattn.nn.vector.operator import FILTERS, OperatorSettings
+from tg_equiattn.nn.vector.sequences import ChainArguments, Placement, Sequences
 from tg_equiattn.node_batch import NodeBatch
-from tg_equiattn.orders import ORDERS
 from tg_equiattn.tables import Tables
 
 from .layout import Features, channels, check_features, describe, like_its_copies
@@ -106,10 +103,9 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     ) -> None:
         super().__init__()
         checks.choice("filter", filter, FILTERS)
-        checks.choice("order", order, ORDERS)
-        check_causal(causal, order)
-        self.no_ring = no_ring(filter, causal)
-        self.unit = PositionUnit(length, order == "radial")
+        self.options = OperatorSettings(filter=filter, causal=causal, order=order, length=length)
+        self.order, self.causal = order, causal
+        self.placement = Placement(order, length, causal, self.options.no_ring)
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         hidden = hidden.remove_zero_multiplicities().simplify()
@@ -135,7 +131,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             self.tensor_product = like_its_copies(o3.FullyConnectedTensorProduct(hidden, hidden, hidden))
         else:
             self.convolution = LongTensorProduct(hidden, hidden, hidden, causal=causal)
-            self.convolution.norm = norm_of(order)
+            self.convolution.norm = self.options.norm
         self._scalars, self._sizes = _scalars(hidden), [mul * ir.dim for mul, ir in hidden]
         self.norm = o3.Norm(hidden, squared=True)
         invariants = hidden.num_irreps + sum(part.stop - part.start for part in self._scalars)
@@ -157,17 +153,14 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
                 f"irreps_out must be reachable through irreps_hidden={hidden}, got {' + '.join(zero)} that would "
                 "always be zero: add it to irreps_hidden; 0o also needs vectors (steps to neighbors) in irreps_in"
             )
-        self.order, self.causal, self._invariants = order, causal, _scalars(self.irreps_in)
-        self._needs_positions = bool(wanted - without_pos)
+        self.placement.invariants = _scalars(self.irreps_in)
+        self.placement.needs_positions = bool(wanted - without_pos)
         self._features = Features.of(self.irreps_in)
 
     def settings(self) -> dict[str, Any]:
-        filter = "data" if self.implicit_filter is None else "implicit"
-        return {
-            "order": self.order, "filter": filter, "causal": self.causal, "irreps_in": str(self.irreps_in),
-            "irreps_out": str(self.irreps_out), "irreps_hidden": str(self.irreps_hidden),
-            "length": self.unit.length,
-        }  # fmt: skip
+        options = {name: getattr(self.options, name) for name in ("order", "filter", "causal")}
+        irreps = {name: str(getattr(self, name)) for name in ("irreps_in", "irreps_out", "irreps_hidden")}
+        return options | irreps | {"length": self.placement.length}
 
     def forward(
         self,
@@ -237,30 +230,28 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
         with full_precision(x.device):
             along = ChainArguments(order, index, chain, num_chains, max_num_nodes, ring)
-            x, tokens = place_tokens(
-                x.to(reference.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
-                invariants=self._invariants, needs_positions=self._needs_positions,
-                unit=self.unit, no_ring=self.no_ring,
-            )  # fmt: skip
-            return tokens.restore(self._mix(x, tokens.pos, tokens.sequences))
+            x, tokens = self.placement(x.to(reference.dtype), pos, node_batch, along)
+            return tokens.restore(self._mix(x.T, tokens.pos.T, tokens.sequences).T).contiguous()
 
     def _mix(
         self, x: Float[Tensor, "tokens dim_in"], pos: Float[Tensor, "tokens 3"], sequences: Sequences
     ) -> Float[Tensor, "tokens dim_out"]:
+        """The products of e3nn have the channels of features last, convolutions have them first."""
         with_pos = torch.cat([x, pos], 1)
-        projected = _normed(self.project(with_pos), 3 * self._sizes)
+        projected = _normed(self.project(with_pos), 3 * self._sizes).T
         if self.short_conv is not None:
             projected = self.short_conv(projected, sequences)
-        query, key, value = projected.chunk(3, 1)
+        query, key, value = projected.chunk(3)
         if self.implicit_filter is None:
-            mixed = self.convolution.convolve(query, key, sequences)
+            mixed = self.convolution.convolve(query, key, sequences).T
         else:
-            mixed = self.tensor_product(query, self.implicit_filter(key, sequences, self._channels(key.device)))
+            filtered = self.implicit_filter(key, sequences, self._channels(key.device))
+            mixed = self.tensor_product(query.T, filtered.T)
         mixed = _normed(mixed, self._sizes)
         invariants = torch.cat([self.norm(mixed), *(mixed[:, part] for part in self._scalars)], 1)
         mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
         residual = self.shortcut(with_pos if self._starts_on_pos else x)
-        return self.out(_normed(residual + self.multiply(mixed, value), self._sizes))
+        return self.out(_normed(residual + self.multiply(mixed, value.T), self._sizes))
 
     def __repr__(self) -> str:
         return describe(self)

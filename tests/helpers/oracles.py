@@ -452,7 +452,7 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, c
     here = beside(x, only(vectors=pos[:, None]))
     projected = clifford_mlp(operator.project, here)
     by_lag = not attention and operator.filters is not None
-    causal = not attention and operator.mode == "causal"
+    causal = operator.options.causal
     if operator.short_conv is not None:
         weights = operator.short_conv.weight.split([part.shape[1] for part in projected])
         short = lambda w: lambda x, index: taps(x, w, causal, index, ring)  # noqa: E731
@@ -474,7 +474,8 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, c
             if by_lag:
                 sums = lambda k, index: implicit_sums(operator.filters[kind], k, index, ring=ring)  # noqa: E731
                 return multiply(q, in_chains(sums, index, chain, k))
-            conv = lambda q, k, index: sequence_convolution(q, k, index, operator.mode, multiply, operator.norm)  # noqa: E731
+            mode, norm = operator.options.mode, operator.options.norm
+            conv = lambda q, k, index: sequence_convolution(q, k, index, mode, multiply, norm)  # noqa: E731
             return in_chains(conv, index, chain, q, k)
 
         u, w = convolution("scalars", q0, k0, torch.mul), convolution("vectors", q1, k1, torch.linalg.cross)

@@ -120,22 +120,26 @@ def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def map_tiles(
-    function: Callable[..., Tensor], step: int, tensors: Iterable[Shaped[Tensor, "nodes ..."]], *others: Any
-) -> Shaped[Tensor, "nodes ..."]:
-    """Apply a function of nodes to ``step`` nodes at a time, each time through :func:`recomputed`. It gets parts of the
-    tensors, and all of the ``others``."""
+    function: Callable[..., Tensor], step: int, tensors: Iterable[Shaped[Tensor, "*before nodes *after"]], *others: Any,
+    dim: int = 0,
+) -> Shaped[Tensor, "*before nodes *after"]:  # fmt: skip
+    """Apply a function of nodes, along an axis, to ``step`` nodes at a time, each time through :func:`recomputed`. It
+    gets parts of the tensors, and all of the ``others``."""
     tensors = tuple(tensors)
-    nodes = tensors[0].shape[0]
+    nodes = tensors[0].shape[dim]
     if is_whole(tensors[0]) or nodes <= step:
         return function(*tensors, *others)
-    parts = zip(*(x.split(step) for x in tensors), strict=True)
+    parts = zip(*(x.split(step, dim) for x in tensors), strict=True)
     if torch.is_grad_enabled() or not runs_eagerly():
-        return torch.cat([recomputed(function, *part, *others) for part in parts])
+        return torch.cat([recomputed(function, *part, *others) for part in parts], dim)
     first = function(*next(parts), *others)
-    out = first.new_empty(nodes, *first.shape[1:])
-    out[:step] = first
-    for n, part in enumerate(parts, 1):
-        out[n * step : (n + 1) * step] = function(*part, *others)
+    size = list(first.shape)
+    size[dim] = nodes
+    out = first.new_empty(size)
+    places = out.split(step, dim)
+    places[0].copy_(first)
+    for place, part in zip(places[1:], parts, strict=True):
+        place.copy_(function(*part, *others))
     return out
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from tg_equiattn import checks
-from tg_equiattn.functional.hyena.fft_convolution import fft_convolution
+from tg_equiattn.functional.hyena.long_conv import long_convolution
 from tg_equiattn.functional.softmax_attention import softmax_attention
-from tg_equiattn.nn.vector.grades import Grades
-from tg_equiattn.nn.vector.operator import TokenNetwork
-from tg_equiattn.nn.vector.placement import TokenBatch
+from tg_equiattn.nn.vector.clifford import Grades
+from tg_equiattn.nn.vector.convolutions import ShortConv
+from tg_equiattn.nn.vector.operator import OperatorSettings, TokenNetwork
 from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
-from tg_equiattn.nn.vector.short_conv import ShortConv
+from tg_equiattn.nn.vector.sequences import TokenBatch
 from tg_equiattn.node_batch import PaddedBatch
 
 GATE_CHANNELS = 8  # as of SE(3)-Hyena
@@ -34,7 +34,7 @@ class SequenceOperator(nn.Module, ABC):
     def forward(self, x: Tensor, tokens: TokenBatch) -> Tensor:
         projected = self.project(x)
         if self.short_conv is not None:
-            projected = self.short_conv(projected, tokens.sequences)
+            projected = self.short_conv(projected.T, tokens.sequences).T
         query, key, value = projected.chunk(3, -1)
         return self.out(x + self.mix(tokens, query, key, value))
 
@@ -53,9 +53,9 @@ class LongConvolution(SequenceOperator):
 
     def mix(self, tokens: TokenBatch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         def convolve(q: Tensor, k: Tensor, rows: PaddedBatch) -> Tensor:
-            return fft_convolution(q, k, rows.lengths, "circular", self.norm, tokens.sequences.counts(rows))
+            return long_convolution(q, k, rows.lengths, "circular", self.norm, tokens.sequences.counts(rows))
 
-        mixed = tokens.sequences.mix(convolve, query, key)
+        mixed = tokens.sequences.mix(convolve, query.T, key.T).T
         return torch.sigmoid(self.gate(mixed)) * mixed * value
 
 
@@ -75,23 +75,21 @@ def _mlp(inside: int, hidden: int, outside: int) -> nn.Sequential:
 class SequenceNetwork(TokenNetwork):
     """Embedding, operators with residual connections, pooling and MLP of scalars and vectors' components alike."""
 
-    needs_positions, hidden_grades = False, Grades(0, 0)
-
     def __init__(
         self, operator: type[SequenceOperator], in_grades: Grades, out_grades: Grades, channels: int, num_layers: int,
         pool: str | None, **options: Any,
     ) -> None:  # fmt: skip
         checks.positive(channels=channels, num_layers=num_layers)
-        super().__init__(in_grades, out_grades, pool=pool)
+        super().__init__(in_grades, out_grades, Grades(0, 0), OperatorSettings(), pool)
         self.embed = nn.Linear(in_grades.dim + 3, channels)
         self.operators = nn.ModuleList([operator(channels, **options) for _ in range(num_layers)])
         self.out = _mlp(channels, channels, out_grades.dim)
 
     def forward(self, x: Tensor, tokens: TokenBatch) -> Tensor:
-        x = self.embed(torch.cat([x, tokens.pos], 1))
+        x = self.embed(torch.cat([x, tokens.pos]).T)
         for operator in self.operators:
             x = x + operator(x, tokens)
-        return self.out(tokens.graphs.mean(x) if self.pool else x)
+        return self.out(tokens.graphs.mean(x) if self.pool else x).T
 
 
 class Hyena(ScalarVectorModule):
@@ -139,10 +137,10 @@ class Hyena(ScalarVectorModule):
     ) -> None:
         settings = {"short_conv": short_conv, **options}
 
-        def make(inside: Grades, outside: Grades, _: Grades) -> SequenceNetwork:
+        def make(inside: Grades, outside: Grades, *_: Any) -> SequenceNetwork:
             return SequenceNetwork(self.operator, inside, outside, channels, num_layers, pool, **settings)
 
-        super().__init__(make, scalar_channels, vector_channels, out_scalars, out_vectors)
+        super().__init__(make, OperatorSettings(), scalar_channels, vector_channels, out_scalars, out_vectors)
 
 
 class Transformer(Hyena):

@@ -6,17 +6,19 @@ from clouds import close, gradients
 from oracles import beyond, lag_sums, long_convolution
 
 from tg_equiattn.functional import scalar_long_conv, vector_long_conv
-from tg_equiattn.functional.hyena.fft_convolution import (
-    first_lag,
-    lag_convolution,
-)
-from tg_equiattn.functional.hyena.long_conv import MODES
+from tg_equiattn.functional.hyena.long_conv import MODES, lag_convolution
 
 B, C = 3, 2
 
 
+def first_lag(n, mode):
+    return 0 if mode == "causal" else 1 - n
+
+
 def by_lag(x, h, lengths=None, mode="both sides"):
-    return lag_convolution(x, h, lengths, first_lag(x.shape[1], mode == "causal"))
+    """The convolution has its channels first, and its tokens last."""
+    axes = (2, 0, 1) if x.ndim == 3 else (3, 2, 0, 1)
+    return lag_convolution(x.permute(axes), h.T, lengths).permute((1, 2, 0) if x.ndim == 3 else (2, 3, 1, 0))
 
 
 DATA = {"scalar": scalar_long_conv, "vector": vector_long_conv}
@@ -28,14 +30,14 @@ LENGTHS = {1: (1, 0, 1), 7: (7, 0, 1), 8: (8, 5, 3), 11: (11, 1, 6), 13: (4, 9, 
 def inputs(kind, n, mode="circular", count=B):
     """Two sequences, or one and a filter of the lag."""
     x = torch.randn(count, n, C, *[3] * ("vector" in kind), dtype=torch.float64)
-    y = torch.randn_like(x) if kind in DATA else torch.randn(max(0, n - first_lag(n, mode == "causal")), C).double()
+    y = torch.randn_like(x) if kind in DATA else torch.randn(max(0, n - first_lag(n, mode)), C).double()
     return x.requires_grad_(), y.requires_grad_()
 
 
 def by_definition(kind, x, y, own, mode):
     if kind in DATA:
         return long_convolution(x, y, own, mode)
-    sums = [lag_sums(x[b, :n], y, first_lag(x.shape[1], mode == "causal")) for b, n in enumerate(own)]
+    sums = [lag_sums(x[b, :n], y, first_lag(x.shape[1], mode)) for b, n in enumerate(own)]
     return torch.stack([torch.cat([s, s.new_zeros(x.shape[1] - len(s), *s.shape[1:])]) for s in sums])
 
 

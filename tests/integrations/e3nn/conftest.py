@@ -61,7 +61,7 @@ def graphs():
     def make(module, sizes, device=None):
         batch = batch_of(sizes)
         out = {"x": module.irreps_in.randn(sum(sizes), -1), "pos": torch.randn(sum(sizes), 3), "batch": batch}
-        if getattr(getattr(module, "module", module), "causal", False):
+        if getattr(getattr(getattr(module, "module", module), "options", None), "causal", False):
             del out["pos"]
         return out if device is None else {name: value.to(device) for name, value in out.items()}
 

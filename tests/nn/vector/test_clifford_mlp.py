@@ -7,8 +7,7 @@ from oracles import SIZES, clifford_mlp
 from space import broken_cross_product, error, motion, move_multivectors
 
 from tg_equiattn.nn import CliffordMLP
-from tg_equiattn.nn.vector.clifford import MultivectorMLP
-from tg_equiattn.nn.vector.grades import Grades
+from tg_equiattn.nn.vector.clifford import Grades, MultivectorMLP
 from tg_equiattn.testing import TOLERANCE
 
 IN, OUT, HIDDEN = 3, 5, 7

@@ -1,24 +1,37 @@
-r"""Long convolutions of a sequence with a data-dependent filter as long as itself, by FFT in O(N log N)."""
+r"""Long convolutions of sequences by FFT in O(N log N): of two sequences, and of a sequence with a filter of the lag.
+
+    convolution   u_i = s sum_j a_j . b_{i-j}          correlation   w_m = s sum_i a_i . b_{i+m}
+
+Here "." is the product of numbers or the cross product, and s is a factor that depends on the sequence's own length n.
+Indices are taken modulo n ("circular"), or indices below zero are left out ("causal"). Gradients of a convolution are
+correlations, and those of a correlation are convolutions and correlations: backward calls the function itself, and
+saves the sequences, where autograd would save spectra. If the FFT is slow at length n, or if sequences have several
+lengths, a circular convolution is computed as a linear one, and each sequence's tail is added back at its own n.
+
+Inside, channels come first and tokens last: scalars (channels, rows, tokens), vectors (3, channels, rows, tokens).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import full_precision
+from ...modes import full_precision, in_functorch_transform
 from ..operators import tile_numbers
-from ..tiles import map_tiles
-from .fft_convolution import fft_convolution, invert, transform
+from ..tiles import is_whole, joined, map_tiles
+from ..vector.clifford import cross_product
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Complex, Float, Int
 
+Length = TypeVar("Length", float, Tensor)
 MODES = ("circular", "causal")
-_BLOCK_PAIRS = 1 << 20  # pairs of channels times frequencies of one block on a CPU
+_TILE_NUMBERS = 1 << 22  # numbers of one operand that are transformed at a time on a CPU
+_TILE_PAIRS = 1 << 20  # pairs of channels times frequencies of a tile on a CPU
 
 
 def scalar_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: str = "circular") -> Tensor:
@@ -96,12 +109,57 @@ def _checked_convolution(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str
     if axes == 4 and q.shape[-1] != 3:
         raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
     dtype = torch.promote_types(q.dtype, torch.float32)
-    return fft_convolution(q.to(dtype), k.to(dtype), lengths, mode)
+    channels_first = (2, 0, 1) if axes == 3 else (3, 2, 0, 1)
+    q, k = (x.to(dtype).permute(channels_first) for x in (q, k))
+    return long_convolution(q, k, lengths, mode).permute((1, 2, 0) if axes == 3 else (2, 3, 1, 0)).contiguous()
+
+
+def long_convolution(
+    a: Float[Tensor, "... channels rows tokens"], b: Float[Tensor, "... channels rows tokens"],
+    lengths: Int[Tensor, " rows"] | None, mode: str, norm: str = "forward", counts: Int[Tensor, " rows"] | None = None,
+) -> Float[Tensor, "... channels rows tokens"]:  # fmt: skip
+    """The convolution of sequences of scalars (three axes) or vectors (four axes), times the :func:`length_factor` of
+    their lengths, or of ``counts``.
+
+    ``lengths`` are the own lengths of sequences; ``None`` means that all tokens are valid. Values beyond the own
+    lengths are not read, and are zero in the output.
+    """
+    return _convolve(a, b, lengths, counts, _Plan.of(a, lengths, mode, norm, cross=int(a.ndim == 4)))
+
+
+def lag_convolution(
+    x: Float[Tensor, "... channels rows tokens"],
+    h: Float[Tensor, "channels lags"],
+    lengths: Int[Tensor, " rows"] | None,
+) -> Float[Tensor, "... channels rows tokens"]:
+    """Convolve sequences x of scalars or vectors, of own ``lengths``, with filters h of the lags up to tokens - 1:
+    y_i = sum_j h_{i-j} x_j. Each channel has a filter, which all sequences and all components of a vector share. Zeros
+    around a sequence change nothing."""
+    length = x.shape[-1]
+    total = fast_length(2 * length)
+    negative, positive = h.split([h.shape[1] - length, length], 1)
+    h = torch.cat([positive, h.new_zeros(len(h), total - h.shape[1]), negative], 1)  # lags modulo total
+    h = h.view(*[1] * (x.ndim - 3), -1, 1, total)
+    plan = _Plan(total, length, tuple(x.shape[:-1]), fold=False, norm="backward")
+    return zero_beyond(_convolve(zero_beyond(x, lengths), h, None, None, plan), lengths)
+
+
+def ring_convolution(
+    x: Float[Tensor, "... channels rows tokens"],
+    h: Float[Tensor, "channels lags"],
+    lengths: Int[Tensor, " rows"] | None,
+) -> Float[Tensor, "... channels rows tokens"]:
+    """:func:`lag_convolution` of rings: y_i = sum_j h_l x_j with l = i - j modulo the own length n, in (-n/2, n/2]."""
+    place = torch.arange(x.shape[-1], device=x.device)
+    length = place.new_full((1, 1), x.shape[-1]) if lengths is None else lengths[:, None]
+    lag = torch.where(2 * place > length, place - length, place)
+    filters = h[:, lag + h.shape[1] - x.shape[-1]].expand(x.shape)
+    return _convolve(x, filters, lengths, None, _Plan.of(x, lengths, "circular", "backward"))
 
 
 def bilinear_long_conv(
-    q: Float[Tensor, "rows tokens left"],
-    k: Float[Tensor, "rows tokens right"],
+    q: Float[Tensor, "left rows tokens"],
+    k: Float[Tensor, "right rows tokens"],
     product: Callable[[Tensor, Tensor], Tensor],
     lengths: Int[Tensor, " rows"] | None = None,
     mode: str = "circular",
@@ -109,7 +167,7 @@ def bilinear_long_conv(
     counts: Int[Tensor, " rows"] | None = None,
     *,
     block: int | None = None,
-) -> Float[Tensor, "rows tokens out"]:
+) -> Float[Tensor, "out rows tokens"]:
     """Long convolution u_i = s sum_j q_j x k_{i-j} with any bilinear product x.
 
     At each frequency the product is evaluated three times: (a + ib) x (c + id) = a x c - b x d + i ((a + b) x (c + d)
@@ -122,22 +180,179 @@ def bilinear_long_conv(
             (M, out).
         lengths: own length of each sequence; ``None`` means all tokens.
         mode: ``"circular"`` or ``"causal"``.
-        norm: name of the factor s, see :func:`.length_factor`.
+        norm: name of the factor s, see :func:`length_factor`.
         counts: numbers of tokens that s depends on; by default the own lengths.
         block: number of frequencies that are computed at a time. The default, ``None``, depends on the device.
     """
-    if not q.shape[0] * q.shape[1]:
-        nothing = product(q.flatten(0, 1), k.flatten(0, 1))
-        return nothing.reshape(*q.shape[:2], nothing.shape[1])
-    pairs = tile_numbers(q.device, _BLOCK_PAIRS, 8)
-    block = max(64, pairs // max(1, q.shape[2] * k.shape[2])) if block is None else block
+    if not q.shape[1] * q.shape[2]:
+        nothing = product(q.flatten(1).T, k.flatten(1).T)
+        return nothing.T.unflatten(1, q.shape[1:])
+    pairs = tile_numbers(q.device, _TILE_PAIRS, 8)
+    block = max(64, pairs // max(1, q.shape[0] * k.shape[0])) if block is None else block
     with full_precision(q.device):
-        x, y, total = transform(q, k, lengths, mode)
-        parts = [part.flatten(0, 1) for part in (x.real, x.imag, y.real, y.imag)]
-        real, imaginary = map_tiles(_at_frequencies, block, parts, product).unflatten(0, x.shape[:2]).chunk(2, -1)
-        return invert(torch.complex(real, imaginary), total, q.shape[1], lengths, mode, norm=norm, counts=counts)
+        plan = _Plan.of(q, lengths, mode, norm)
+        x, y = _spectra(q, k, lengths, counts, plan)
+        parts = [part.flatten(1).T.contiguous() for part in (x.real, x.imag, y.real, y.imag)]
+        real, imaginary = map_tiles(_at_frequencies, block, parts, product).chunk(2, -1)
+        return _invert(torch.complex(real, imaginary).T.unflatten(1, x.shape[1:]), lengths, counts, plan)
 
 
 def _at_frequencies(a: Tensor, b: Tensor, c: Tensor, d: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     first, last = product(a, c), product(b, d)
     return torch.cat([first - last, product(a + b, c + d) - first - last], -1)
+
+
+class _Plan(NamedTuple):
+    """The settings of a convolution or correlation.
+
+    Attributes:
+        total: length of the FFTs.
+        length: number of tokens of the result.
+        lead: all other sizes of the result. Axes of size 1, along which a factor is larger, are summed over.
+        fold: true if the tails of linear convolutions are added back.
+        norm: name of the :func:`length_factor` that multiplies the result.
+        cross: 0 for products of numbers, 1 for cross products a x b, -1 for b x a.
+        correlate: true for a correlation.
+    """
+
+    total: int
+    length: int
+    lead: tuple[int, ...]
+    fold: bool
+    norm: str
+    cross: int = 0
+    correlate: bool = False
+
+    @classmethod
+    def of(cls, x: Tensor, lengths: Tensor | None, mode: str, norm: str, cross: int = 0) -> _Plan:
+        """The plan for sequences x, of own ``lengths``."""
+        length = x.shape[-1]
+        whole = mode == "circular" and lengths is None and not torch.compiler.is_compiling() and is_smooth(length)
+        total = length if whole else fast_length(2 * length)
+        return cls(total, length, tuple(x.shape[:-1]), mode == "circular" and not whole, norm, cross)
+
+    def towards(self, x: Tensor, cross: int, correlate: bool) -> _Plan:
+        """The plan of the gradient of a factor x."""
+        return self._replace(length=x.shape[-1], lead=tuple(x.shape[:-1]), cross=cross, correlate=correlate)
+
+
+def is_smooth(n: int) -> bool:
+    """True if an FFT of length n is fast: n has no prime factor above 7."""
+    for prime in (2, 3, 5, 7):
+        while n and n % prime == 0:
+            n //= prime
+    return n == 1
+
+
+def fast_length(n: int) -> int:
+    """The smallest even length of at least n whose FFT is fast. While compiling it is the next multiple of 64, since n
+    may be a symbol, which has no factors."""
+    if torch.compiler.is_compiling():
+        return (n + 63) // 64 * 64
+    n = max(n + n % 2, 2)
+    while not is_smooth(n):
+        n += 2
+    return n
+
+
+def length_factor(n: Length, norm: str) -> Length:
+    """The factor 1 / n ("forward"), 1 / sqrt(n) ("ortho") or 1 ("backward") of lengths n. A length 0 counts as 1."""
+    n = n.clamp(min=1) if isinstance(n, Tensor) else max(n, 1)
+    return n ** {"forward": -1.0, "ortho": -0.5, "backward": 0.0}[norm]
+
+
+def zero_beyond(x: Float[Tensor, "... rows tokens"], lengths: Int[Tensor, " rows"] | None) -> Tensor:
+    """Sequences with zeros beyond their own lengths, if given."""
+    if lengths is None:
+        return x
+    return x.masked_fill(torch.arange(x.shape[-1], device=x.device) >= lengths[:, None], 0)
+
+
+def _spectra(
+    a: Float[Tensor, "... rows tokens"], b: Float[Tensor, "... rows tokens"], lengths: Int[Tensor, " rows"] | None,
+    counts: Int[Tensor, " rows"] | None, plan: _Plan,
+) -> tuple[Complex[Tensor, "... rows frequencies"], Complex[Tensor, "... rows frequencies"]]:  # fmt: skip
+    """The spectra of a and b. The one of b has the factor of :func:`_invert` if all tokens are valid and none is
+    padded."""
+    factor = plan.norm if plan.total == plan.length and counts is None else "backward"
+    # MKL's FFT in torch 2.8 refuses sequences that are expanded, as gradients of sums are
+    a, b = (x if x.stride(-1) or x.shape[-1] < 2 else x.contiguous() for x in (a, b))
+    a, b = zero_beyond(a, lengths), zero_beyond(b, lengths)
+    return torch.fft.rfft(a, plan.total), torch.fft.rfft(b, plan.total, norm=factor)
+
+
+def _invert(
+    spectrum: Complex[Tensor, "... rows frequencies"], lengths: Int[Tensor, " rows"] | None,
+    counts: Int[Tensor, " rows"] | None, plan: _Plan,
+) -> Float[Tensor, "... rows tokens"]:  # fmt: skip
+    """Transform the product of two spectra from :func:`_spectra` back to sequences."""
+    raw, total, length = torch.fft.irfft(spectrum, plan.total), plan.total, plan.length
+    out = raw.narrow(-1, 0, length)
+    if plan.fold and lengths is None:  # tails of correlations are at the end
+        out = out + raw.narrow(-1, total - length if plan.correlate else length, length)
+    elif plan.fold and lengths is not None:
+        tail = torch.arange(length, device=raw.device) + (total - lengths if plan.correlate else lengths)[:, None]
+        out = out + raw.gather(-1, tail.clamp(max=total - 1).expand_as(out))
+    counts = lengths if counts is None else counts
+    if counts is not None:
+        return zero_beyond(out, lengths) * length_factor(counts.to(out.dtype), plan.norm)[:, None]
+    return out if total == length or plan.norm == "backward" else out * length_factor(length, plan.norm)
+
+
+def _product_of_spectra(x: Tensor, y: Tensor, plan: _Plan) -> Tensor:
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        if not plan.cross:
+            return x * y
+        return cross_product(x, y, 0) if plan.cross > 0 else cross_product(y, x, 0)
+
+    if not torch.compiler.is_compiling():
+        return product(x.conj().resolve_conj() if plan.correlate else x, y)
+    (a, b), (c, d) = (torch.view_as_real(spectrum).unbind(-1) for spectrum in (x, y))  # compilers fuse real ones only
+    b = -b if plan.correlate else b
+    return torch.view_as_complex(torch.stack([product(a, c) - product(b, d), product(a, d) + product(b, c)], -1))
+
+
+def _in_tiles(a: Tensor, b: Tensor, lengths: Tensor | None, counts: Tensor | None, plan: _Plan) -> Tensor:
+    """The convolution or correlation, some channels at a time."""
+    if not a.numel() or not b.numel():
+        return a.new_zeros(*plan.lead, plan.length)
+
+    def convolve(a: Tensor, b: Tensor) -> Tensor:
+        product = _product_of_spectra(*_spectra(a, b, lengths, counts, plan), plan)
+        axes = [n for n, size in enumerate(plan.lead) if size == 1 and product.shape[n] != 1]
+        return _invert(product.sum(axes, keepdim=True) if axes else product, lengths, counts, plan)
+
+    with full_precision(a.device):
+        if is_whole(a):
+            return convolve(a, b)
+        numbers = max(x.numel() // (x.shape[-3] * x.shape[-1]) for x in (a, b)) * plan.total  # of a channel
+        step = max(1, tile_numbers(a.device, _TILE_NUMBERS, 8) // numbers)
+        tiles = zip(a.split(step, -3), b.split(step, -3), strict=True)
+        return joined([convolve(x, y) for x, y in tiles], -3)
+
+
+def _convolve(a: Tensor, b: Tensor, lengths: Tensor | None, counts: Tensor | None, plan: _Plan) -> Tensor:
+    plain = in_functorch_transform() or torch.jit.is_tracing()
+    return _in_tiles(a, b, lengths, counts, plan) if plain else _Convolution.apply(a, b, lengths, counts, plan)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, lengths: Tensor | None, counts: Tensor | None, plan: _Plan) -> Tensor:
+        ctx.save_for_backward(a, b, lengths, counts)
+        ctx.plan = plan
+        return _in_tiles(a, b, lengths, counts, plan)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        a, b, *valid = ctx.saved_tensors
+        plan, cross = ctx.plan, ctx.plan.cross
+        to_a = (grad, b, plan.towards(a, -cross, True)) if plan.correlate else (b, grad, plan.towards(a, cross, True))
+        to_b = (grad, a, plan.towards(b, cross, False)) if plan.correlate else (a, grad, plan.towards(b, -cross, True))
+        # compilers differentiate once, and stop at functions that call themselves
+        convolve: Callable[..., Tensor] = _in_tiles if torch.compiler.is_compiling() else _convolve
+        grads = [
+            convolve(x, y, *valid, plan) if wanted else None
+            for wanted, (x, y, plan) in zip(ctx.needs_input_grad, (to_a, to_b), strict=False)
+        ]
+        return *grads, None, None, None

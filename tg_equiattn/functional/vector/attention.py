@@ -18,7 +18,7 @@ from ..operators import tile_numbers
 from ..tiles import WHOLE, Shape, Tile, is_whole, tiled
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 TILE_PAIRS = 1 << 19  # pairs of a tile on a CPU
 _ROUNDING = 4  # squares below this number of roundings are zero: vectors are parallel
@@ -66,25 +66,29 @@ def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = N
     if q.shape[-1] != 3:
         raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
     checks.lengths(lengths, q.shape[0], q.shape[1], q.device)
-    return vector_attention_impl(q, k, v, lengths)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return vector_attention_impl(q, k, v, lengths).transpose(1, 2).contiguous()
 
 
-def vector_attention_impl(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+def vector_attention_impl(
+    q: Float[Tensor, "rows channels tokens 3"], k: Float[Tensor, "rows channels tokens 3"],
+    v: Float[Tensor, "rows channels tokens 3"], lengths: Int[Tensor, " rows"] | None,
+) -> Float[Tensor, "rows channels tokens 3"]:  # fmt: skip
     """:func:`vector_attention` without checks."""
-    count, length, channels, _ = q.shape
+    rows, channels, length, _ = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
-    valid, bias = None, None
+    invalid, bias = None, None
     if lengths is None:
-        sizes = torch.full((count,), length, dtype=dtype, device=q.device).clamp(min=1)
+        sizes = torch.full((rows,), length, dtype=dtype, device=q.device).clamp(min=1)
     else:
-        valid = torch.arange(length, device=q.device) < lengths[:, None]
-        bias = torch.zeros_like(valid, dtype=dtype).masked_fill(~valid, torch.finfo(dtype).min / 2)
-        bias, valid = bias.repeat_interleave(channels, 0)[:, None], valid[..., None, None]
-        q, k, v = (torch.where(valid, x, 0.0) for x in (q, k, v))
+        invalid = (torch.arange(length, device=q.device) >= lengths[:, None])[:, None, :, None]
+        bias = torch.zeros_like(invalid, dtype=dtype).masked_fill(invalid, torch.finfo(dtype).min / 2)
+        bias = bias.expand(-1, channels, -1, -1).flatten(0, 1).mT
+        q, k, v = (x.masked_fill(invalid, 0) for x in (q, k, v))
         sizes = lengths.to(dtype).clamp(min=1)
+    root = sizes.rsqrt()[:, None, None, None]
     with full_precision(q.device):
-        q, k, v = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-        q = q * sizes.rsqrt().repeat_interleave(channels)[:, None, None]
+        q, k, v = (x.to(dtype).flatten(0, 1) for x in (q.to(dtype) * root, k, v))
         tensors = *_features(q, k), (k[..., :, None] * v[..., None, :]).flatten(-2), bias
         if is_whole(q):
             mixed = _averages(None, *tensors)
@@ -93,9 +97,8 @@ def vector_attention_impl(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | Non
             mixed = tiled(_averages, _tiles(q, bias is not None), tensors, [Shape((*q.shape[:2], 9), True)], once)[0]
         mixed = mixed.unflatten(-1, (3, 3))
         out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) * q
-        out = out.unflatten(0, (count, channels)) * sizes.rsqrt()[:, None, None, None]  # 1 / n, of which q has a root
-    out = out.transpose(1, 2)
-    return out if valid is None else out.masked_fill(~valid, 0)
+        out = out.unflatten(0, (rows, channels)) * root  # 1 / n, of which q has a root
+    return out if invalid is None else out.masked_fill(invalid, 0)
 
 
 def _features(

@@ -10,47 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.hyena.fft_convolution import fft_convolution, number_or_cross_product
+from ...functional.hyena.long_conv import long_convolution
 from ...functional.vector.clifford import cross_product
 from ...node_batch import PaddedBatch
-from ..vector.clifford import MultivectorMLP
-from ..vector.grades import Grades
-from ..vector.operator import TokenModel, TokenOperator
-from ..vector.placement import TokenBatch
+from ..vector.clifford import Grades, MultivectorMLP
+from ..vector.convolutions import ImplicitFilter
+from ..vector.operator import FILTERS, OperatorSettings, TokenModel, TokenOperator
 from ..vector.scalars_and_vectors import ScalarVectorModule
-from .implicit_filter import ImplicitFilter
+from ..vector.sequences import TokenBatch
 
-FILTERS = ("data", "implicit")
 GATE_CHANNELS = 8  # hidden multivectors of the gate's MLP
-
-
-def norm_of(order: str) -> str:
-    """Normalisation of the filter ``"data"``: division by the length, as published, for tokens sorted by radius, and by
-    the root of the length otherwise."""
-    return "forward" if order == "radial" else "ortho"
-
-
-def check_causal(causal: bool, order: str) -> None:
-    """Raise ValueError for a causal convolution over tokens that are sorted by radius."""
-    if causal and order == "radial":
-        raise ValueError(
-            "causal must be False with order='radial', got True: sorted by radius, no token is later than another; use "
-            "order='input'"
-        )
-
-
-def no_ring(filter: str, causal: bool) -> str:
-    """The setting that rules out rings, or an empty text."""
-    return "causal=True" if causal else "" if filter == "implicit" else "filter='data'"
-
-
-def _gated(
-    scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: MultivectorMLP
-) -> tuple[Tensor, Tensor]:
-    none = mixed_vectors[:, :0]
-    gates = torch.sigmoid(gate([mixed_scalars, none, mixed_vectors, none[:1]])[0])
-    scalar_gates, vector_gates = gates.split([mixed_scalars.shape[1], mixed_vectors.shape[1]], 1)
-    return scalar_gates * mixed_scalars * scalars, cross_product(vector_gates * mixed_vectors, vectors, 0)
 
 
 class HyenaOperator(TokenOperator):
@@ -62,52 +31,40 @@ class HyenaOperator(TokenOperator):
 
     SETTINGS = ("filter", "causal", *TokenOperator.SETTINGS)
 
-    def __init__(
-        self,
-        in_grades: Grades,
-        out_grades: Grades,
-        hidden_grades: Grades | None = None,
-        *,
-        filter: str = "data",
-        causal: bool = False,
-        order: str = "input",
-        num_blocks: int = 1,
-        **settings: Any,
-    ) -> None:
-        checks.choice("filter", filter, FILTERS)
-        check_causal(causal, order)
-        implicit = filter == "implicit"
-        super().__init__(  # with an implicit filter, tokens of zeros must have no effect, so there is no bias
-            in_grades, out_grades, hidden_grades, causal=causal, order=order, num_blocks=num_blocks, bias=not implicit,
-            **settings,
-        )  # fmt: skip
-        c = self.hidden_grades
-        self.scalars, self.vectors = c.scalars + c.pseudoscalars, c.vectors + c.bivectors
-        mixed, gates = Grades(scalars=self.scalars, bivectors=self.vectors), Grades(self.scalars + self.vectors)
-        self.gate = MultivectorMLP(mixed, gates, GATE_CHANNELS, num_blocks)
-        self.mode, self.norm = "causal" if causal else "circular", norm_of(order)
-        self.no_ring = no_ring(filter, causal)
+    def __init__(self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, options: OperatorSettings) -> None:
+        implicit = options.filter == "implicit"
+        # with an implicit filter, tokens of zeros must have no effect, so there is no bias
+        super().__init__(in_grades, out_grades, hidden_grades, options, bias=not implicit)
+        channels = hidden_grades.scalars + hidden_grades.pseudoscalars, hidden_grades.vectors + hidden_grades.bivectors
+        mixed = Grades(scalars=channels[0], bivectors=channels[1])
+        self.gate = MultivectorMLP(mixed, Grades(sum(channels)), GATE_CHANNELS, options.num_blocks)
         self.filters: nn.ModuleDict | None = None
         if implicit:
-            kinds = {"scalars": self.scalars, "vectors": self.vectors}
-            self.filters = nn.ModuleDict({kind: ImplicitFilter(n, causal) for kind, n in kinds.items() if n})
+            kinds = zip(("scalars", "vectors"), channels, strict=True)
+            self.filters = nn.ModuleDict({kind: ImplicitFilter(n, options.causal) for kind, n in kinds if n})
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"filter": "data" if self.filters is None else "implicit"}
+        return super().settings() | {"filter": self.options.filter}
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
-        sequences = tokens.sequences
+        sequences, options, vectors = tokens.sequences, self.options, query.ndim == 3
+        if self.filters is not None:
+            filtered = self.filters["vectors" if vectors else "scalars"](key, sequences)
+            return cross_product(query, filtered, 0) if vectors else query * filtered
 
         def kernel(q: Tensor, k: Tensor, rows: PaddedBatch) -> Tensor:
-            return fft_convolution(q, k, rows.lengths, self.mode, self.norm, sequences.counts(rows))
+            return long_convolution(q, k, rows.lengths, options.mode, options.norm, sequences.counts(rows))
 
-        if self.filters is None:
-            return sequences.mix(kernel, query, key)
-        vectors = query.ndim == 3
-        filtered = self.filters["vectors" if vectors else "scalars"](key, sequences)
-        return number_or_cross_product(query, filtered, vectors)
+        return sequences.mix(kernel, query, key)
 
-    combine = staticmethod(_gated)
+    @staticmethod
+    def combine(
+        scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: MultivectorMLP
+    ) -> tuple[Tensor, Tensor]:
+        none = mixed_vectors[:, :0]
+        gates = torch.sigmoid(gate([mixed_scalars[None], none, mixed_vectors, none[:1]])[0][0])
+        scalar_gates, vector_gates = gates.split([mixed_scalars.shape[0], mixed_vectors.shape[1]])
+        return scalar_gates * mixed_scalars * scalars, cross_product(vector_gates * mixed_vectors, vectors, 0)
 
 
 @checks.python_numbers
@@ -203,11 +160,13 @@ class SE3HyenaOperator(ScalarVectorModule):
         edge_channels: int = 0,
         num_blocks: int = 1,
     ) -> None:
-        super().__init__(
-            HyenaOperator, scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors,
+        checks.choice("filter", filter, FILTERS)
+        options = OperatorSettings(
             filter=filter, causal=causal, short_conv=short_conv, order=order, length=length,
             local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip
+        channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
+        super().__init__(HyenaOperator, options, *channels)
 
 
 @checks.python_numbers
@@ -269,9 +228,7 @@ class SE3Hyena(ScalarVectorModule):
         length: float = 1.0,
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        make = functools.partial(TokenModel, HyenaOperator)
-        super().__init__(
-            make, scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors,
-            num_layers=num_layers, num_blocks=num_blocks, pool=pool, order=order, length=length,
-            attn_kwargs=attn_kwargs,
-        )  # fmt: skip
+        options = OperatorSettings(filter="data", order=order, length=length, num_blocks=num_blocks)
+        make = functools.partial(TokenModel, HyenaOperator, num_layers=num_layers, pool=pool, attn_kwargs=attn_kwargs)
+        channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
+        super().__init__(make, options, *channels)

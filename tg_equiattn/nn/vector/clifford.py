@@ -1,11 +1,17 @@
-"""Clifford group equivariant layers over Cl(3,0), on tokens as parts by grade (:mod:`.grades`). Norms are computed as
-sqrt(x^2 + eps), so that derivatives are finite at zero."""
+"""Clifford group equivariant layers over Cl(3,0), and the layout of tokens by grade.
+
+The grades are scalars 0e | polar vectors 1o | axial vectors 1e | pseudoscalars 0o. Channels come first and tokens last,
+from the projection of a layer to its output. Tokens are stored as *features* (dim, tokens), with the grades one after
+the other and the components of a grade outside of its channels, or as *parts*, four tensors (components, channels,
+tokens), which are views of features. Norms are computed as sqrt(x^2 + eps), so that derivatives are finite at zero.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +33,83 @@ from ...functional.vector.clifford import (
 from ...modes import full_precision, is_traced
 from ...tables import Tables
 from ..modules import reset_children
-from .grades import Grades, Parts
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 _EPS = 1e-12
+Parts = list[Tensor]
+GRADE_NAMES = ("0e", "1o", "1e", "0o")
 FEW_NUMBERS = 1 << 17, 1 << 11  # on accelerators, on CPUs: channels times tokens for which calls take most of the time
 BLOCK_NUMBERS = 120_000  # channels times tokens of a tile on a CPU
+
+
+class Grades(NamedTuple):
+    """Numbers of channels of the grades 0 (0e), 1 (1o), 2 (1e) and 3 (0o)."""
+
+    scalars: int = 0
+    vectors: int = 0
+    bivectors: int = 0
+    pseudoscalars: int = 0
+
+    @property
+    def dim(self) -> int:
+        """Number of features of a token."""
+        return sum(size * channels for size, channels in zip(GRADE_SIZES, self, strict=True))
+
+    def times(self, factor: int) -> Grades:
+        return Grades(*(factor * channels for channels in self))
+
+    def plus(self, other: Grades) -> Grades:
+        return Grades(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def only(self, wanted: tuple[bool, ...]) -> Grades:
+        """The channels of the ``wanted`` grades, and 0 for the others."""
+        return Grades(*(channels if want else 0 for channels, want in zip(self, wanted, strict=True)))
+
+    def channels(self) -> list[int]:
+        """The channel of each feature. The three components of a vector have one channel."""
+        ends = itertools.accumulate(self)
+        grades = [range(end - channels, end) for end, channels in zip(ends, self, strict=True)]
+        return [
+            channel for grade, size in zip(grades, GRADE_SIZES, strict=True) for _ in range(size) for channel in grade
+        ]
+
+    def parts(self, x: Float[Tensor, "dim tokens"]) -> Parts:
+        """Views of features as parts."""
+        shapes = [(size, channels, x.shape[1]) for size, channels in zip(GRADE_SIZES, self, strict=True)]
+        rows = x.split([size * channels for size, channels, _ in shapes])
+        return [part.view(shape) for part, shape in zip(rows, shapes, strict=True)]
+
+    def reachable(self, products: int) -> tuple[bool, bool, bool, bool]:
+        """True for grades that can differ from zero after this number of geometric products and a bias of scalars, if
+        the channels are independent. A mirror through one or two polar vectors changes no scalar and none of these
+        vectors, so they give no pseudoscalar; one gives no axial vector."""
+        found = {0} | {grade for grade, channels in enumerate(self) if channels}
+        for _ in range(products):
+            found |= set(grades_of_products(found))
+        if not self.bivectors and not self.pseudoscalars:
+            found -= {2, 3} if self.vectors < 2 else {3} if self.vectors < 3 else set()
+        return tuple(grade in found for grade in range(4))  # type: ignore[return-value]
+
+
+POSITION = Grades(vectors=1)
+
+
+def joined(*tokens: Parts) -> Parts:
+    """Concatenate the channels of several parts, grade by grade."""
+    return [torch.cat(grade, 1) for grade in zip(*tokens, strict=True)]
+
+
+def features(parts: Parts) -> Float[Tensor, "dim tokens"]:
+    """Join parts to features."""
+    grades = [part.flatten(0, 1) for part in parts if part.shape[1]]
+    return grades[0] if len(grades) == 1 else torch.cat(grades)
+
+
+def with_position(parts: Parts, pos: Float[Tensor, "3 tokens"]) -> Parts:
+    """Add positions to parts as one more polar vector."""
+    return [parts[0], torch.cat([parts[1], pos[:, None]], 1), *parts[2:]]
 
 
 def _affine(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:

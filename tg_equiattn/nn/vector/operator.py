@@ -6,6 +6,7 @@ definite parity, so channels of both parities pass through side by side.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -16,83 +17,111 @@ from torch import Tensor, nn
 from ... import checks
 from ...edges import check_edges
 from ...functional.tiles import map_tiles
-from ...modes import full_precision
+from ...modes import full_precision, runs_eagerly
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
-from ...orders import ORDERS
 from ..modules import StoresSettings, reset_children
-from .clifford import CliffordLinear, MultivectorMLP
-from .grades import GRADE_NAMES, POSITION, Grades, features, with_position
-from .messages import LocalContext
-from .placement import PositionUnit, TokenBatch, place_tokens
-from .sequences import ChainArguments
-from .short_conv import ShortConv
+from .clifford import GRADE_NAMES, POSITION, CliffordLinear, Grades, MultivectorMLP, features, joined, with_position
+from .convolutions import ShortConv
+from .sequences import ChainArguments, Placement, TokenBatch
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+FILTERS = ("data", "implicit")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OperatorSettings:
+    """Settings of operators, which :class:`.SE3HyenaOperator` describes. ``filter=None`` means no long convolution."""
+
+    filter: str | None = None
+    causal: bool = False
+    short_conv: int | None = None
+    order: str = "input"
+    length: float = 1.0
+    local_context: bool = False
+    edge_channels: int = 0
+    num_blocks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.filter is not None:
+            checks.choice("filter", self.filter, FILTERS)
+        if self.causal and self.order == "radial":
+            raise ValueError(
+                "causal must be False with order='radial', got True: sorted by radius, no token is later than another; "
+                "use order='input'"
+            )
+        checks.positive(num_blocks=self.num_blocks)
+        checks.whole(edge_channels=self.edge_channels)
+        if self.edge_channels and not self.local_context:
+            raise ValueError(f"edge_channels={self.edge_channels} needs local_context=True: set it, or edge_channels=0")
+
+    @property
+    def mode(self) -> str:
+        """Mode of the filter ``"data"``."""
+        return "causal" if self.causal else "circular"
+
+    @property
+    def norm(self) -> str:
+        """Normalisation of the filter ``"data"``: division by the length, as published, for tokens sorted by radius,
+        and by the root of the length otherwise."""
+        return "forward" if self.order == "radial" else "ortho"
+
+    @property
+    def no_ring(self) -> str:
+        """The setting that rules out rings, or an empty text."""
+        return "causal=True" if self.causal else "filter='data'" if self.filter == "data" else ""
+
 
 class TokenNetwork(StoresSettings):
     """Base class of networks that map tokens of some grades to tokens, or pooled sequences, of other grades. Subclasses
-    have ``forward(x, tokens)``, and their last layers are ``out``."""
+    have ``forward(x, tokens)`` on features with their channels first, and their last layers are ``out``."""
 
     out: nn.Module
-    hidden_grades: Grades
-    needs_positions: bool  # true if part of the output is zero without positions
     in_space: bool = False  # true if neighbors are the nearest nodes, instead of the next ones along a sequence
-    no_ring: str = ""  # the setting that rules out rings
-    causal: bool = False
-    local_context: bool = False
-    edge_channels: int = 0
 
     def __init__(
-        self, in_grades: Grades, out_grades: Grades, *, order: str = "input", length: float = 1.0,
+        self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, options: OperatorSettings,
         pool: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        checks.choice("order", order, ORDERS)
         if pool not in (None, "mean"):
             raise ValueError(f"pool must be None or 'mean', got {pool!r}")
-        self.in_grades, self.out_grades, self.order, self.pool = in_grades, out_grades, order, pool
-        self.unit = PositionUnit(length, self.in_space or order == "radial")
+        self.in_grades, self.out_grades, self.hidden_grades = in_grades, out_grades, hidden_grades
+        self.options, self.pool = options, pool
+        self.placement = Placement(
+            options.order, options.length, options.causal, options.no_ring, self.in_space,
+            invariants=[slice(0, in_grades.scalars)],
+        )  # fmt: skip
 
     def run(
-        self,
-        x: Float[Tensor, "tokens dim"],
-        pos: Tensor | None,
-        node_batch: NodeBatch,
-        along: ChainArguments,
-        edge_index: Tensor | None,
-        edge_attr: Tensor | None,
-    ) -> Tensor:
+        self, x: Float[Tensor, "tokens dim"], pos: Tensor | None, node_batch: NodeBatch, along: ChainArguments,
+        edge_index: Tensor | None, edge_attr: Tensor | None,
+    ) -> Float[Tensor, "tokens_or_graphs out"]:  # fmt: skip
         """Check the user's arguments, put tokens in order and call ``forward``. Features x must have been checked."""
         with full_precision(x.device):
-            x, tokens = place_tokens(
-                x.to(self.reference_parameter.dtype), pos, node_batch, along, by=self.order, causal=self.causal,
-                invariants=[slice(0, self.in_grades.scalars)],
-                needs_positions=self.needs_positions, unit=self.unit,
-                no_ring=self.no_ring,
-            )  # fmt: skip
+            x, tokens = self.placement(x.to(self.reference_parameter.dtype), pos, node_batch, along)
             out = self(x, tokens._replace(edges=self._edges(edge_index, edge_attr, tokens)))
-            return out if self.pool else tokens.restore(out)
+            return out.T if self.pool else tokens.restore(out)
 
     def _edges(self, edge_index: Tensor | None, edge_attr: Tensor | None, tokens: TokenBatch) -> NeighborList | None:
-        if (edge_index is not None) != self.local_context:
+        channels, graphs = self.options.edge_channels, tokens.graphs
+        if (edge_index is not None) != self.options.local_context:
             wanted = "given with local_context=True" if edge_index is None else "None without local_context=True"
             raise ValueError(f"edge_index must be {wanted}, got {'None' if edge_index is None else 'edges'}")
-        if (edge_attr is not None) != bool(self.edge_channels):
+        if (edge_attr is not None) != bool(channels):
             came = "None" if edge_attr is None else "some"
-            raise ValueError(f"edge_attr must have edge_channels={self.edge_channels} scalars an edge, got {came}")
+            raise ValueError(f"edge_attr must have edge_channels={channels} scalars an edge, got {came}")
         if edge_index is None:
             return None
-        graphs = tokens.graphs
         check_edges(edge_index, graphs.nodes)
         if tokens.slots is not None:
             edge_index = tokens.slots.slot[edge_index]
-        if self.causal:
+        if self.options.causal:
             _check_no_later_source(tokens.sequences.time[edge_index])
         return NeighborList.from_edges(
-            edge_index, graphs.nodes, batch=graphs.batch, node_mask=graphs.mask, edge_dim=self.edge_channels,
+            edge_index, graphs.nodes, batch=graphs.batch, node_mask=graphs.mask, edge_dim=channels,
             features=edge_attr, loops=True, checked=True,
         )  # fmt: skip
 
@@ -102,7 +131,7 @@ class TokenNetwork(StoresSettings):
 
     def check_reachable(self, name: str) -> None:
         """Raise ValueError if part of the output would always be zero. ``name`` is the argument of its channels."""
-        reachable = self.reachable(self.in_grades if self.causal else self.in_grades.plus(POSITION))
+        reachable = self.reachable(self.in_grades if self.options.causal else self.in_grades.plus(POSITION))
         grades = zip(GRADE_NAMES, self.out_grades, reachable, strict=True)
         zero = [grade for grade, wanted, found in grades if wanted and not found]
         if zero:
@@ -114,8 +143,8 @@ class TokenNetwork(StoresSettings):
 
     def settings(self) -> dict[str, Any]:
         return {
-            "order": self.order, "pool": self.pool, "in_grades": self.in_grades, "out_grades": self.out_grades,
-            "hidden_grades": self.hidden_grades, "length": self.unit.length,
+            "order": self.options.order, "pool": self.pool, "in_grades": self.in_grades, "out_grades": self.out_grades,
+            "hidden_grades": self.hidden_grades, "length": self.placement.length,
         }  # fmt: skip
 
     @property
@@ -138,82 +167,127 @@ def _check_no_later_source(time: Int[Tensor, "2 edges"]) -> None:
     checks.must_hold(earlier.all(), "edge_index must join no later token to an earlier one with causal=True", given)
 
 
+class LocalContext(nn.Module):
+    r"""A step of Clifford message passing, as in Geometric Hyena by the authors of SE(3)-Hyena.
+
+    .. math:: x_i \leftarrow x_i + \psi\Big(x_i, \tfrac{1}{|N(i)|} \sum_{j \in N(i)} \phi(x_j - x_i, e_{ij})\Big)
+
+    Here phi and psi are Clifford MLPs, and e are scalars of the edges. The position is one of the vectors of x. The
+    mean is zero for a token without edges.
+    """
+
+    def __init__(self, grades: Grades, channels: int, edge_channels: int, num_blocks: int) -> None:
+        super().__init__()
+        self.grades, self.edge_grades, self.messages = grades, Grades(edge_channels), Grades(*[channels] * 4)
+        inside = grades.plus(POSITION)
+        self.message = MultivectorMLP(inside.plus(self.edge_grades), self.messages, channels, num_blocks)
+        self.update = MultivectorMLP(inside.plus(self.messages), grades, channels, num_blocks)
+
+    def forward(
+        self, x: Float[Tensor, "dim tokens"], pos: Float[Tensor, "3 tokens"], edges: NeighborList
+    ) -> Float[Tensor, "dim tokens"]:
+        source, target = edges.source, edges.target
+        scalars = x.new_zeros(source.shape[0], 0) if edges.features is None else edges.features.to(x.dtype)
+        tokens, step = torch.cat([x, pos]).T.contiguous(), self.message.tokens_per_block(x.device)
+        sums = x.new_zeros(len(tokens), self.messages.dim)
+        if torch.is_grad_enabled() or not runs_eagerly():
+            sums = sums.index_add(0, target, self._messages(tokens, source, target, scalars))
+        else:  # messages of all edges together might not fit into memory
+            for some in zip(*(y.split(16 * step) for y in (source, target, scalars)), strict=True):
+                sums.index_add_(0, some[1], self._messages(tokens, *some))
+        degree = x.new_zeros(len(tokens)).index_add(0, target, torch.ones_like(target, dtype=x.dtype))
+        mean = (sums / degree.clamp(min=1)[:, None]).T.contiguous()
+        others, step = (self.update, self.grades, self.messages), self.update.tokens_per_block(x.device)
+        return map_tiles(_update, step, (x, pos, mean), *others, dim=-1)
+
+    def _messages(
+        self, tokens: Float[Tensor, "tokens dim+3"], source: Int[Tensor, " edges"], target: Int[Tensor, " edges"],
+        scalars: Float[Tensor, "edges channels"],
+    ) -> Float[Tensor, "edges out"]:  # fmt: skip
+        """Messages along edges, from tokens whose last columns are positions."""
+        difference = tokens.index_select(0, source) - tokens.index_select(0, target)
+        others, step = (self.message, self.grades, self.edge_grades), self.message.tokens_per_block(tokens.device)
+        return map_tiles(_message, step, (difference, scalars), *others)
+
+    def reset_parameters(self) -> None:
+        reset_children(self)
+
+
+def _message(
+    difference: Tensor, scalars: Tensor, message: MultivectorMLP, grades: Grades, edge_grades: Grades
+) -> Tensor:
+    x, pos = difference.T.contiguous().split([grades.dim, 3])
+    parts = with_position(grades.parts(x), pos)
+    return features(message(joined(parts, edge_grades.parts(scalars.T)))).T.contiguous()
+
+
+def _update(x: Tensor, pos: Tensor, mean: Tensor, update: MultivectorMLP, grades: Grades, messages: Grades) -> Tensor:
+    parts = with_position(grades.parts(x), pos)
+    return x + features(update(joined(parts, messages.parts(mean))))
+
+
 class TokenOperator(TokenNetwork, ABC):
     """Base class of operators: projection to query, key and value, mixing of tokens, residual and output MLP (Algorithm
-    1). Without ``bias`` the projection has no biases; :class:`.SE3HyenaOperator` describes the other arguments."""
+    1). Without ``bias`` the projection has no biases."""
 
     SETTINGS: ClassVar[tuple[str, ...]] = ("short_conv", "local_context", "edge_channels")
     """Names that ``attn_kwargs`` of a model may have."""
     out: MultivectorMLP
 
     def __init__(
-        self,
-        in_grades: Grades,
-        out_grades: Grades,
-        hidden_grades: Grades | None = None,
-        *,
-        causal: bool = False,
-        short_conv: int | None = None,
-        order: str = "input",
-        length: float = 1.0,
-        local_context: bool = False,
-        edge_channels: int = 0,
-        num_blocks: int = 1,
+        self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, options: OperatorSettings,
         bias: bool = True,
-    ) -> None:
-        super().__init__(in_grades, out_grades, order=order, length=length)
-        checks.positive(num_blocks=num_blocks)
-        checks.whole(edge_channels=edge_channels)
-        if edge_channels and not local_context:
-            raise ValueError(f"edge_channels={edge_channels} needs local_context=True: set it, or edge_channels=0")
-        self.hidden_grades = hidden = in_grades if hidden_grades is None else hidden_grades
-        self.causal, self.local_context, self.edge_channels = causal, local_context, edge_channels
-        width = max(1, *hidden)
+    ) -> None:  # fmt: skip
+        super().__init__(in_grades, out_grades, hidden_grades, options)
+        hidden, width, num_blocks = hidden_grades, max(1, *hidden_grades), options.num_blocks
         self.gate: MultivectorMLP | None = None
-        self.local = LocalContext(in_grades, width, edge_channels, num_blocks) if local_context else None
+        self.local: LocalContext | None = None
+        if options.local_context:
+            self.local = LocalContext(in_grades, width, options.edge_channels, num_blocks)
         self.project = MultivectorMLP(in_grades.plus(POSITION), hidden.times(3), width, num_blocks, bias)
         # if the input has no vectors, the residual has positions as vectors
-        start = in_grades if in_grades.vectors or causal else in_grades.plus(POSITION)
+        start = in_grades if in_grades.vectors or options.causal else in_grades.plus(POSITION)
         self.shortcut = None if in_grades == hidden else CliffordLinear(start, hidden, bias=False)
-        channels = hidden.times(3).channels()
-        self.short_conv = None if short_conv is None else ShortConv(channels, short_conv, causal)
+        self.short_conv: ShortConv | None = None
+        if options.short_conv is not None:
+            self.short_conv = ShortConv(hidden.times(3).channels(), options.short_conv, options.causal)
         self.out = MultivectorMLP(hidden, out_grades, width, num_blocks)
-        self.needs_positions = self.reachable(in_grades) != out_grades
+        self.placement.needs_positions = self.reachable(in_grades) != out_grades
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"causal": self.causal}
+        return super().settings() | {"causal": self.options.causal}
 
     def reachable(self, given: Grades) -> Grades:
         products = len(self.out.blocks)
         return self.out_grades.only(self.hidden_grades.only(given.reachable(products)).reachable(products))
 
-    def forward(self, x: Float[Tensor, "tokens dim"], tokens: TokenBatch) -> Float[Tensor, "tokens out"]:
+    def forward(self, x: Float[Tensor, "dim tokens"], tokens: TokenBatch) -> Float[Tensor, "out tokens"]:
         pos = tokens.pos
         if self.local is not None and tokens.edges is not None:
             x = self.local(x, pos, tokens.edges)
         step = self.project.tokens_per_block(x.device)
-        projected = map_tiles(_project, step, (x, pos), self.project, self.in_grades)
+        projected = map_tiles(_project, step, (x, pos), self.project, self.in_grades, dim=-1)
         if self.short_conv is not None:
             projected = self.short_conv(projected, tokens.sequences)
-        grades = [part.chunk(3, 1) for part in self.hidden_grades.times(3).split(projected)]
-        scalars = [_side_by_side(grades[0][n], grades[3][n])[..., 0] for n in range(3)]
-        vectors = [_side_by_side(grades[1][n], grades[2][n]) for n in range(3)]
-        mixed = [self.mix(q, k, v, tokens) if q.shape[1] else q for q, k, v in (scalars, vectors)]
+        grades = [part.chunk(3, 1) for part in self.hidden_grades.times(3).parts(projected)]
+        scalars = [_side_by_side(x, y)[0] for x, y in zip(grades[0], grades[3], strict=True)]
+        vectors = [_side_by_side(x, y) for x, y in zip(grades[1], grades[2], strict=True)]
+        mixed = [self.mix(q, k, v, tokens) if q.shape[-2] else q for q, k, v in (scalars, vectors)]
         nodes, step = (x, pos, scalars[2], vectors[2], *mixed), self.out.tokens_per_block(x.device)
         others = self.combine, self.gate, self.in_grades, self.hidden_grades, self.shortcut, self.out
-        return map_tiles(_finish, step, nodes, *others)
+        return map_tiles(_finish, step, nodes, *others, dim=-1)
 
     @abstractmethod
     def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
-        """Mix scalars (T, S) or vectors (T, V, 3) of the tokens of sequences or graphs."""
+        """Mix scalars (S, T) or vectors (3, V, T) of the tokens of sequences or graphs."""
 
     @staticmethod
     @abstractmethod
     def combine(
         scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: Any
     ) -> tuple[Tensor, Tensor]:
-        """The update that is added to tokens, from values and mixed channels: scalars (1, S, T), vectors (3, V, T).
-        Subclasses have a function of a module file here."""
+        """The update that is added to tokens, from values and mixed channels. Subclasses have a function of a module
+        file here."""
 
 
 def _project(x: Tensor, pos: Tensor, project: MultivectorMLP, grades: Grades) -> Tensor:
@@ -225,15 +299,13 @@ def _finish(
     combine: Callable, gate: MultivectorMLP | None, grades: Grades, hidden: Grades, shortcut: CliffordLinear | None,
     out: MultivectorMLP,
 ) -> Tensor:  # fmt: skip
-    streams = scalars, vectors, mixed_scalars, mixed_vectors
-    scalars, vectors, *mixed = (y.permute(*reversed(range(y.ndim))).contiguous() for y in streams)
-    scalars, vectors = combine(scalars[None], vectors, mixed[0][None], mixed[1], gate)
+    scalars, vectors = combine(scalars, vectors, mixed_scalars, mixed_vectors, gate)
     parts = grades.parts(x)
     if shortcut is not None:
         parts = shortcut(parts if shortcut.in_grades == grades else with_position(parts, pos))
-    first, second = hidden.scalars, hidden.vectors
-    added = scalars[:, :first], vectors[:, :second], vectors[:, second:], scalars[:, first:]
-    return features(out([a + b for a, b in zip(parts, added, strict=True)]))
+    updates = [*scalars[None].split([hidden.scalars, hidden.pseudoscalars], 1)]
+    updates[1:1] = vectors.split([hidden.vectors, hidden.bivectors], 1)
+    return features(out([part + update for part, update in zip(parts, updates, strict=True)]))
 
 
 def _side_by_side(x: Tensor, y: Tensor) -> Tensor:
@@ -248,29 +320,19 @@ class TokenModel(TokenNetwork):
     out: MultivectorMLP
 
     def __init__(
-        self,
-        operator: type[TokenOperator],
-        in_grades: Grades,
-        out_grades: Grades,
-        hidden_grades: Grades,
-        *,
-        num_layers: int,
-        num_blocks: int,
-        pool: str | None,
-        attn_kwargs: Mapping[str, Any] | None,
-        order: str = "input",
-        length: float = 1.0,
-    ) -> None:
+        self, operator: type[TokenOperator], in_grades: Grades, out_grades: Grades, hidden_grades: Grades,
+        options: OperatorSettings, *, num_layers: int, pool: str | None, attn_kwargs: Mapping[str, Any] | None,
+    ) -> None:  # fmt: skip
         self.in_space = operator.in_space
-        super().__init__(in_grades, out_grades, order=order, length=length, pool=pool)
         checks.positive(num_layers=num_layers)
-        settings = dict(attn_kwargs or {})
-        unknown = [name for name in settings if name not in operator.SETTINGS]
+        more = dict(attn_kwargs or {})
+        unknown = [name for name in more if name not in operator.SETTINGS]
         if unknown:
             raise ValueError(
                 f"attn_kwargs must be a dictionary with keys among {operator.SETTINGS}, got {unknown[0]!r}"
             )
-        self.hidden_grades = hidden_grades
+        options = dataclasses.replace(options, **more)
+        super().__init__(in_grades, out_grades, hidden_grades, options, pool)
         kinds = zip(GRADE_NAMES, in_grades, hidden_grades, strict=True)
         dropped = " + ".join(name for name, given, hidden in kinds if given and not hidden)
         if dropped:
@@ -279,16 +341,12 @@ class TokenModel(TokenNetwork):
                 f"dropped: add {dropped} to the hidden channels, or leave it out of the input"
             )
         self.embed = CliffordLinear(in_grades.plus(POSITION), hidden_grades)
-        operators = [
-            operator(hidden_grades, hidden_grades, order=order, num_blocks=num_blocks, **settings)
-            for _ in range(num_layers)
-        ]
-        self.operators = nn.ModuleList(operators)
-        first = operators[0]
-        self.causal, self.local_context, self.edge_channels = first.causal, first.local_context, first.edge_channels
-        self.no_ring = first.no_ring
-        self.out = MultivectorMLP(hidden_grades, out_grades, max(1, *hidden_grades), num_blocks)
-        self.needs_positions = self.reachable(in_grades) != out_grades
+        inside = dataclasses.replace(options, length=1.0)  # positions have been divided
+        self.operators = nn.ModuleList(
+            operator(hidden_grades, hidden_grades, hidden_grades, inside) for _ in range(num_layers)
+        )
+        self.out = MultivectorMLP(hidden_grades, out_grades, max(1, *hidden_grades), options.num_blocks)
+        self.placement.needs_positions = self.reachable(in_grades) != out_grades
 
     def reachable(self, given: Grades) -> Grades:
         position = given.vectors > self.in_grades.vectors
@@ -298,13 +356,13 @@ class TokenModel(TokenNetwork):
             given = cast(TokenOperator, operator).reachable(given.plus(POSITION) if position else given)
         return self.out_grades.only(given.reachable(len(self.out.blocks)))
 
-    def forward(self, x: Float[Tensor, "tokens dim"], tokens: TokenBatch) -> Float[Tensor, "tokens_or_graphs out"]:
+    def forward(self, x: Float[Tensor, "dim tokens"], tokens: TokenBatch) -> Float[Tensor, "out tokens_or_graphs"]:
         x = features(self.embed(with_position(self.in_grades.parts(x), tokens.pos)))
         for operator in self.operators:
             x = x + operator(x, tokens)
         if self.pool:
-            x = tokens.graphs.mean(x)
-        return map_tiles(_read_out, self.out.tokens_per_block(x.device), (x,), self.out, self.hidden_grades)
+            x = tokens.graphs.mean(x.T).T
+        return map_tiles(_read_out, self.out.tokens_per_block(x.device), (x,), self.out, self.hidden_grades, dim=-1)
 
 
 def _read_out(x: Tensor, out: MultivectorMLP, grades: Grades) -> Tensor:

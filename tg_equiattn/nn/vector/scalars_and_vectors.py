@@ -11,8 +11,8 @@ from torch import Tensor
 from ... import checks
 from ..modules import NotScriptable
 from ..tokens import read_tokens
-from .grades import Grades
-from .operator import TokenNetwork
+from .clifford import Grades
+from .operator import OperatorSettings, TokenNetwork
 from .sequences import ChainArguments
 
 
@@ -35,18 +35,18 @@ def _flat(shape: tuple[int, ...], **arguments: Any) -> list[Any]:
 
 class ScalarVectorModule(NotScriptable, torch.nn.Module):
     """A module that reads scalars and vectors as tokens by grade, calls a network, and splits its output. The function
-    ``make`` builds the network from the grades of input, output and hidden tokens."""
+    ``make`` builds the network from the grades of input, output and hidden tokens and the settings."""
 
     def __init__(
-        self, make: Callable[..., TokenNetwork], scalar_channels: int, vector_channels: int,
+        self, make: Callable[..., TokenNetwork], options: OperatorSettings, scalar_channels: int, vector_channels: int,
         out_scalars: int | None = None, out_vectors: int | None = None, hidden_scalars: int | None = None,
-        hidden_vectors: int | None = None, **settings: Any,
+        hidden_vectors: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         inside = _grades(Grades(), scalar_channels=scalar_channels, vector_channels=vector_channels)
         outside = _grades(inside, out_scalars=out_scalars, out_vectors=out_vectors)
         hidden = _grades(inside, hidden_scalars=hidden_scalars, hidden_vectors=hidden_vectors)
-        self.module = make(inside, outside, hidden, **settings)
+        self.module = make(inside, outside, hidden, options)
         self.module.check_reachable("out_vectors")
 
     def forward(
@@ -111,18 +111,19 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         order, index, chain, ring = _flat(shape, order=order, index=index, chain=chain, ring=ring)
         if order is not None and len(shape) == 2:
             order = order + (shape[1] * torch.arange(shape[0], device=device)).repeat_interleave(shape[1])
-        x = torch.cat([tokens.scalars, tokens.vectors.flatten(1)], 1)
+        vectors = tokens.vectors.permute(2, 1, 0).flatten(0, 1)
+        x = torch.cat([tokens.scalars.T, vectors]).T  # of which the network takes the transpose again
         along = ChainArguments(order, index, chain, num_chains, max_num_nodes, ring)
         out = module.run(x, pos, tokens.node_batch, along, edge_index, edge_attr)
         shape = (tokens.node_batch.count,) if module.pool else shape
         out_scalars, out_vectors = out.split([outside.scalars, 3 * outside.vectors], 1)
-        out_vectors = out_vectors.reshape(*shape, outside.vectors, 3)
-        return out_scalars.reshape(*shape, outside.scalars).contiguous(), out_vectors.contiguous()
+        out_vectors = out_vectors.unflatten(1, (3, outside.vectors)).transpose(1, 2).contiguous()
+        return out_scalars.contiguous().view(*shape, outside.scalars), out_vectors.view(*shape, outside.vectors, 3)
 
     @property
     def order(self) -> str:
         """Order of the tokens along their sequence, ``"input"`` or ``"radial"``."""
-        return self.module.order
+        return self.module.options.order
 
     def reset_parameters(self) -> None:
         self.module.reset_parameters()

@@ -12,15 +12,9 @@ from ... import checks
 from ...functional.softmax_attention import softmax_attention
 from ...functional.vector.attention import vector_attention_impl
 from ...node_batch import PaddedBatch
-from .operator import TokenModel, TokenOperator
-from .placement import TokenBatch
+from .operator import OperatorSettings, TokenModel, TokenOperator
 from .scalars_and_vectors import ScalarVectorModule
-
-
-def _mixed_channels(
-    scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: None
-) -> tuple[Tensor, Tensor]:
-    return mixed_scalars, mixed_vectors
+from .sequences import TokenBatch
 
 
 class VectorAttentionOperator(TokenOperator):
@@ -31,12 +25,18 @@ class VectorAttentionOperator(TokenOperator):
     def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
         def kernel(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
             if query.ndim == 2:
-                return softmax_attention(q * q.shape[-1] ** -0.5, k, v, rows.mask)
-            return vector_attention_impl(q, k, v, rows.lengths)
+                q, k, v = (x.movedim(0, -1) for x in (q, k, v))
+                return softmax_attention(q * q.shape[-1] ** -0.5, k, v, rows.mask).movedim(-1, 0)
+            q, k, v = (x.permute(2, 1, 3, 0) for x in (q, k, v))
+            return vector_attention_impl(q, k, v, rows.lengths).permute(3, 1, 0, 2)
 
-        return tokens.graphs.mix(kernel, query, key, value)
+        return tokens.graphs.mix(kernel, query, key, value, dim=query.ndim - 1)
 
-    combine = staticmethod(_mixed_channels)
+    @staticmethod
+    def combine(
+        scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: None
+    ) -> tuple[Tensor, Tensor]:
+        return mixed_scalars, mixed_vectors
 
 
 @checks.python_numbers
@@ -98,11 +98,12 @@ class VectorSelfAttention(ScalarVectorModule):
         edge_channels: int = 0,
         num_blocks: int = 1,
     ) -> None:
-        super().__init__(
-            VectorAttentionOperator, scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars,
-            hidden_vectors, short_conv=short_conv, length=length, local_context=local_context,
-            edge_channels=edge_channels, num_blocks=num_blocks,
+        options = OperatorSettings(
+            short_conv=short_conv, length=length, local_context=local_context, edge_channels=edge_channels,
+            num_blocks=num_blocks,
         )  # fmt: skip
+        channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
+        super().__init__(VectorAttentionOperator, options, *channels)
 
 
 @checks.python_numbers
@@ -161,9 +162,8 @@ class VectorTransformer(ScalarVectorModule):
         length: float = 1.0,
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        make = functools.partial(TokenModel, VectorAttentionOperator)
-        super().__init__(
-            make, scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors,
-            num_layers=num_layers, num_blocks=num_blocks, pool=pool, length=length,
-            attn_kwargs=attn_kwargs,
-        )  # fmt: skip
+        options = OperatorSettings(length=length, num_blocks=num_blocks)
+        operator = VectorAttentionOperator
+        make = functools.partial(TokenModel, operator, num_layers=num_layers, pool=pool, attn_kwargs=attn_kwargs)
+        channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
+        super().__init__(make, options, *channels)

@@ -1,25 +1,31 @@
-"""Sequences for long and short convolutions: the tokens of each graph, or of each of its chains, in order, with gaps
-where an index skips numbers."""
+"""Sequences of tokens for long and short convolutions, and the placement of tokens along them.
+
+A sequence is a graph, or one of its chains, with its tokens in order, and with gaps where an index skips numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import as_numbers, is_concrete, is_readable
+from ...modes import as_numbers, is_concrete, is_readable, runs_eagerly
+from ...neighbors import NeighborList
 from ...node_batch import NodeBatch, PaddedBatch
-from ...orders import check_order
+from ...orders import ORDERS, check_order, radial_order
 from ...slots import Slots
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
+    from jaxtyping import Bool, Float, Int
 
 MAX_STEP = 128  # larger steps of an index count as this many tokens, so that slots stay few
+_LENGTHS = 0.1, 10  # between which steps between neighbors are of about unit size
+_SOME = 64  # nodes whose nearest neighbors are looked for
 
 
 @dataclass
@@ -36,16 +42,15 @@ class ChainArguments:
 
     def __post_init__(self) -> None:
         self.index, self.chain = _as_int64(self.index), _as_int64(self.chain)
+        self.ring = None if self.ring is False else self.ring
 
-    def check(self, node_batch: NodeBatch, by: str, no_ring: str = "") -> None:
+    def check(self, node_batch: NodeBatch, by: str = "input", no_ring: str = "") -> None:
         """Raise ValueError for arguments that do not fit the tokens, ``by``, the order of the module, or ``no_ring``,
-        the setting of the module that rules out rings. Make ``ring`` a tensor."""
-        if self.ring is False:
-            self.ring = None
-        elif self.ring is True:
-            self.ring = torch.ones(node_batch.nodes, dtype=torch.bool, device=node_batch.sizes.device)
+        the setting of the module that rules out rings."""
+        shape, device = [(node_batch.nodes,)], node_batch.sizes.device
         if self.ring is not None:
-            checks.tensor("ring", self.ring, torch.bool, [(node_batch.nodes,)], node_batch.sizes.device, " or a bool")
+            if self.ring is not True:
+                checks.tensor("ring", self.ring, torch.bool, shape, device, " or a bool")
             if no_ring:
                 raise ValueError(f"ring must be None with {no_ring}, got rings: use filter='implicit' and causal=False")
         if self.order is not None:
@@ -54,18 +59,29 @@ class ChainArguments:
             if value is None:
                 continue
             if name != "ring":
-                note = " or of another integer type"
-                checks.tensor(name, value, torch.int64, [(node_batch.nodes,)], node_batch.sizes.device, note)
+                checks.tensor(name, value, torch.int64, shape, device, " or of another integer type")
             if by == "radial" or self.order is not None:
-                came = "order='radial'" if by == "radial" else "an order"
+                order = "order='radial'" if by == "radial" else "an order"
                 raise ValueError(
-                    f"{name} must be None with {came}, got a tensor: {name} says where tokens are in their sequence; "
+                    f"{name} must be None with {order}, got one: {name} says where tokens are in their sequence; "
                     "use order='input' and no order"
                 )
         if self.num_chains is not None:
             checks.positive(num_chains=self.num_chains)
             if self.chain is None:
                 raise ValueError(f"num_chains must be None without chain, got {self.num_chains}")
+
+    def place(
+        self, node_batch: NodeBatch, order: Int[Tensor, " tokens"] | None = None
+    ) -> tuple[Int[Tensor, " tokens"] | None, Sequences]:
+        """The order of the tokens, by chain if there are chains and else the given one, and the sequences of tokens in
+        this order."""
+        if self.chain is None:
+            return order, _sequences_of(node_batch, self)
+        order = _by_chain(node_batch, self.chain)
+        index = None if self.index is None else self.index[order]
+        ring = self.ring[order] if isinstance(self.ring, Tensor) else self.ring
+        return order, _sequences_of(node_batch, replace(self, index=index, chain=self.chain[order], ring=ring))
 
 
 def _as_int64(x: Tensor | None) -> Tensor | None:
@@ -74,31 +90,23 @@ def _as_int64(x: Tensor | None) -> Tensor | None:
     return x.long()
 
 
+@dataclass(frozen=True)
 class Sequences:
     """Sequences of tokens, as a batch of ``rows`` with a slot for each token and each missing one.
 
-    Args:
+    Attributes:
         rows: the slots of all sequences, as a batch.
         slots: the slot of each token. ``None`` means that slots are tokens.
         tokens: number of tokens of each sequence. ``None`` means that none is missing.
         index: the index of each token, as users give it. ``None`` means that there is none.
-        ring: true for closed sequences. ``None`` means that all are open.
+        ring: true for closed sequences. ``None`` means that all are open, ``True`` that all are closed.
     """
 
-    def __init__(
-        self,
-        rows: NodeBatch,
-        slots: Slots | None = None,
-        tokens: Int[Tensor, " sequences"] | None = None,
-        index: Int[Tensor, " tokens"] | None = None,
-        ring: Bool[Tensor, " sequences"] | None = None,
-    ) -> None:
-        self.rows, self.slots, self.tokens, self.index, self.ring = rows, slots, tokens, index, ring
-
-    @property
-    def longest(self) -> int:
-        """A bound of the slots of a sequence."""
-        return self.rows.bound
+    rows: NodeBatch
+    slots: Slots | None = None
+    tokens: Int[Tensor, " sequences"] | None = None
+    index: Int[Tensor, " tokens"] | None = None
+    ring: Bool[Tensor, " sequences"] | bool | None = None
 
     @property
     def time(self) -> Int[Tensor, " tokens"]:
@@ -112,18 +120,20 @@ class Sequences:
         """The number of tokens of each padded row; ``None`` if none is missing."""
         return None if self.tokens is None else padded.of_graphs(self.tokens)
 
-    def rings(self, padded: PaddedBatch) -> Bool[Tensor, " rows"] | None:
-        """True for padded rows that are rings; ``None`` if none is."""
-        return None if self.ring is None else padded.of_graphs(self.ring)
+    def rings(self, padded: PaddedBatch) -> Bool[Tensor, " rows"] | bool | None:
+        """``ring`` of each padded row."""
+        return padded.of_graphs(self.ring) if isinstance(self.ring, Tensor) else self.ring
 
-    def mix(self, kernel: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    def mix(self, kernel: Callable[..., Tensor], *tensors: Float[Tensor, "... tokens"]) -> Float[Tensor, "... tokens"]:
         """Let a kernel mix the tokens of each sequence, as :meth:`NodeBatch.mix` does. Missing tokens are zero."""
+        dim = tensors[0].ndim - 1
         if self.slots is None:
-            return self.rows.mix(kernel, *tensors)
-        return self.slots.unpack(self.rows.mix(kernel, *map(self.slots.pack, tensors)))
+            return self.rows.mix(kernel, *tensors, dim=dim)
+        packed = (self.slots.pack(x, dim) for x in tensors)
+        return self.slots.unpack(self.rows.mix(kernel, *packed, dim=dim), dim)
 
 
-def by_chain(node_batch: NodeBatch, chain: Int[Tensor, " tokens"]) -> Int[Tensor, " tokens"]:
+def _by_chain(node_batch: NodeBatch, chain: Int[Tensor, " tokens"]) -> Int[Tensor, " tokens"]:
     """An order of tokens in which chains are contiguous. Tokens keep their order within a chain, graphs theirs, and
     padding stays at the end of its graph."""
     order = chain.argsort(stable=True)
@@ -132,20 +142,14 @@ def by_chain(node_batch: NodeBatch, chain: Int[Tensor, " tokens"]) -> Int[Tensor
     return order[graph[order].argsort(stable=True)]
 
 
-def sequences_of(
-    node_batch: NodeBatch,
-    index: Int[Tensor, " tokens"] | None,
-    chain: Int[Tensor, " tokens"] | None,
-    num_chains: int | None,
-    max_num_nodes: int | None,
-    ring: Bool[Tensor, " tokens"] | None = None,
-) -> Sequences:
+def _sequences_of(node_batch: NodeBatch, along: ChainArguments) -> Sequences:
     """Make the sequences of tokens whose chains are contiguous. Raise ValueError if the index does not increase along a
     sequence, or if ``ring`` changes along one."""
+    index, chain, ring, max_num_nodes = along.index, along.chain, along.ring, along.max_num_nodes
     if not node_batch.nodes:
         return Sequences(node_batch)
     if index is None and chain is None:
-        closed = None if ring is None else _closed(ring, node_batch.batch, node_batch.count, node_batch.mask)
+        closed = _closed(ring, node_batch.batch, node_batch.count, node_batch.mask)
         return Sequences(node_batch, ring=closed)
     valid, graph = node_batch.mask, node_batch.batch
     first = _changes(graph) if chain is None else _changes(graph) | _changes(chain)
@@ -155,11 +159,11 @@ def sequences_of(
         _check_increasing(step if valid is None else torch.where(valid, step, 1), index)
         step = step.clamp(max=MAX_STEP)
     step = step if valid is None else torch.where(valid, step, 0)
-    count = node_batch.count if chain is None else _number_of_chains(first, num_chains)
+    count = node_batch.count if chain is None else _number_of_chains(first, along.num_chains)
     longest = node_batch.longest if index is None and max_num_nodes is None else max_num_nodes
     sequence = (first.cumsum(0) - 1).clamp(min=0)
     spans, tokens = (step.new_zeros(count).index_add(0, sequence, x) for x in (step, step.sign()))
-    slot, closed = step.cumsum(0) - 1, None if ring is None else _closed(ring, sequence, count, valid)
+    slot, closed = step.cumsum(0) - 1, _closed(ring, sequence, count, valid)
     if is_concrete(spans) or (longest is None and is_readable(spans)):
         rows = _flat_rows(spans, longest)
     else:
@@ -171,9 +175,12 @@ def sequences_of(
 
 
 def _closed(
-    ring: Bool[Tensor, " tokens"], sequence: Int[Tensor, " tokens"], count: int, valid: Bool[Tensor, " tokens"] | None
-) -> Bool[Tensor, " sequences"]:
+    ring: Bool[Tensor, " tokens"] | bool | None, sequence: Int[Tensor, " tokens"], count: int,
+    valid: Bool[Tensor, " tokens"] | None,
+) -> Bool[Tensor, " sequences"] | bool | None:  # fmt: skip
     """True for sequences that are rings."""
+    if not isinstance(ring, Tensor):
+        return ring
     ring = ring if valid is None else ring & valid
     closed = ring.new_zeros(count).index_put((sequence,), ring, accumulate=True)
     differs = closed[sequence] != ring
@@ -239,3 +246,116 @@ def _check_increasing(step: Int[Tensor, " tokens"], index: Int[Tensor, " tokens"
         )
 
     checks.must_hold((step > 0).all(), "index must increase strictly within every chain", given)
+
+
+class TokenBatch(NamedTuple):
+    """Data of tokens that operators need in addition to features.
+
+    Attributes:
+        pos: positions relative to the mean of the graph, divided by the length of the module; zero for padding and
+            without positions.
+        graphs: the graphs, whose tokens attention mixes.
+        sequences: the sequences that convolutions run along.
+        slots: gathers from the order of the user, and back; ``None`` if the order is the user's.
+        edges: the edges, for local context.
+    """
+
+    pos: Float[Tensor, "3 tokens"]
+    graphs: NodeBatch
+    sequences: Sequences
+    slots: Slots | None = None
+    edges: NeighborList | None = None
+
+    def restore(self, x: Float[Tensor, "dim tokens"]) -> Float[Tensor, "tokens dim"]:
+        """Features in the order of the user, zero for padding."""
+        x = self.graphs.zero_padding(x, 1)
+        return (x if self.slots is None else self.slots.unpack(x, 1)).T
+
+
+class Placement:
+    """Checks the arguments of a call that say where tokens are, puts tokens in order, and centres positions. At its
+    first use on the CPU, it warns if neighbors are not about ``length`` apart.
+
+    Args:
+        order: the order of the module, ``"input"`` or ``"radial"``. It is used if the user gives no order and no
+            chains.
+        length: the length that positions are divided by, in their unit.
+        causal: true if the module is causal, so that positions are refused.
+        no_ring: the setting of the module that rules out rings; empty if there is none.
+        in_space: true if neighbors are the nearest nodes, instead of the next ones along a sequence.
+        needs_positions: true if part of the output would be zero without positions.
+        invariants: columns of features with invariants, which order tokens at equal radii.
+    """
+
+    def __init__(
+        self, order: str, length: float, causal: bool = False, no_ring: str = "", in_space: bool = False,
+        needs_positions: bool = False, invariants: Sequence[slice] = (),
+    ) -> None:  # fmt: skip
+        checks.choice("order", order, ORDERS)
+        checks.positive_number(length=length)
+        self.order, self.length, self.causal, self.no_ring = order, float(length), causal, no_ring
+        self.in_space, self.needs_positions, self.invariants = (
+            in_space or order == "radial",
+            needs_positions,
+            invariants,
+        )
+        self.checked = False
+
+    def __call__(
+        self, x: Float[Tensor, "tokens dim"], pos: Tensor | None, node_batch: NodeBatch, along: ChainArguments
+    ) -> tuple[Float[Tensor, "dim tokens"], TokenBatch]:
+        """Features with their channels first, and the data of the tokens."""
+        along.check(node_batch, self.order, self.no_ring)
+        if pos is None and self.needs_positions:
+            raise ValueError(
+                "pos must be given, got None: without positions and vectors, part of the output would always be zero"
+            )
+        if pos is not None and self.causal:
+            raise ValueError(
+                "pos must be None with causal=True, got positions: they are relative to the mean over all tokens, "
+                "which later tokens change; pass differences of positions as vectors"
+            )
+        order, radial = along.order, along.order is None and self.order == "radial"
+        if pos is None and radial:
+            raise ValueError("pos must be given with order='radial', got None: pass pos, or use order='input'")
+        x, centred = node_batch.zero_padding(x), x.new_zeros(node_batch.nodes, 3)
+        if pos is not None:
+            pos = checks.positions(pos, (node_batch.nodes, 3), x, "")
+            pos = node_batch.zero_padding(pos if pos.is_floating_point() else pos.double())
+            if radial:
+                invariants = [x[:, :0], *(x[:, part] for part in self.invariants)]
+                order = radial_order(pos, node_batch, torch.cat(invariants, 1))
+            centred = (node_batch.centred(pos) / self.length).to(x.dtype)
+        order, sequences = along.place(node_batch, order)
+        slots, chain = None, along.chain
+        if order is not None:
+            slots, chain = Slots.of_order(order), None if chain is None else chain[order]
+            x, centred = slots.pack(x), slots.pack(centred)
+        if pos is not None and not self.checked and runs_eagerly() and is_concrete(centred) and node_batch.nodes:
+            self._check_length(centred, node_batch, chain)
+        return x.T.contiguous(), TokenBatch(centred.T.contiguous(), node_batch, sequences, slots)
+
+    def _check_length(
+        self, pos: Float[Tensor, "tokens 3"], node_batch: NodeBatch, chain: Int[Tensor, " tokens"] | None
+    ) -> None:
+        """Warn if steps between neighbors are not of about unit size. ``pos``, which has been divided, and ``chain``
+        are in the order of the sequence."""
+        valid = slice(None) if node_batch.mask is None else node_batch.mask
+        pos, graph = pos.detach()[valid], node_batch.batch[valid]
+        if self.in_space:
+            pos = pos[graph == graph[:1]]
+            far = torch.cdist(pos[:_SOME], pos, compute_mode="donot_use_mm_for_euclid_dist")  # exact for near ones
+            steps = far.fill_diagonal_(torch.inf).amin(1) if len(pos) > 1 else pos[:0, 0]
+        else:
+            chain = torch.zeros_like(graph) if chain is None else chain[valid]
+            steps = pos.diff(dim=0).norm(dim=1)[(graph.diff() == 0) & (chain.diff() == 0)]
+        size = steps.square().mean().sqrt().item() if len(steps) else 0.0
+        self.checked = size > 0
+        if self.checked and not _LENGTHS[0] <= size <= _LENGTHS[1]:
+            kind = "nearest in space" if self.in_space else "along the chain"
+            warnings.warn(
+                f"length={self.length:g} is not of the size of pos: steps between neighbors ({kind}) are "
+                f"{size * self.length:.3g} (root mean square), and should be between {_LENGTHS[0]} and {_LENGTHS[1]} "
+                f"lengths; pass length={size * self.length:.2g}, the spacing of neighbors in the unit of pos",
+                stacklevel=2,
+            )
