@@ -22,6 +22,15 @@ from ..vector.sequences import TokenBatch
 GATE_CHANNELS = 8  # hidden multivectors of the gate's MLP
 
 
+def _gated(
+    scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: MultivectorMLP
+) -> tuple[Tensor, Tensor]:
+    none = mixed_vectors[:, :0]
+    gates = torch.sigmoid(gate([mixed_scalars[None], none, mixed_vectors, none[:1]])[0][0])
+    scalar_gates, vector_gates = gates.split([mixed_scalars.shape[0], mixed_vectors.shape[1]])
+    return scalar_gates * mixed_scalars * scalars, cross_product(vector_gates * mixed_vectors, vectors, 0)
+
+
 class HyenaOperator(TokenOperator):
     """The operator of SE(3)-Hyena on tokens by grade.
 
@@ -57,14 +66,7 @@ class HyenaOperator(TokenOperator):
 
         return sequences.mix(kernel, query, key)
 
-    @staticmethod
-    def combine(
-        scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: MultivectorMLP
-    ) -> tuple[Tensor, Tensor]:
-        none = mixed_vectors[:, :0]
-        gates = torch.sigmoid(gate([mixed_scalars[None], none, mixed_vectors, none[:1]])[0][0])
-        scalar_gates, vector_gates = gates.split([mixed_scalars.shape[0], mixed_vectors.shape[1]])
-        return scalar_gates * mixed_scalars * scalars, cross_product(vector_gates * mixed_vectors, vectors, 0)
+    combine = staticmethod(_gated)
 
 
 @checks.python_numbers

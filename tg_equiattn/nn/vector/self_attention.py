@@ -17,6 +17,12 @@ from .scalars_and_vectors import ScalarVectorModule
 from .sequences import TokenBatch
 
 
+def _mixed_channels(
+    scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: None
+) -> tuple[Tensor, Tensor]:
+    return mixed_scalars, mixed_vectors
+
+
 class VectorAttentionOperator(TokenOperator):
     """An operator that mixes vectors by cross-product attention and scalars by softmax attention, without a gate."""
 
@@ -32,11 +38,7 @@ class VectorAttentionOperator(TokenOperator):
 
         return tokens.graphs.mix(kernel, query, key, value, dim=query.ndim - 1)
 
-    @staticmethod
-    def combine(
-        scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: None
-    ) -> tuple[Tensor, Tensor]:
-        return mixed_scalars, mixed_vectors
+    combine = staticmethod(_mixed_channels)
 
 
 @checks.python_numbers
