@@ -63,15 +63,6 @@ class Tables(nn.Module):
             for kind in {None, dtype, torch.promote_types(dtype, torch.float32)}:
                 self._copied(device, kind)
 
-    def rebuild(self, build: Callable[[], Tensor]) -> None:
-        """Write another tensor of the same shape into every copy, so that captured graphs, which keep addresses, read
-        it."""
-        self._build = build
-        with torch.device("cpu"), ordinary_tensors(), torch.no_grad():
-            self._exact.copy_(build())
-            for copy in self._copies.values():
-                copy.copy_(self._exact)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tables:
         """Make copies where the module moves to, before a compiler or a CUDA graph would have to."""
         with ordinary_tensors():

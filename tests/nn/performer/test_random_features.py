@@ -158,6 +158,16 @@ def test_averages_of_two_seeds_keep_the_module_s_own():
     assert torch.equal(directions(three), directions(one))
 
 
+def test_an_ensemble_draws_from_the_seed_of_each_member():
+    members = [RandomFeatures(11, 5, redraw_interval=1) for _ in range(2)]
+    _, buffers = torch.func.stack_module_state(members)
+    run = torch.vmap(lambda own: torch.func.functional_call(members[0], own, (CPU, torch.float64)))
+    for number in range(3):
+        drawn = run(buffers)
+        for directions_of_member, member in zip(drawn, members, strict=True):
+            assert torch.equal(directions_of_member, draw_directions(member.seed, number, 11, 5))
+
+
 IMAGES = torch.linspace(0, 1, 4 * 35, dtype=torch.float64).view(4, 1, 5, 7).sin()
 
 

@@ -18,8 +18,8 @@ from ...ranks import Shared
 from ..modules import NotScriptable, StoresSettings, reset_children, with_zero_gradients
 from .nodes import read_nodes
 from .offsets import FarOffsets
-from .positions import OFFSETS, make_position
-from .random_features import DrawsFeatures, FeatureVariance, RandomFeatures
+from .positions import OFFSETS, FeatureVariance, make_position
+from .random_features import DrawsFeatures, RandomFeatures
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -133,7 +133,7 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
             Default ``None``: :math:`\max(64, \lfloor d \ln d \rfloor)`.
         redraw_interval: Number of training steps (forward passes in training mode) between draws of the random
             features. Passes that activation checkpointing repeats do not count: call backward before the next draw.
-            Under torch.func, a draw that is due raises. Default ``None``: only :meth:`redraw_features` draws.
+            Default ``None``: only :meth:`redraw_features` draws.
         method: ``"features"`` estimates :math:`\exp(\langle q_i, k_j \rangle / \sqrt{d})` in linear time. ``"pairs"``
             computes it for all pairs of a graph, in quadratic time; use it for graphs of up to some hundred nodes. The
             two are different functions: a trained layer keeps its method. Default ``None``: ``"features"``, with one

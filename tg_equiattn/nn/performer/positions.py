@@ -5,6 +5,7 @@ Each kind is a module with parameters. Its ``forward`` returns the weighted mean
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ from ...modes import full_precision
 from ..modules import reset_children
 from .nodes import Needs, Nodes
 from .offsets import ConstantBias, OffsetDistance, OffsetMLP, OffsetTable, OffsetValues, SinusoidEncoding
-from .random_features import FeatureVariance
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -31,6 +31,36 @@ OFFSETS: dict[str | None, Callable[[int, int, Any], Any]] = {
     "distance": OffsetDistance,
     None: ConstantBias,
 }
+
+
+class FeatureVariance(nn.Module):
+    """The variance of the directions of random features, a learned number for each head, greater than 1/2.
+
+    The estimate is unbiased for every variance (see :func:`softmax_features`). A small variance has a small error for
+    short queries and keys, and a large variance for long ones, whose attention is sharp.
+
+    With up to 4 channels it starts at 12: training then finds sharp attention, which it does not find from small
+    variances (see docs/graph_settings.md). With more channels, features cannot follow sharp attention with any
+    variance. The variance then starts where the error of a new layer is smallest, for an input of unit variance, with
+    which |q|^2 + |k|^2 is 2 sqrt(dim) / 3.
+
+    Source: Likhosherstov et al., Chefs' random tables (2022), FAVOR++, whose A is (1 - s) / 4 of the variance s.
+    """
+
+    def __init__(self, heads: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.log = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        size = 2 * self.dim**0.5 / 3
+        rho = (math.sqrt((2 * size + self.dim) ** 2 + 8 * self.dim * size) - 2 * size - self.dim) / (4 * size)
+        start = 12.0 if self.dim <= 4 else (1 + 1 / rho) / 2
+        nn.init.constant_(self.log, math.log(start - 0.5))
+
+    def forward(self) -> Float[Tensor, " heads"]:
+        return 0.5 + self.log.exp()
 
 
 class Position(nn.Module):
