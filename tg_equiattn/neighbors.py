@@ -21,6 +21,10 @@ _T = TypeVar("_T")
 class SortedPairs:
     """Pairs of nodes, sorted by target: the base class of :class:`NeighborList`, which describes the fields."""
 
+    sums: Callable[..., Any] | None = (
+        None  # sums over pairs in place of sparse products, where PyG's layer is explained
+    )
+
     def __init__(
         self, target: Tensor, source: Tensor, nodes: int, offsets: Tensor, mask: Tensor | None,
         features: Tensor | None, weights: Tensor | None, self_features: Tensor | None, between_positions: bool,
@@ -153,6 +157,7 @@ class NeighborList(SortedPairs):
                 self_features = _features_of_loops(target, nodes, features, distinct, mask)
             mask = distinct if mask is None else mask & distinct
         order, mask = _order(target, mask, concrete), None if concrete else mask
+        self.edge_index, self.order = edge_index, order  # the pairs as given, and the number of each pair among them
         if order is not None:
             target, source, offsets = target[order], source[order], offsets[order]
             mask, features, weights = (None if x is None else x[order] for x in (mask, features, weights))

@@ -1,11 +1,12 @@
 """Performer attention with relative positions as message passing."""
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.typing import Adj
+from torch_geometric.typing import Adj, OptTensor
 from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
@@ -19,7 +20,7 @@ from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
 from .graph import ONE_SET, batch_of, check_nodes, check_offsets, check_sources, plain_edges, warn_of_hidden_batch
 
-LEAVE_OUT = "Set explain = False on this layer to leave it out of the explanation"
+_HOOKS = [f"_{part}_forward{kind}_hooks" for part in ("propagate", "message", "aggregate") for kind in ("_pre", "")]
 
 
 class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, MessagePassing):
@@ -46,6 +47,10 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
 
     Outputs stay equal when all positions of a graph are translated: for every draw of the random features, but with
     :obj:`"sinusoid"` in expectation over draws only, or exactly with :obj:`method="pairs"`.
+
+    With :obj:`position="window"`, near pairs are messages where the layer is explained, for example by
+    :class:`~torch_geometric.explain.GNNExplainer` or :class:`~torch_geometric.explain.AttentionExplainer`, or has a
+    hook of messages. Masks of edges multiply near weights. Otherwise sparse products run, which are faster.
 
     Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
     of every graph, see :doc:`/shared_graphs`. This needs :obj:`position=None` or :obj:`"sinusoid"`, and
@@ -119,7 +124,6 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
     """
 
     SUPPORTS_FUSED_EDGE_INDEX = True
-    _edge_mask: Any
 
     def __init__(
         self,
@@ -236,11 +240,12 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
             near = self._neighbors(edge_index, batch, edge_attr, pos, edge_offset, cell, x.shape[-2])
             if near is not None and near.between_positions and not self.attention.needs.positions:
                 pos = None  # not needed: offsets are differences of pos, which has been checked
-        if self.explain:
-            self._check_explained(near)
         if x.ndim == 3:
             near = near if near is None else near.repeated(x.shape[0])
             pos = pos if pos is None else pos.expand(x.shape[0], *pos.shape)
+        if near is not None and (self.explain or any(getattr(self, hooks) for hooks in _HOOKS)):
+            near = copy.copy(near)
+            near.sums = self._sums
         return self.attention(
             x, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, pos=pos, grid=grid, neighbors=near,
             return_vectors=return_vectors,
@@ -295,62 +300,37 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
         near = NeighborList.from_edges(
             edge_index, num_nodes, checked=True, dim=dim, pos=pos, offsets=edge_offset,
             whole=self.attention.needs.whole, edge_dim=self.attention.needs.edge_dim, features=edge_attr,
-            weights=self._explained(edge_index),
         )  # fmt: skip
         if dim is not None and pos is not None and edge_offset is not None:
             pos = checks.positions(pos, (num_nodes, dim), edge_index, "")
             check_offsets(pos, edge_offset.view(-1, dim), edge_index, batch, cell, self.attention.needs.whole)
         return near
 
-    def _explained(self, edge_index: Tensor) -> Tensor | None:
-        """The edge mask of an explanation, which multiplies the weights of near pairs; :obj:`None` without one."""
-        if not self.explain or self._edge_mask is None:
-            return None
-        mask = self._edge_mask.sigmoid() if self._apply_sigmoid else self._edge_mask
-        if mask.shape != edge_index.shape[1:]:
-            raise ValueError(
-                f"edge_index must have the edges that are explained, got {edge_index.shape[1]} edges where the "
-                f"explainer's edge mask has shape {tuple(mask.shape)}: were edges rewired? {LEAVE_OUT}"
-            )
-        _check_mask(mask)
-        return mask
+    def _sums(
+        self, near: NeighborList, weights: Tensor, value: Tensor, values: tuple[Tensor, ...] | None, dropout: float
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Sums over near pairs of weights times values, of weights times features, and of weights, by messages along
+        the edges as they were given. So explainers and hooks see messages."""
+        alpha, features = weights.T, None if values is None else values[0].to(weights.dtype)
+        if near.order is not None:  # self-loops have no weight
+            count, order = near.edge_index.shape[1], near.order
+            alpha = alpha.new_zeros(count, alpha.shape[1]).index_copy(0, order, alpha)
+            if features is not None:
+                features = features.new_zeros(count, features.shape[1]).index_copy(0, order, features)
+        edge_index = near.edge_index if self.flow == "source_to_target" else near.edge_index.flip(0)
+        # propagate_type: (value: Tensor, alpha: Tensor, features: OptTensor, dropout: float)
+        out = self.propagate(  # type: ignore[operator]
+            edge_index, value=value.transpose(0, 1), alpha=alpha, features=features, dropout=dropout, size=None
+        ).transpose(0, 1)
+        sums, feature_sums, total = out.split([value.shape[-1], out.shape[-1] - value.shape[-1] - 1, 1], -1)
+        return sums, None if features is None else feature_sums, total[..., 0]
 
-    def _check_explained(self, near: NeighborList | None) -> None:
-        """Raises ValueError unless near pairs are weighed by the edge mask of an explanation."""
-        if self._edge_mask is None:
-            raise ValueError(
-                "explain must not be True without an edge mask: attention passes no messages that an explainer such as "
-                "GraphMaskExplainer could read or replace. Take one with an edge mask, such as GNNExplainer"
-            )
-        if near is None or near.weights is None:
-            raise ValueError(
-                "edge_index must be given where the layer is explained, or neighbors that come from this layer's "
-                f"neighbors(), got other near pairs, which the explainer's edge mask is not of. {LEAVE_OUT}"
-            )
+    def message(self, value_j: Tensor, alpha: Tensor, features: OptTensor, dropout: float) -> Tensor:
+        """The softmax weights among near pairs, times values and features of edges, and themselves."""
+        if features is not None:
+            value_j = torch.cat([value_j, features[:, None].expand(-1, value_j.shape[1], -1)], -1)
+        kept = torch.nn.functional.dropout(alpha, dropout) if dropout else alpha
+        return torch.cat([kept[..., None] * value_j, alpha[..., None]], -1)
 
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}({self.attention.extra_repr()})"
-
-
-def _refuse_hook(self: RelativePerformerConv, hook: Any) -> Any:
-    """Raises ValueError: the hook would never be called."""
-    raise ValueError(
-        f"hooks of messages must not be registered on {type(self).__name__}, which passes no messages: use "
-        "register_forward_hook. Explainers that read messages, such as AttentionExplainer, cannot explain it; "
-        f"GNNExplainer can. {LEAVE_OUT}"
-    )
-
-
-for _name in vars(MessagePassing):
-    if _name.startswith("register_") and _name.endswith("_hook"):
-        setattr(RelativePerformerConv, _name, _refuse_hook)
-
-
-@checks.of_values
-def _check_mask(mask: Tensor) -> None:
-    if not bool((mask >= 0).all()):
-        raise ValueError(
-            f"the explainer's edge mask must not be negative or NaN, got {float(mask.detach().min()):.3g}: it "
-            "multiplies the weights of near pairs. Attributions may be negative: clamp them (explanation.edge_mask = "
-            f"explanation.edge_mask.clamp(min=0)) before they are used as a mask, as by unfaithfulness(). {LEAVE_OUT}"
-        )

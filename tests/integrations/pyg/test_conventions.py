@@ -72,18 +72,23 @@ class Model(torch.nn.Module):
         return self.head(global_mean_pool(self.layer(x, edge_index, pos=pos, batch=batch), batch))
 
 
+MODES = {"mode": "regression", "task_level": "graph", "return_type": "raw"}
+
+
+@pytest.mark.parametrize("method", ["features", "pairs"])
 @pytest.mark.parametrize("kind", ["conv", "block"])
-def test_explanations(kind, make_conv, graph, randomise):
-    """GNNExplainer's mask of edges reaches near weights; a layer without near weights refuses to be explained so."""
-    layer = make_conv(**WINDOW)
+def test_explanations(kind, method, make_conv, graph, randomise):
+    """GNNExplainer's mask of edges reaches near weights."""
+    options = {**WINDOW, "method": method}
+    layer = make_conv(**options)
     if kind == "block":
-        layer = randomise(RelativeGPSBlock(12, None, 3, attn_kwargs=WINDOW)).double().eval()
+        layer = randomise(RelativeGPSBlock(12, None, 3, attn_kwargs=options)).double().eval()
     model = Model(layer).double().eval()
     model(**graph)
     before = layer(**graph)
     explainer = Explainer(
         model, GNNExplainer(epochs=3), explanation_type="model", node_mask_type="attributes", edge_mask_type="object",
-        model_config={"mode": "regression", "task_level": "graph", "return_type": "raw"},
+        model_config=MODES,
     )  # fmt: skip
     explanation = explainer(graph["x"], graph["edge_index"], pos=graph["pos"], batch=graph["batch"])
     assert explanation.edge_mask.shape == (graph["edge_index"].shape[1],)
@@ -91,53 +96,82 @@ def test_explanations(kind, make_conv, graph, randomise):
     torch.testing.assert_close(layer(**graph), before)  # the mask is gone
 
 
+MESSAGES = {
+    "features": {}, "offsets": {"values": "offset"}, "pairs": {"method": "pairs"},
+    "pairs and offsets": {"method": "pairs", "values": "offset"}, "against the flow": {"flow": "target_to_source"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages_give_the_numbers_of_fast_products(name, dropout, make_conv, graph, equal):
+    """Where a hook is registered, near weights are messages along the edges as they were given, self-loops too."""
+    conv = make_conv(**{**WINDOW, "dropout": dropout, **MESSAGES[name]}).train()
+    loops = torch.arange(0, 32, 3).expand(2, -1)
+    edges = torch.cat([loops, graph["edge_index"].flip(1)], 1)
+    order = torch.randperm(edges.shape[1])
+    graph = {**graph, "edge_index": edges[:, order], "x": graph["x"].requires_grad_()}
+    state, alphas = torch.get_rng_state(), []
+    expected = conv(**graph)
+    handle = conv.register_message_forward_hook(lambda module, inputs, out: alphas.append(inputs[-1]["alpha"]))
+    torch.set_rng_state(state)
+    out = conv(**graph)
+    if dropout:  # of other edges, as their order is another one
+        assert out.isfinite().all()
+    else:
+        equal(out, expected)
+        parameters = [graph["x"], *conv.parameters()]
+        wanted, found = (torch.autograd.grad(y.sin().sum(), parameters, allow_unused=True) for y in (expected, out))
+        for a, b in zip(found, wanted, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    (alpha,) = alphas
+    assert alpha.shape == (edges.shape[1], conv.heads)
+    assert bool((alpha[order < loops.shape[1]] == 0).all())
+    assert bool((alpha[order >= loops.shape[1]] > 0).all())
+    handle.remove()
+    conv(**graph)
+    assert len(alphas) == 1
+
+
 def test_a_masked_edge_is_no_edge(make_conv, graph, equal, error):
     """A mask of zero takes an edge's weight from the near part; with all it is the layer of no edges."""
     conv, count = make_conv(values="offset", **WINDOW), graph["edge_index"].shape[1]
-    keep = torch.rand(count) < 0.5
     near = conv.neighbors(graph["edge_index"], graph["batch"], pos=graph["pos"], num_nodes=32)
-    conv.explain, conv._edge_mask, conv._apply_sigmoid = True, keep.double(), False
-    for other in ({"neighbors": near}, {"pos": graph["pos"]}):  # given without the mask, and found
-        with pytest.raises(ValueError, match=r"come from this layer's neighbors\(\), .* Set explain = False"):
-            conv(graph["x"], batch=graph["batch"], **other)
-    masked = conv(**graph)
-    with pytest.raises(ValueError, match=r"edges that are explained, got .* were edges rewired\? Set explain = False"):
-        conv(**{**graph, "edge_index": graph["edge_index"][:, :-1]})
-    conv._edge_mask = keep.double() - 0.1
-    with pytest.raises(ValueError, match=r"edge mask must not be negative or NaN, got -0\.1: .*clamp\(min=0\)"):
-        conv(**graph)
-    conv.explain = None
-    equal(masked, conv(**{**graph, "edge_index": graph["edge_index"][:, keep]}))
-    assert error(masked, conv(**graph)) > 1e-3
+    for keep in (torch.rand(count) < 0.5, torch.zeros(count, dtype=torch.bool)):
+        conv.explain, conv._edge_mask, conv._apply_sigmoid = True, keep.double(), False
+        masked = conv(**graph)
+        equal(conv(graph["x"], batch=graph["batch"], pos=graph["pos"], neighbors=near), masked)  # shared near pairs
+        conv.explain = None
+        equal(masked, conv(**{**graph, "edge_index": graph["edge_index"][:, keep]}))
+        assert error(masked, conv(**graph)) > 1e-3
 
 
-EXPLAINERS = {
-    "GraphMaskExplainer": (
-        GraphMaskExplainer(1, epochs=1, log=False),
-        r"explain must not be True without an edge",
-    ),
-    "AttentionExplainer": (AttentionExplainer(), r"hooks of messages must not be registered on RelativePerformerConv"),
-}
-
-
-@pytest.mark.parametrize("name", EXPLAINERS)
-@pytest.mark.parametrize("position", ["window", None])
-def test_explainers_of_messages_are_refused(name, position, make_conv, graph):
-    """Attention passes no messages that they could read or replace."""
-    algorithm, message = EXPLAINERS[name]
-    model = Model(make_conv(position, **(WINDOW if position else {}))).double().eval()
-    model.layer.explain = None
+def explained(algorithm, layer, graph, **masks):
+    model = Model(layer).double().eval()
     model(**graph)
-    masks = {"edge_mask_type": "object"} | ({"node_mask_type": "attributes"} if "Graph" in name else {})
     explainer = Explainer(
-        model, algorithm, explanation_type="model", **masks,
-        model_config={"mode": "regression", "task_level": "graph", "return_type": "raw"},
-    )  # fmt: skip
-    with pytest.raises(ValueError, match=message):
-        explainer(graph["x"], graph["edge_index"], pos=graph["pos"], batch=graph["batch"])
-    if name == "AttentionExplainer":
-        with pytest.raises(ValueError, match="use register_forward_hook"):
-            model.layer.register_propagate_forward_pre_hook(print)
+        model, algorithm, explanation_type="model", edge_mask_type="object", model_config=MODES, **masks
+    )
+    return explainer(graph["x"], graph["edge_index"], pos=graph["pos"], batch=graph["batch"])
+
+
+def test_attention_explainer_reads_near_weights(make_conv, graph):
+    conv = make_conv(**WINDOW)
+    found, seen = explained(AttentionExplainer(), conv, graph).edge_mask, []
+    conv.register_message_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]["alpha"]))
+    conv(**graph)
+    torch.testing.assert_close(found, seen[0].amax(1))
+
+
+def test_explainers_that_the_layer_does_not_serve(make_conv, graph):
+    """Other kinds of positions have no weights of edges, and no message holds features of its target."""
+    with pytest.raises(ValueError, match="Could not collect any attention coefficients"):
+        explained(AttentionExplainer(), make_conv(None), graph)
+    algorithm = GraphMaskExplainer(1, epochs=1, log=False)
+    with pytest.raises(TypeError, match="must be Tensor"):
+        explained(algorithm, make_conv(**WINDOW), graph, node_mask_type="attributes")
 
 
 class Hetero(torch.nn.Module):

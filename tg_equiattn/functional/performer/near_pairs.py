@@ -52,14 +52,19 @@ class Near(NamedTuple):
     far_bias: Float[Tensor, " heads"]
     values: tuple[Float[Tensor, "pairs r"], Float[Tensor, " r"], Float[Tensor, "heads r e"]] | None = None
 
-    def added_values(
-        self, weights: Float[Tensor, "heads pairs"], own: Float[Tensor, "heads nodes 1"]
-    ) -> Float[Tensor, "heads nodes e"]:
-        """Weighted sums of ``values``, by weights of pairs and of nodes with themselves."""
-        features, itself, mapped = (t.to(weights.dtype) for t in cast("tuple[Tensor, ...]", self.values))
+    def feature_sums(self, weights: Float[Tensor, "heads pairs"]) -> Float[Tensor, "heads nodes r"]:
+        """Weighted sums of the features of the pairs of each node."""
+        features = cast("tuple[Tensor, ...]", self.values)[0].to(weights.dtype)
         relation, entries = self.pairs.cached(_incidence, len(weights))
         sums = edge_sum(weights.flatten()[None].index_select(1, entries), features[None], relation)
-        return (sums[0].unflatten(0, (-1, len(weights))).transpose(0, 1) + own * itself) @ mapped
+        return sums[0].unflatten(0, (-1, len(weights))).transpose(0, 1)
+
+    def added_values(
+        self, sums: Float[Tensor, "heads nodes r"], self_weights: Float[Tensor, "heads nodes 1"]
+    ) -> Float[Tensor, "heads nodes e"]:
+        """Sums of ``values``, from :meth:`feature_sums` and weights of nodes with themselves."""
+        _, itself, mapped = (t.to(sums.dtype) for t in cast("tuple[Tensor, ...]", self.values))
+        return (sums + self_weights * itself) @ mapped
 
 
 def _incidence(pairs: SortedPairs, heads: int) -> tuple[CSR, Int[Tensor, " entries"]]:
@@ -166,7 +171,8 @@ def window_attention_impl(inputs: Inputs, near: Near, node_batch: NodeBatch) -> 
             return torch.lerp(far, out, (lse - far_lse).sigmoid()).to(out_dtype)
         inputs = Inputs(query, key, value, dropout=inputs.dropout)
         if (
-            near.pairs.repeats is False  # or not known, None
+            near.pairs.sums is None
+            and near.pairs.repeats is False  # or not known, None
             and node_batch.bound <= _DENSE_NODES
             and node_batch.count * len(query) * node_batch.bound**2 <= _DENSE_SCORES
         ):
@@ -193,12 +199,18 @@ def near_attention(inputs: Inputs, near: Near) -> tuple[Float[Tensor, "heads nod
     weights, self_weights = (scores - top.index_select(1, pairs.target)).exp(), (self_scores - top).exp()
     weights = weights if pairs.weights is None else weights * pairs.weights.to(weights.dtype)
     total = self_weights.scatter_add(1, target, weights)
-    lse = (total.log() + top)[..., None]
-    if inputs.dropout:
-        weights, self_weights = F.dropout(weights, inputs.dropout), F.dropout(self_weights, inputs.dropout)
-    out = torch.addcmul(edge_sum(weights, value, pairs), self_weights[..., None], value)
-    if near.values is not None:
-        out = out + near.added_values(weights, self_weights[..., None])
+    lse, dropout = (total.log() + top)[..., None], inputs.dropout
+    if pairs.sums is None:
+        weights = F.dropout(weights, dropout) if dropout else weights
+        out, features = edge_sum(weights, value, pairs), None if near.values is None else near.feature_sums(weights)
+    else:  # sums of softmax weights, some of which may be left out there
+        weights, self_weights = weights / total.index_select(1, pairs.target), self_weights / total
+        out, features, kept = pairs.sums(pairs, weights, value, near.values, dropout)
+        total = (kept + self_weights).clamp(min=torch.finfo(kept.dtype).tiny)
+        lse = lse + total.log()[..., None]
+    self_weights = (F.dropout(self_weights, dropout) if dropout else self_weights)[..., None]
+    out = torch.addcmul(out, self_weights, value)
+    out = out if features is None else out + near.added_values(features, self_weights)
     return out / total[..., None], lse
 
 
@@ -253,7 +265,7 @@ def dense_attention(inputs: Inputs, near: Near, node_batch: NodeBatch) -> Float[
         return out
     shares = joined(weights, 1).index_select(1, index) * (logs - added).exp()  # the near terms in weights
     pair_weights, self_weights = shares.split([near.bias.shape[1], near.pairs.nodes], 1)
-    return out + near.added_values(pair_weights, self_weights[..., None])
+    return out + near.added_values(near.feature_sums(pair_weights), self_weights[..., None])
 
 
 def _near_entries(
