@@ -77,7 +77,7 @@ def blocks(page):
     ]
 
 
-PAGES_THAT_RUN = ("recipes", "chains", "scales", "crystals", "graph_settings")
+PAGES_THAT_RUN = ("recipes", "chains", "scales", "crystals", "graph_settings", "from_r2conv")
 README_BLOCKS = blocks(ROOT / "README.md")
 BLOCKS = [
     pytest.param(*b.values, id=b.id, marks=pytest.mark.slow) for p in PAGES_THAT_RUN for b in blocks(DOCS / f"{p}.md")
