@@ -19,10 +19,10 @@ PUBLIC = {
     "grids": "Window PixelGrid",
     "neighbors": "NeighborList mean_edge_length neighbor_list",
     "encodings": "relation_index",
-    "testing": "act dilation_errors equivariance_error off_lattice_errors",
+    "testing": "act check_gpu_kernels dilation_errors equivariance_error off_lattice_errors",
     "functional": "Coulomb Gaussian Kernel charge_energies ewald_attention "
     "geometric_product group_attention lifting_attention linear_attention orthogonal_projection "
-    "scalar_long_conv softmax_features vector_attention vector_long_conv window_attention",
+    "scalar_long_conv softmax_features use_gpu_kernels vector_attention vector_long_conv window_attention",
     "nn": "ChargeInteraction "
     "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "
     "GroupLinear GroupTransformer LiftingAttention PerformerAttention PredictedChargeInteraction "

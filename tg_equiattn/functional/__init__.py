@@ -2,6 +2,7 @@
 
 from .group.attention import group_attention, lifting_attention
 from .hyena.long_conv import scalar_long_conv, vector_long_conv
+from .operators import use_gpu_kernels
 from .performer.linear_attention import linear_attention, orthogonal_projection, softmax_features
 from .performer.near_pairs import window_attention
 from .vector.attention import vector_attention
@@ -23,6 +24,7 @@ __all__ = [
     "orthogonal_projection",
     "scalar_long_conv",
     "softmax_features",
+    "use_gpu_kernels",
     "vector_attention",
     "vector_long_conv",
     "window_attention",

@@ -16,7 +16,7 @@ from .definition import windowed_attention_definition
 from .dense import dense_attention
 from .masks import zero_where_masked, zero_without_keys
 from .operands import check_attention
-from .windowed import windowed_attention
+from .windowed import KERNELS, windowed_attention
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -145,7 +145,7 @@ def group_attention_impl(
         numbers *= math.prod(index.shape[1:-1])
         if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
             numbers *= index.shape[-1]
-    definition = choose_form(query, numbers // 4, plain) == DEFINITION
+    definition = choose_form(query, numbers // 4, plain, KERNELS.run(query, key, value)) == DEFINITION
     attend = windowed_attention_definition if definition else windowed_attention
     settings = window.kernel_size, window.selection, window.circular, dropout, step
     out, lse = attend(query, key, value, *tables, index, key_mask, seed, *settings)

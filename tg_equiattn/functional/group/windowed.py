@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...modes import full_precision, in_functorch_transform
 from .. import hashed_dropout
-from ..operators import Plan, tile_numbers, tile_operator
+from ..operators import Kernels, Plan, tile_numbers, tile_operator
 from ..tiles import WHOLE, Call, Shape, Tile
 from .definition import attend, key_elements, pixel_hashes, query_elements, valid_keys
 from .flat_images import Dot, FlatImages, Sum
@@ -197,10 +197,17 @@ def _outputs(one, keys, values, table, elements, index, *rest) -> tuple[Tensor, 
     return out, one.new_empty(*lead, outputs, query_elements(index), *pixels)
 
 
+def _fits(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> bool:
+    """True for heads whose channels fit in the registers of a GPU, and images whose numbers int32 can count."""
+    width = max(key.shape[2], value.shape[2]) * query.element_size()
+    return width <= 64 and max(x.numel() // (x.shape[0] * x.shape[1]) for x in (query, key, value)) < 2**31
+
+
+KERNELS = Kernels(".group.gpu_kernels", _fits)
 attention_by_tiles = tile_operator(
     "tg_equiattn::group_attention",
     "Tensor one, Tensor keys, Tensor values, Tensor table, Tensor elements, Tensor? index, Tensor? penalty, "
     "Tensor? row, Tensor? column, SymInt[] spatial, SymInt kernel_size, SymInt[] selection, bool circular, "
     "SymInt step, float dropout, SymInt chunk",
-    _plan, _outputs, moving=5, results=2,
+    _plan, _outputs, moving=5, results=2, kernels=KERNELS,
 )  # fmt: skip
