@@ -253,11 +253,19 @@ def test_a_missing_process_is_an_error(tmp_path):
     ranks.run(leave, tmp_path, seconds=20)
 
 
+PAGE = (Path(__file__).parents[1] / "docs" / "several_machines.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+SCRIPTS = [text for text in "\n".join(BLOCKS).split("# torchrun --nproc-per-node 2 train.py\n") if text]
+NAMES = ["DistributedDataParallel", "FSDP2", "Lightning", "Lightning and FSDP2", "one graph"]
+
+
 @pytest.mark.slow
-def test_the_page_runs_under_torchrun(tmp_path):
-    page = (Path(__file__).parents[1] / "docs" / "shared_graphs.md").read_text()
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("number", range(5), ids=NAMES)
+def test_the_scripts_of_the_page_run_under_torchrun(number, tmp_path):
+    assert len(SCRIPTS) == len(NAMES)
+    if "Lightning" in NAMES[number]:
+        pytest.importorskip("lightning")
+    (tmp_path / "train.py").write_text(SCRIPTS[number])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -6,24 +6,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-def _largest(lses: Tensor) -> Tensor:
-    return lses.amax(0)
-
-
-def _sums(weights: Tensor, outs: Tensor) -> tuple[Tensor, Tensor]:
-    return weights.sum(0), (weights * outs).sum(0)
-
-
 def merge_attentions(
-    outs: Tensor, lses: Tensor, largest: Callable[[Tensor], Tensor] = _largest,
-    sums: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _sums,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    outs: Tensor,
+    lses: Tensor,
+    largest: Callable[[Tensor], Tensor] = lambda lses: lses.amax(0),
+    sums: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda w, outs: (w.sum(0), (w * outs).sum(0)),
+) -> tuple[Tensor, Tensor]:
     r"""Merge softmax averages of disjoint sets of keys.
 
     .. math::
@@ -54,8 +49,6 @@ class Ranks:
     """
 
     def __init__(self, process_group: Any) -> None:
-        import torch.distributed as dist
-
         if not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
             wanted = "a torch.distributed.ProcessGroup that this process is in"
             raise ValueError(f"process_group must be {wanted}, got {type(process_group).__name__}")
@@ -63,14 +56,13 @@ class Ranks:
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over all ranks of x, which has one shape on all of them."""
-        import torch.distributed.nn.functional as collectives
+        from torch.distributed.nn.functional import all_reduce
 
-        return collectives.all_reduce(x.contiguous(), group=self.process_group)
+        return all_reduce(x.contiguous(), group=self.process_group)
 
     @torch.no_grad()
     def largest(self, x: Tensor) -> Tensor:
-        import torch.distributed as dist
-
+        """The largest x of all ranks."""
         x = x.detach().clone()
         dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.process_group)
         return x
@@ -78,15 +70,14 @@ class Ranks:
     def merge(
         self, content: Float[Tensor, "*batch m e"], lse: Float[Tensor, "*batch m"]
     ) -> tuple[Float[Tensor, "*batch m e"], Float[Tensor, "*batch m"]]:
-        """Merge the softmax averages and log-sum-exps over each rank's own keys into those over the keys of all
-        ranks."""
+        """Merge softmax averages and log-sum-exps over the keys of each rank into those over all keys."""
 
         def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
             both = self.sum(torch.cat([weight * content, weight], -1))  # one all-reduce
             return both[..., -1:], both[..., :-1]
 
-        content, lse = merge_attentions(content, lse.unsqueeze(-1), self.largest, sums)
-        return content, lse.squeeze(-1)
+        content, lse = merge_attentions(content, lse[..., None], self.largest, sums)
+        return content, lse[..., 0]
 
     def check_graphs(self, count: int, device: torch.device) -> None:
         """Raise ValueError unless all ranks have the same number of graphs."""
@@ -110,7 +101,6 @@ class Shared:
 
     def why_not_shared(self) -> str | None:
         """The setting of the module that rules out shared graphs; ``None`` if there is none."""
-        return None
 
     @property
     def process_group(self) -> Any:
@@ -119,7 +109,6 @@ class Shared:
 
     @process_group.setter
     def process_group(self, process_group: Any) -> None:
-        reason = None if process_group is None else self.why_not_shared()
-        if reason is not None:
+        if process_group is not None and (reason := self.why_not_shared()):
             raise ValueError(f"process_group must be None with {reason}, got {type(process_group).__name__}")
         self.ranks = None if process_group is None else Ranks(process_group)

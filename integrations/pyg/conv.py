@@ -18,12 +18,21 @@ from tg_equiattn.nn.modules import NotScriptable, StoresSettings
 from tg_equiattn.nn.performer.nodes import check_pos
 from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
-from .graph import ONE_SET, batch_of, check_nodes, check_offsets, check_sources, plain_edges, warn_of_hidden_batch
+from .graph import (
+    ONE_SET,
+    SharesNodes,
+    batch_of,
+    check_nodes,
+    check_offsets,
+    check_sources,
+    plain_edges,
+    warn_of_hidden_batch,
+)
 
 _HOOKS = [f"_{part}_forward{kind}_hooks" for part in ("propagate", "message", "aggregate") for kind in ("_pre", "")]
 
 
-class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, MessagePassing):
+class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSettings, MessagePassing):
     r"""Global attention over the nodes of each graph in linear time, with relative positions; after the
     `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper.
 
@@ -53,7 +62,7 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
     hook of messages. Masks of edges multiply near weights. Otherwise sparse products run, which are faster.
 
     Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
-    of every graph, see :doc:`/shared_graphs`. This needs :obj:`position=None` or :obj:`"sinusoid"`, and
+    of every graph, see :doc:`/several_machines`. This needs :obj:`position=None` or :obj:`"sinusoid"`, and
     :obj:`method="features"`.
 
     Args:
@@ -164,15 +173,6 @@ class RelativePerformerConv(NotScriptable, DrawsFeatures, StoresSettings, Messag
     def in_channels(self) -> int:
         """Size of each input sample; -1 if it is not known yet."""
         return self.attention.in_channels
-
-    @property
-    def process_group(self) -> Any:
-        """The :mod:`torch.distributed` group whose processes share the nodes of graphs; :obj:`None` without one."""
-        return self.attention.process_group
-
-    @process_group.setter
-    def process_group(self, process_group: Any) -> None:
-        self.attention.process_group = process_group
 
     def settings(self) -> dict[str, Any]:
         return {"flow": self.flow if self.attention.needs.neighbors else None}

@@ -14,13 +14,13 @@ from tg_equiattn.nn.performer.offsets import FarOffsets
 from tg_equiattn.node_batch import known_sorted
 from tg_equiattn.slots import inverse
 
-from .graph import batch_of, check_nodes
+from .graph import SharesNodes, batch_of, check_nodes
 
 _SAMPLE, _WIDE = 16, 16  # graphs and channels from which settings are read
 
 
 @checks.python_numbers
-class EwaldAttention(NotScriptable, nn.Module):
+class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
     r"""Global attention weighted by Gaussian and Coulomb kernels of the distance, in molecules, planar and periodic
     graphs of any size.
 
@@ -45,7 +45,7 @@ class EwaldAttention(NotScriptable, nn.Module):
     nodes choose each other by content.
 
     Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
-    of every graph, see :doc:`/shared_graphs`.
+    of every graph, see :doc:`/several_machines`.
 
     Args:
         in_channels (int): Size of each input sample.
@@ -131,15 +131,6 @@ class EwaldAttention(NotScriptable, nn.Module):
             avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
         )  # fmt: skip
         self.invariants = FarOffsets(out_vectors, 3, out_channels, invariant=True) if out_vectors else None
-
-    @property
-    def process_group(self) -> Any:
-        """The :mod:`torch.distributed` group whose processes share the nodes of graphs; :obj:`None` without one."""
-        return self.attention.process_group
-
-    @process_group.setter
-    def process_group(self, process_group: Any) -> None:
-        self.attention.process_group = process_group
 
     def reset_parameters(self):
         """Resets all learnable parameters of the module."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,21 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int, Num
 
 ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
+
+
+class SharesNodes:
+    """A layer whose ``attention`` may share the nodes of graphs among processes."""
+
+    attention: Any
+
+    @property
+    def process_group(self) -> Any:
+        """The :mod:`torch.distributed` group whose processes share the nodes of graphs; :obj:`None` without one."""
+        return self.attention.process_group
+
+    @process_group.setter
+    def process_group(self, process_group: Any) -> None:
+        self.attention.process_group = process_group
 
 
 def plain_edges(

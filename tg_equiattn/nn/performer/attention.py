@@ -99,7 +99,7 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
     to rotations. With ``values="offset"``, near pairs also add a learned function :math:`g(x_j - x_i)` to the value.
 
     Set the attribute ``process_group`` to a :class:`torch.distributed.ProcessGroup` to share the nodes of every graph
-    among its processes (see :doc:`/shared_graphs`). This needs ``position=None`` or ``"sinusoid"``, and
+    among its processes (see :doc:`/several_machines`). This needs ``position=None`` or ``"sinusoid"``, and
     ``method="features"``.
 
     Args:
