@@ -107,11 +107,53 @@ def join_names(app, what, name, obj, options, lines: list[str]) -> None:
             place += 1
 
 
-def skip_mocked(app, what, name, obj, skip, options) -> bool | None:
-    """Leave out class methods behind a mocked host's decorator, which autodoc cannot read: docs/nequip.md has them."""
-    return True if isinstance(obj, classmethod) else None
+# Members that users call or read; others belong to a host or are internal.
+MEMBERS = re.compile(
+    "forward|attention_map|redraw_features|export|check_equivariance|process_group|born_charges|mask_after|rotmnist|"
+    "cifar10|patchcamelyon|matrices|cayley|inverse|identity|lattice|dim|isometries|from_edges|source|target|edges|"
+    "pos|offsets|count|lmax|ranges|real_space|reciprocal|radial|scales"
+)
+# Arguments that stand last where a class has more than ten.
+RARE = re.compile(
+    "error|max_hkl|kernels|lmax|dropout|input_dropout|pool_dropout|window_shape|padding_mode|encoding|head_channels|"
+    "context_channels|context_type|scale_window|redraw_interval|num_random_features|lifting_channels|norm_between|"
+    "pools|crops|norm|embedding|periodic|num_blocks|edge_channels|hidden|coulomb_constant|batch_size|max_num_nodes|"
+    "kwargs|pool|local_context"
+)
+
+
+def skip_internal(app, what, name, obj, skip, options) -> bool | None:
+    return True if what == "class" and not MEMBERS.fullmatch(name) else None
+
+
+def rare_last(app, what, name, obj, options, lines: list[str]) -> None:
+    """Of more than ten arguments, put those that are rarely set into a list of their own behind the others."""
+    blocks, place = {}, None
+    for number, line in enumerate(lines):
+        if match := re.match(r":(param|type) \\?\*?\\?\*?([\w, ]+):", line):
+            place = number if place is None else place
+            blocks.setdefault(name := match[2], []).append(line)
+        elif blocks and line.startswith(" ") and number == place + sum(map(len, blocks.values())):
+            blocks[name].append(line)
+    if sum(len(name.split(", ")) for name in blocks) <= 10:
+        return
+    rare = [name for name in blocks if all(map(RARE.fullmatch, name.split(", ")))]
+    listed = [line for name in blocks if name not in rare for line in blocks[name]]
+    listed += (
+        [":Rarely set:", *(f"    * **{name}** -- {described(blocks[name])}" for name in rare)]
+        if rare
+        else []
+    )
+    lines[place : place + sum(map(len, blocks.values()))] = listed
+
+
+def described(block: list[str]) -> str:
+    """The text of a field of an argument, in one line."""
+    words = [line.strip() for line in block if not line.startswith(":type")]
+    return " ".join([words[0].partition(": ")[2], *words[1:]])
 
 
 def setup(app) -> None:
     app.connect("autodoc-process-docstring", join_names, priority=400)  # napoleon's is 500
-    app.connect("autodoc-skip-member", skip_mocked)
+    app.connect("autodoc-process-docstring", rare_last, priority=600)
+    app.connect("autodoc-skip-member", skip_internal)
