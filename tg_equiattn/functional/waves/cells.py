@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FLAT = 1e-6  # smallest volume of a unit cell, relative to a box with edges of the same lengths
 _MOST = 2**23  # largest number of reciprocal vectors of a graph and kernel; a larger table would not fit into memory
+_FEW = 64  # in crystals kernels have at least so many vectors, so that those with few are computed together
 _STEP, _STEPS = 1.15, 16  # errors name the needed bound in 16 steps, each by a factor of 1.15
 TAPER = 1.1  # weights fade to zero between the cutoff and this times the cutoff
 
@@ -205,6 +206,7 @@ def lattice_of(
         boxes = full[:, None] / ratio[:, : 1 if shared else None, :, None]
         numbers, counts = _listed(boxes, [tuple(ends)] if shared else [(end,) for end in ends])
         stands = numbers[..., 3]
+        counts = [max(n, min(_FEW, numbers.shape[1])) for n in counts] if shared else counts
     else:
         numbers, stands, counts = _bounded(full.detach().norm(dim=2)[:, None] / ratio, bounds, cutoff)
     kernel, alike = _kernels_of(counts, pos.device), shared or len(counts) == 1  # alike: one box for all vectors

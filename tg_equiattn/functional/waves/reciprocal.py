@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,43 +49,35 @@ def reciprocal_sums(
     counts, key = lattice.counts, sources[0]
     weights = (lattice.weights[..., None, None] * _transforms(kernels, lattice)).to(dtype)  # B, D, H, L
     harmonics = solid_harmonics(lattice.wavevectors, interaction.lmax).to(dtype)
-    each: Sequence[Tensor] = _split(weights, counts, 1)
+    each: Sequence[Tensor] = weights.split(counts, 1)
     if shared and counts != sorted(counts, reverse=True):
         order = sorted(range(len(counts)), key=lambda c: -counts[c])
         index = torch.tensor(order, device=pos.device)
         query, key, each = query.index_select(3, index), key.index_select(3, index), [each[c] for c in order]
         counts = [counts[c] for c in order]
-    query = query.permute(0, 1, 3, 4, 2)[..., None]  # B, N, C, A, H, 1
     if len(sources) == 2:
-        source = key.permute(0, 1, 3, 4, 2)[..., None] * sources[1][:, :, None, None]  # B, N, C, A, H, V
+        source = torch.einsum("bnhca,bnhv->bncahv", key, sources[1])
     else:
         source = key.transpose(2, 3)[:, :, :, None]
-    mix, out = (interaction.product, ranks), []
-    if is_whole(pos) and interaction.max_hkl is not None:
-        own = source[:, :, :, None], lattice.numbers, weights[:, :, None], harmonics
-        return (_tile(mix, tuple(counts), lattice.angles, *own) * query[:, :, :, None]).sum((2, 3, 4))
-    for start, stop, columns in _windows(counts, shared, nufft):
-        weight = torch.stack([x[:, start:stop] if shared else x for x in each[columns]], 2)
-        own = source[:, :, None, columns], lattice.numbers[:, start:stop], weight, harmonics[:, start:stop]
+    angles, mix, out, last = lattice.angles, (interaction.product, ranks), [], 0
+    if is_whole(pos) and interaction.max_hkl is not None:  # one expression, which compilers take less time for
+        own = source.movedim(2, 0)[:, :, :, None], weights[:, :, None]
+        found = _tile(mix, counts, angles, lattice.numbers, harmonics, *own)[:, :, :, 0]
+        return torch.einsum("cbnahe,bnhca->bnhe", found, query)
+    # kernels with equal vectors are computed together
+    groups = [len([*same]) for _, same in itertools.groupby(counts)] if shared else [1] * len(counts)
+    ends, queries = itertools.accumulate(groups), query.split(groups, 3)
+    for end, own, own_query in zip(ends, source.split(groups, 2), queries, strict=True):
+        weight = torch.stack(list(each[end - own.shape[2] : end]), 2)  # B, D, C, H, L
+        start = 0 if shared else last
+        last = start + weight.shape[1]
+        given = lattice.numbers[:, start:last], harmonics[:, start:last], own, weight
         if nufft:
-            found = _by_nufft(mix, lattice.angles, *own, lattice.ratio[:, columns.start, None], interaction.error)
+            found = _by_nufft(mix, angles, *given, lattice.ratio[:, end - 1, None], interaction.error)
         else:
-            found = _by_products(mix, lattice.angles, *own, most)
-        out.append((found * query[:, :, None, columns]).sum((2, 3, 4)))
+            found = _by_products(mix, angles, *given, most)
+        out.append(torch.einsum("bncahe,bnhca->bnhe", found, own_query))
     return sum(out[1:], out[0])
-
-
-def _windows(counts: Sequence[int], shared: bool, nufft: bool) -> Iterator[tuple[int, int, slice]]:
-    """Yield the first and the last reciprocal vector of each expression, and its kernels. Shared vectors are cut where
-    a kernel ends, so that phases are computed once. Non-uniform transforms have whole lists."""
-    start = 0
-    for n, count in enumerate(counts):
-        if not shared:
-            yield start, start + count, slice(n, n + 1)
-            start += count
-        elif n + 1 == len(counts) or counts[n + 1] < count:
-            yield (0 if nufft or n + 1 == len(counts) else counts[n + 1]), count, slice(start if nufft else 0, n + 1)
-            start = n + 1
 
 
 def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Float[Tensor, "graphs terms heads degrees"]:
@@ -117,52 +110,50 @@ def _mixed(
 
 
 def _by_nufft(
-    mix: Mix, angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor, ratio: Tensor,
+    mix: Mix, angles: Tensor, numbers: Tensor, harmonics: Tensor, source: Tensor, weights: Tensor, ratio: Tensor,
     error: float,
 ) -> Tensor:  # fmt: skip
     """Sums of kernels with one box by non-uniform fast Fourier transforms, which backward does not compute a second
     time. ``ratio`` is that of the box of the first kernel to this box."""
     angles, indices = angles * ratio.to(angles.dtype), (numbers / ratio).round().long()
-    sums = sums_over_nodes(angles, indices, sources.flatten(2), error)
-    table = recomputed(_mixed, mix, sums.unflatten(3, sources.shape[3:]), weights, harmonics)
-    return sums_at_nodes(angles, indices, table.flatten(3), error).unflatten(2, (1, *table.shape[3:]))
+    sums = sums_over_nodes(angles, indices, source.flatten(2), error).unflatten(3, source.shape[2:])
+    table = recomputed(_mixed, mix, sums, weights, harmonics)
+    return sums_at_nodes(angles, indices, table.flatten(3), error).unflatten(2, table.shape[3:])
 
 
 def _by_products(
-    mix: Mix, angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor, most: int
+    mix: Mix, angles: Tensor, numbers: Tensor, harmonics: Tensor, source: Tensor, weights: Tensor, most: int
 ) -> Tensor:
-    """Sums by matrix products, in tiles of reciprocal vectors, which backward computes a second time.
+    """Sums of kernels with one list of vectors by matrix products, in tiles of vectors, which backward computes a
+    second time.
 
     Ranks add up their sums in each tile, so all ranks need the same number of tiles. It follows from ``most``, the
     largest number of nodes of a rank.
     """
-    each = max(1, angles.shape[0] * max(2 * most, 4 * sources.shape[2:].numel()))
+    each = max(1, angles.shape[0] * max(2 * most, 4 * source.shape[2:].numel()))
     step = max(1, tile_numbers(angles.device, _VECTORS, 4) // each)
     if is_whole(angles) or numbers.shape[1] <= step:
-        return _tile(mix, (numbers.shape[1],), angles, sources, numbers, weights, harmonics)
-    tiles = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)
-    found = (recomputed(_tile, mix, (step,), angles, sources, *own) for own in tiles)
-    return sum(found, sources.new_zeros(()))
+        return _tile(mix, None, angles, numbers, harmonics, source[None], weights)[0]
+    tiles = zip(*(x.split(step, 1) for x in (numbers, harmonics, weights)), strict=True)
+    found = (recomputed(_tile, mix, None, angles, n, y, source[None], w)[0] for n, y, w in tiles)
+    return sum(found, source.new_zeros(()))
 
 
 def _tile(
-    mix: Mix, counts: tuple[int, ...], angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor,
-    harmonics: Tensor,
+    mix: Mix, counts: Sequence[int] | None, angles: Tensor, numbers: Tensor, harmonics: Tensor, sources: Tensor,
+    weights: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Sums at nodes (B, N, P, C, A, H, E) of sources (B, N, P, C, A, H, V). The vectors of P lists, as long as
-    ``counts`` says, stand one after the other. On each list there are C kernels."""
+    """Sums at nodes (P, B, N, C, A, H, E) of sources (P, B, N, C, A, H, V). Each of P sources has a list of reciprocal
+    vectors, and the lists stand one after the other, as long as ``counts`` says; ``None`` means one list."""
     steps = numbers.to(angles.dtype)  # no matrix product, as TF32 would round phases
     phases = angles[:, :, None, 0] * steps[:, None, :, 0]
     for axis in (1, 2):
         phases = torch.addcmul(phases, angles[:, :, None, axis], steps[:, None, :, axis])
-    phases = torch.stack([phases.cos(), phases.sin()], 2)  # B, N, 2, D
-    each = [x.flatten(2) for x in _split(phases, counts, 3)]  # B, N, 2 D
-    sums = [(x.mT @ own.flatten(2)).unflatten(1, (2, -1)) for x, own in zip(each, sources.unbind(2), strict=True)]
-    table = _mixed(mix, joined(sums, 2).unflatten(3, sources.shape[3:]), weights, harmonics)
-    tables = [own.flatten(1, 2).flatten(2) for own in _split(table, counts, 2)]
-    out = [x @ own for x, own in zip(each, tables, strict=True)]
-    return joined(out, 2).unflatten(2, (len(out), *table.shape[3:]))
-
-
-def _split(x: Tensor, sizes: Sequence[int], dim: int) -> Sequence[Tensor]:
-    return [x] if len(sizes) == 1 else x.split(list(sizes), dim)
+    each = [[x] if counts is None else x.split(list(counts), 2) for x in (phases.cos(), phases.sin())]  # B, N, D
+    waves = list(zip(*each, sources.flatten(3).unbind(0), strict=True))
+    sums = joined([torch.stack([cos.mT @ own, sin.mT @ own], 1) for cos, sin, own in waves], 2)
+    table = _mixed(mix, sums.unflatten(3, sources.shape[3:]), weights, harmonics)
+    tables = [table] if counts is None else table.split(list(counts), 2)
+    rows = [x.flatten(3).unbind(1) for x in tables]
+    out = [torch.baddbmm(cos @ x, sin, y) for (cos, sin, _), (x, y) in zip(waves, rows, strict=True)]
+    return joined([x[None] for x in out]).unflatten(3, table.shape[3:])
