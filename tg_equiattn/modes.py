@@ -141,6 +141,11 @@ def is_traced(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
 
+def is_whole(x: Tensor) -> bool:
+    """True if work on x must be one tile: traced tensors have symbols for sizes, and compilers unroll loops."""
+    return is_traced(x) or torch.jit.is_tracing() or not x.numel()
+
+
 def is_batched(x: Tensor) -> bool:
     """True if ``torch.vmap`` goes over x, at any level of nested transforms."""
     if torch.compiler.is_compiling():

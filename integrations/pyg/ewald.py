@@ -10,11 +10,11 @@ from torch_geometric.data import Data
 from tg_equiattn import checks
 from tg_equiattn.nn import EwaldAttention as CoreAttention
 from tg_equiattn.nn.modules import NotScriptable, reset_children, with_zero_gradients
-from tg_equiattn.nn.performer.offsets import FarOffsets
+from tg_equiattn.nn.performer.positions import FarOffsets
 from tg_equiattn.node_batch import known_sorted
 from tg_equiattn.slots import inverse
 
-from .graph import SharesNodes, batch_of, check_nodes
+from .conv import SharesNodes, batch_of, check_nodes
 
 _SAMPLE, _WIDE = 16, 16  # graphs and channels from which settings are read
 

@@ -14,9 +14,8 @@ from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn.modules import StoresSettings, reset_children, with_zero_gradients
 from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
-from .conv import RelativePerformerConv
+from .conv import RelativePerformerConv, batch_of, check_nodes, check_sources, plain_edges
 from .ewald import EwaldAttention
-from .graph import batch_of, check_nodes, check_sources, plain_edges
 
 
 @checks.python_numbers

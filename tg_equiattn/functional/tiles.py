@@ -17,7 +17,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from ..modes import as_in_transforms, full_precision, in_functorch_transform, is_traced, runs_eagerly
+from ..modes import as_in_transforms, full_precision, in_functorch_transform, is_whole, runs_eagerly
 from ..ranks import Ranks
 
 if TYPE_CHECKING:
@@ -141,11 +141,6 @@ def map_tiles(
     for place, part in zip(places[1:], parts, strict=True):
         place.copy_(function(*part, *others))
     return out
-
-
-def is_whole(x: Tensor) -> bool:
-    """True if work on x must be one tile: traced tensors have symbols for sizes, and compilers unroll loops."""
-    return is_traced(x) or torch.jit.is_tracing() or not x.numel()
 
 
 def joined(parts: Sequence[Tensor], axis: int = 0) -> Tensor:

@@ -2,7 +2,7 @@
 
 import torch
 
-from tg_equiattn.nn.performer.offsets import OffsetTable
+from tg_equiattn.nn.performer.positions import OffsetTable
 
 
 def test_offsets_beyond_the_table_have_no_weight_where_values_are_not_read():

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import checks
-from ...modes import full_precision
+from ...modes import full_precision, is_whole
 from ...node_batch import NodeBatch, PaddedBatch
 from ...ranks import merge_attentions
 from ...slots import Slots
 from ..operators import are_few, tile_numbers
-from ..tiles import Shape, Tile, is_whole, tiled
+from ..tiles import Shape, Tile, tiled
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

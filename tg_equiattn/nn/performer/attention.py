@@ -16,9 +16,9 @@ from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
 from ...ranks import Shared
 from ..modules import NotScriptable, StoresSettings, reset_children, with_zero_gradients
-from .nodes import read_nodes
-from .offsets import FarOffsets
-from .positions import OFFSETS, FeatureVariance, make_position
+from .nodes import Needs, read_nodes
+from .paper_positions import CUTOFF, ClippedPosition, SinusoidPosition
+from .positions import OFFSETS, FarOffsets, FeatureVariance, Position, WindowPosition
 from .random_features import DrawsFeatures, RandomFeatures
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         self.method, self.dropout = method or "features", dropout
         few = self.method == "features" and position in ("window", None)
         self.key_channels = d = key_channels or min(KEY_CHANNELS if few else self.head_channels, self.head_channels)
-        self.positions = make_position(
+        self.positions = _make_position(
             position, heads, pos_dim, cutoff, offset, values, edge_dim, method, d, self.head_channels
         )
         self.needs, keys, self.far_offsets = self.positions.needs, self.positions.key_heads, None
@@ -347,3 +347,52 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         kind = f"offset={self.offset!r}" if self.position == "window" else f"position={self.position!r}"
         values = "" if self.values == "content" else f", values={self.values!r}"
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, {kind}{values}"
+
+
+def _make_position(
+    position: str | None, heads: int, pos_dim: int, cutoff: float | None, offset: str | None, values: str,
+    edge_dim: int | None, method: str | None, key_channels: int, head_channels: int,
+) -> Position:  # fmt: skip
+    """The module of a kind of positions. Raise ValueError for settings that it does not use, or that do not fit."""
+    if position != "window":
+        far = position is None and values != "content" and offset == "distance"
+        for name, value, default in (("offset", "table" if far else offset, "table"), ("edge_dim", edge_dim, None)):
+            if value != default:
+                raise ValueError(
+                    f"{name} must be {default!r} with position={position!r}, got {value!r}; for edges between nodes "
+                    "without positions pass position='window', offset=None"
+                )
+    elif offset is None and values != "content":
+        raise ValueError(f"values must be 'content' with offset=None, got {values!r}")
+    if position in ("clipped", "sinusoid") and values != "content":
+        raise ValueError(f"values must be 'content' with position={position!r}, got {values!r}")
+    if position == "clipped" and method == "pairs":
+        raise ValueError("method must be 'features' with position='clipped', got 'pairs'")
+    unit = _cutoff(position, cutoff, offset)
+    if position == "window":
+        value_channels = head_channels if values == "offset" else None
+        return WindowPosition(heads, pos_dim, unit, offset, value_channels, edge_dim)
+    if position == "clipped":
+        return ClippedPosition(heads, pos_dim, int(unit), key_channels)
+    if position == "sinusoid":
+        return SinusoidPosition(heads, pos_dim)
+    return Position(Needs(pos_dim, unit), heads)
+
+
+def _cutoff(position: str | None, cutoff: float | None, offset: str | None) -> float:
+    """The cutoff of a layer, or its default. Raise ValueError if it does not fit the kind of positions."""
+    if offset is None:
+        if cutoff is not None:
+            raise ValueError(f"cutoff must be None with offset=None, got {cutoff}: edges are the near pairs")
+        return 1.0
+    if cutoff is None and offset != "table":
+        raise ValueError(
+            f"cutoff must be given with offset={offset!r}: a length in the unit of pos, for example "
+            "2 * mean_edge_length(pos, edge_index)"
+        )
+    cutoff = CUTOFF if cutoff is None else cutoff
+    if position == "clipped" or (position == "window" and offset == "table"):
+        checks.positive(cutoff=cutoff)  # type: ignore[arg-type]
+    else:
+        checks.positive_number(cutoff=cutoff)
+    return cutoff

@@ -13,7 +13,7 @@ from ...grids import PixelGrid
 from ...modes import LayerNorm
 from ..modules import StoresSettings, reset_children
 from .attention import PerformerAttention
-from .positions import CUTOFF
+from .paper_positions import CUTOFF
 from .random_features import DrawsFeatures
 
 if TYPE_CHECKING:
