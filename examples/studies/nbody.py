@@ -202,8 +202,7 @@ def build(name: str, settings: NBody) -> nn.Module:
     )  # fmt: skip
     if name in OPERATORS:
         grades = model.module.hidden_grades
-        own = {"num_blocks": settings.blocks, **extra.get("attn_kwargs", {})}
-        operators = (OPERATORS[name](grades, grades, **own) for _ in range(settings.num_layers))
+        operators = (OPERATORS[name](grades, grades, grades, part.options) for part in model.module.operators)
         model.module.operators = nn.ModuleList(operators)
     if name in PUBLISHED:
         divided_by_length(model)

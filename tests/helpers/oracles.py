@@ -474,7 +474,7 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, c
             if by_lag:
                 sums = lambda k, index: implicit_sums(operator.filters[kind], k, index, ring=ring)  # noqa: E731
                 return multiply(q, in_chains(sums, index, chain, k))
-            mode, norm = operator.options.mode, operator.options.norm
+            mode, norm = operator.options.mode, operator.norm
             conv = lambda q, k, index: sequence_convolution(q, k, index, mode, multiply, norm)  # noqa: E731
             return in_chains(conv, index, chain, q, k)
 

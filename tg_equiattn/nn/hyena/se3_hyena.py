@@ -39,6 +39,7 @@ class HyenaOperator(TokenOperator):
     """
 
     SETTINGS = ("filter", "causal", *TokenOperator.SETTINGS)
+    filters: nn.ModuleDict | None
 
     def __init__(self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, options: OperatorSettings) -> None:
         implicit = options.filter == "implicit"
@@ -47,7 +48,7 @@ class HyenaOperator(TokenOperator):
         channels = hidden_grades.scalars + hidden_grades.pseudoscalars, hidden_grades.vectors + hidden_grades.bivectors
         mixed = Grades(scalars=channels[0], bivectors=channels[1])
         self.gate = MultivectorMLP(mixed, Grades(sum(channels)), GATE_CHANNELS, options.num_blocks)
-        self.filters: nn.ModuleDict | None = None
+        self.norm, self.filters = options.norm, None
         if implicit:
             kinds = zip(("scalars", "vectors"), channels, strict=True)
             self.filters = nn.ModuleDict({kind: ImplicitFilter(n, options.causal) for kind, n in kinds if n})
@@ -56,13 +57,13 @@ class HyenaOperator(TokenOperator):
         return super().settings() | {"filter": self.options.filter}
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
-        sequences, options, vectors = tokens.sequences, self.options, query.ndim == 3
+        sequences, vectors = tokens.sequences, query.ndim == 3
         if self.filters is not None:
             filtered = self.filters["vectors" if vectors else "scalars"](key, sequences)
             return cross_product(query, filtered, 0) if vectors else query * filtered
 
         def kernel(q: Tensor, k: Tensor, rows: PaddedBatch) -> Tensor:
-            return long_convolution(q, k, rows.lengths, options.mode, options.norm, sequences.counts(rows))
+            return long_convolution(q, k, rows.lengths, self.options.mode, self.norm, sequences.counts(rows))
 
         return sequences.mix(kernel, query, key)
 
