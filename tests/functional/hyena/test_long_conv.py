@@ -6,7 +6,7 @@ from clouds import close, gradients
 from oracles import beyond, lag_sums, long_convolution
 
 from tg_equiattn.functional import scalar_long_conv, vector_long_conv
-from tg_equiattn.functional.hyena.long_conv import MODES, lag_convolution
+from tg_equiattn.functional.hyena.long_conv import MODES, lag_convolution, zero_beyond
 
 B, C = 3, 2
 
@@ -16,9 +16,10 @@ def first_lag(n, mode):
 
 
 def by_lag(x, h, lengths=None, mode="both sides"):
-    """The convolution has its channels first, and its tokens last."""
-    axes = (2, 0, 1) if x.ndim == 3 else (3, 2, 0, 1)
-    return lag_convolution(x.permute(axes), h.T, lengths).permute((1, 2, 0) if x.ndim == 3 else (2, 3, 1, 0))
+    """The convolution has its channels first and its tokens last, and reads zeros beyond the own lengths."""
+    first = (2, 0, 1) if x.ndim == 3 else (3, 2, 0, 1)
+    out = zero_beyond(lag_convolution(zero_beyond(x.permute(first), lengths), h.T), lengths)
+    return out.permute((1, 2, 0) if x.ndim == 3 else (2, 3, 1, 0))
 
 
 DATA = {"scalar": scalar_long_conv, "vector": vector_long_conv}

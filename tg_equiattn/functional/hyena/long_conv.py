@@ -8,7 +8,8 @@ correlations, and those of a correlation are convolutions and correlations: back
 saves the sequences, where autograd would save spectra. If the FFT is slow at length n, or if sequences have several
 lengths, a circular convolution is computed as a linear one, and each sequence's tail is added back at its own n.
 
-Inside, channels come first and tokens last: scalars (channels, rows, tokens), vectors (3, channels, rows, tokens).
+Inside, features come first and tokens last, (features, rows, tokens): scalars, and then vectors, with their components
+outside of their channels. Sequences are zero beyond their own lengths, and results are not read there.
 """
 
 from __future__ import annotations
@@ -108,40 +109,50 @@ def _checked_convolution(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str
     checks.lengths(lengths, q.shape[0], q.shape[1], q.device)
     if axes == 4 and q.shape[-1] != 3:
         raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    channels_first = (2, 0, 1) if axes == 3 else (3, 2, 0, 1)
-    q, k = (x.to(dtype).permute(channels_first) for x in (q, k))
-    return long_convolution(q, k, lengths, mode).permute((1, 2, 0) if axes == 3 else (2, 3, 1, 0)).contiguous()
+    dtype, scalars = torch.promote_types(q.dtype, torch.float32), q.shape[2] if axes == 3 else 0
+    first = (2, 0, 1) if axes == 3 else (3, 2, 0, 1)
+    q, k = (zero_beyond(x.to(dtype).permute(first), lengths).reshape(-1, *q.shape[:2]) for x in (q, k))
+    out = zero_beyond(long_convolution(q, k, scalars, lengths, mode), lengths)
+    return (out if axes == 3 else out.unflatten(0, (3, -1)).transpose(0, 1)).movedim((-2, -1), (0, 1)).contiguous()
 
 
 def long_convolution(
-    a: Float[Tensor, "... channels rows tokens"], b: Float[Tensor, "... channels rows tokens"],
+    a: Float[Tensor, "features rows tokens"], b: Float[Tensor, "features rows tokens"], scalars: int,
     lengths: Int[Tensor, " rows"] | None, mode: str, norm: str = "forward", counts: Int[Tensor, " rows"] | None = None,
-) -> Float[Tensor, "... channels rows tokens"]:  # fmt: skip
-    """The convolution of sequences of scalars (three axes) or vectors (four axes), times the :func:`length_factor` of
-    their lengths, or of ``counts``.
+) -> Float[Tensor, "features rows tokens"]:  # fmt: skip
+    """The convolution of sequences, times the :func:`length_factor` of their lengths, or of ``counts``. The first
+    ``scalars`` features are scalars. ``lengths`` are the own lengths of sequences; ``None`` means that all tokens are
+    valid."""
+    plan = _Plan.of(a, lengths, mode)._replace(scalars=scalars)
+    return _scaled(_convolve(a, b, lengths, plan), lengths, norm, counts)
 
-    ``lengths`` are the own lengths of sequences; ``None`` means that all tokens are valid. Values beyond the own
-    lengths are not read, and are zero in the output.
-    """
-    return _convolve(a, b, lengths, counts, _Plan.of(a, lengths, mode, norm, cross=int(a.ndim == 4)))
+
+def vectors_of(x: Float[Tensor, "features ..."], scalars: int) -> Float[Tensor, "3 channels ..."]:
+    """The vectors of features that begin with ``scalars`` scalars."""
+    return x[scalars:].unflatten(0, (3, (x.shape[0] - scalars) // 3))
+
+
+def products(
+    a: Float[Tensor, "features ..."], b: Float[Tensor, "features ..."], scalars: int
+) -> Float[Tensor, "features ..."]:
+    """Products of the first ``scalars`` features, and cross products of the others, which are components of vectors."""
+    if scalars == a.shape[0]:
+        return a * b
+    cross = cross_product(vectors_of(a, scalars), vectors_of(b, scalars), 0).flatten(0, 1)
+    return torch.cat([a[:scalars] * b[:scalars], cross]) if scalars else cross
 
 
 def lag_convolution(
-    x: Float[Tensor, "... channels rows tokens"],
-    h: Float[Tensor, "channels lags"],
-    lengths: Int[Tensor, " rows"] | None,
+    x: Float[Tensor, "... channels rows tokens"], h: Float[Tensor, "channels lags"]
 ) -> Float[Tensor, "... channels rows tokens"]:
-    """Convolve sequences x of scalars or vectors, of own ``lengths``, with filters h of the lags up to tokens - 1:
-    y_i = sum_j h_{i-j} x_j. Each channel has a filter, which all sequences and all components of a vector share. Zeros
-    around a sequence change nothing."""
+    """Convolve sequences x with filters h of the lags up to tokens - 1: y_i = sum_j h_{i-j} x_j. Each channel has a
+    filter, which all sequences and all components of a vector share. Zeros around a sequence change nothing."""
     length = x.shape[-1]
     total = fast_length(2 * length)
     negative, positive = h.split([h.shape[1] - length, length], 1)
     h = torch.cat([positive, h.new_zeros(len(h), total - h.shape[1]), negative], 1)  # lags modulo total
     h = h.view(*[1] * (x.ndim - 3), -1, 1, total)
-    plan = _Plan(total, length, tuple(x.shape[:-1]), fold=False, norm="backward")
-    return zero_beyond(_convolve(zero_beyond(x, lengths), h, None, None, plan), lengths)
+    return _convolve(x, h, None, _Plan(total, length, tuple(x.shape[:-1]), fold=False))
 
 
 def ring_convolution(
@@ -153,8 +164,8 @@ def ring_convolution(
     place = torch.arange(x.shape[-1], device=x.device)
     length = place.new_full((1, 1), x.shape[-1]) if lengths is None else lengths[:, None]
     lag = torch.where(2 * place > length, place - length, place)
-    filters = h[:, lag + h.shape[1] - x.shape[-1]].expand(x.shape)
-    return _convolve(x, filters, lengths, None, _Plan.of(x, lengths, "circular", "backward"))
+    filters = zero_beyond(h[:, lag + h.shape[1] - x.shape[-1]], lengths).expand(x.shape)
+    return _convolve(x, filters, lengths, _Plan.of(x, lengths, "circular"))
 
 
 def bilinear_long_conv(
@@ -190,11 +201,12 @@ def bilinear_long_conv(
     pairs = tile_numbers(q.device, _TILE_PAIRS, 8)
     block = max(64, pairs // max(1, q.shape[0] * k.shape[0])) if block is None else block
     with full_precision(q.device):
-        plan = _Plan.of(q, lengths, mode, norm)
-        x, y = _spectra(q, k, lengths, counts, plan)
+        plan = _Plan.of(q, lengths, mode)
+        x, y = _spectrum(q, plan), _spectrum(k, plan)
         parts = [part.flatten(1).T.contiguous() for part in (x.real, x.imag, y.real, y.imag)]
         real, imaginary = map_tiles(_at_frequencies, block, parts, product).chunk(2, -1)
-        return _invert(torch.complex(real, imaginary).T.unflatten(1, x.shape[1:]), lengths, counts, plan)
+        out = _invert(torch.complex(real, imaginary).T.unflatten(1, x.shape[1:]), lengths, plan)
+        return _scaled(out, lengths, norm, counts)
 
 
 def _at_frequencies(a: Tensor, b: Tensor, c: Tensor, d: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -210,8 +222,9 @@ class _Plan(NamedTuple):
         length: number of tokens of the result.
         lead: all other sizes of the result. Axes of size 1, along which a factor is larger, are summed over.
         fold: true if the tails of linear convolutions are added back.
-        norm: name of the :func:`length_factor` that multiplies the result.
-        cross: 0 for products of numbers, 1 for cross products a x b, -1 for b x a.
+        scalars: number of features that are scalars; others are components of vectors, which have cross products.
+            ``None`` means that all are scalars, and that factors are broadcast.
+        swap: true if cross products are b x a.
         correlate: true for a correlation.
     """
 
@@ -219,21 +232,21 @@ class _Plan(NamedTuple):
     length: int
     lead: tuple[int, ...]
     fold: bool
-    norm: str
-    cross: int = 0
+    scalars: int | None = None
+    swap: bool = False
     correlate: bool = False
 
     @classmethod
-    def of(cls, x: Tensor, lengths: Tensor | None, mode: str, norm: str, cross: int = 0) -> _Plan:
+    def of(cls, x: Tensor, lengths: Tensor | None, mode: str) -> _Plan:
         """The plan for sequences x, of own ``lengths``."""
         length = x.shape[-1]
         whole = mode == "circular" and lengths is None and not torch.compiler.is_compiling() and is_smooth(length)
         total = length if whole else fast_length(2 * length)
-        return cls(total, length, tuple(x.shape[:-1]), mode == "circular" and not whole, norm, cross)
+        return cls(total, length, tuple(x.shape[:-1]), mode == "circular" and not whole)
 
-    def towards(self, x: Tensor, cross: int, correlate: bool) -> _Plan:
+    def towards(self, x: Tensor, swap: bool, correlate: bool) -> _Plan:
         """The plan of the gradient of a factor x."""
-        return self._replace(length=x.shape[-1], lead=tuple(x.shape[:-1]), cross=cross, correlate=correlate)
+        return self._replace(length=x.shape[-1], lead=tuple(x.shape[:-1]), swap=swap, correlate=correlate)
 
 
 def is_smooth(n: int) -> bool:
@@ -261,6 +274,16 @@ def length_factor(n: Length, norm: str) -> Length:
     return n ** {"forward": -1.0, "ortho": -0.5, "backward": 0.0}[norm]
 
 
+def _scaled(
+    x: Float[Tensor, "... rows tokens"], lengths: Int[Tensor, " rows"] | None, norm: str,
+    counts: Int[Tensor, " rows"] | None,
+) -> Float[Tensor, "... rows tokens"]:  # fmt: skip
+    counts = lengths if counts is None else counts
+    return x * (
+        length_factor(x.shape[-1], norm) if counts is None else length_factor(counts.to(x.dtype), norm)[:, None]
+    )
+
+
 def zero_beyond(x: Float[Tensor, "... rows tokens"], lengths: Int[Tensor, " rows"] | None) -> Tensor:
     """Sequences with zeros beyond their own lengths, if given."""
     if lengths is None:
@@ -268,42 +291,30 @@ def zero_beyond(x: Float[Tensor, "... rows tokens"], lengths: Int[Tensor, " rows
     return x.masked_fill(torch.arange(x.shape[-1], device=x.device) >= lengths[:, None], 0)
 
 
-def _spectra(
-    a: Float[Tensor, "... rows tokens"], b: Float[Tensor, "... rows tokens"], lengths: Int[Tensor, " rows"] | None,
-    counts: Int[Tensor, " rows"] | None, plan: _Plan,
-) -> tuple[Complex[Tensor, "... rows frequencies"], Complex[Tensor, "... rows frequencies"]]:  # fmt: skip
-    """The spectra of a and b. The one of b has the factor of :func:`_invert` if all tokens are valid and none is
-    padded."""
-    factor = plan.norm if plan.total == plan.length and counts is None else "backward"
+def _spectrum(x: Float[Tensor, "... rows tokens"], plan: _Plan) -> Complex[Tensor, "... rows frequencies"]:
     # MKL's FFT in torch 2.8 refuses sequences that are expanded, as gradients of sums are
-    a, b = (x if x.stride(-1) or x.shape[-1] < 2 else x.contiguous() for x in (a, b))
-    a, b = zero_beyond(a, lengths), zero_beyond(b, lengths)
-    return torch.fft.rfft(a, plan.total), torch.fft.rfft(b, plan.total, norm=factor)
+    return torch.fft.rfft(x if x.stride(-1) or x.shape[-1] < 2 else x.contiguous(), plan.total)
 
 
 def _invert(
-    spectrum: Complex[Tensor, "... rows frequencies"], lengths: Int[Tensor, " rows"] | None,
-    counts: Int[Tensor, " rows"] | None, plan: _Plan,
-) -> Float[Tensor, "... rows tokens"]:  # fmt: skip
-    """Transform the product of two spectra from :func:`_spectra` back to sequences."""
+    spectrum: Complex[Tensor, "... rows frequencies"], lengths: Int[Tensor, " rows"] | None, plan: _Plan
+) -> Float[Tensor, "... rows tokens"]:
+    """Transform the product of two spectra back to sequences."""
     raw, total, length = torch.fft.irfft(spectrum, plan.total), plan.total, plan.length
     out = raw.narrow(-1, 0, length)
-    if plan.fold and lengths is None:  # tails of correlations are at the end
-        out = out + raw.narrow(-1, total - length if plan.correlate else length, length)
-    elif plan.fold and lengths is not None:
-        tail = torch.arange(length, device=raw.device) + (total - lengths if plan.correlate else lengths)[:, None]
-        out = out + raw.gather(-1, tail.clamp(max=total - 1).expand_as(out))
-    counts = lengths if counts is None else counts
-    if counts is not None:
-        return zero_beyond(out, lengths) * length_factor(counts.to(out.dtype), plan.norm)[:, None]
-    return out if total == length or plan.norm == "backward" else out * length_factor(length, plan.norm)
+    if not plan.fold:
+        return out
+    if lengths is None:  # tails of correlations are at the end
+        return out + raw.narrow(-1, total - length if plan.correlate else length, length)
+    tail = torch.arange(length, device=raw.device) + (total - lengths if plan.correlate else lengths)[:, None]
+    return out + raw.gather(-1, tail.clamp(max=total - 1).expand_as(out))
 
 
 def _product_of_spectra(x: Tensor, y: Tensor, plan: _Plan) -> Tensor:
     def product(x: Tensor, y: Tensor) -> Tensor:
-        if not plan.cross:
+        if plan.scalars is None:
             return x * y
-        return cross_product(x, y, 0) if plan.cross > 0 else cross_product(y, x, 0)
+        return products(*((y, x) if plan.swap else (x, y)), plan.scalars)
 
     if not torch.compiler.is_compiling():
         return product(x.conj().resolve_conj() if plan.correlate else x, y)
@@ -312,47 +323,55 @@ def _product_of_spectra(x: Tensor, y: Tensor, plan: _Plan) -> Tensor:
     return torch.view_as_complex(torch.stack([product(a, c) - product(b, d), product(a, d) + product(b, c)], -1))
 
 
-def _in_tiles(a: Tensor, b: Tensor, lengths: Tensor | None, counts: Tensor | None, plan: _Plan) -> Tensor:
+def _in_tiles(a: Tensor, b: Tensor, lengths: Tensor | None, plan: _Plan) -> Tensor:
     """The convolution or correlation, some channels at a time."""
     if not a.numel() or not b.numel():
         return a.new_zeros(*plan.lead, plan.length)
 
-    def convolve(a: Tensor, b: Tensor) -> Tensor:
-        product = _product_of_spectra(*_spectra(a, b, lengths, counts, plan), plan)
+    def convolve(a: Tensor, b: Tensor, scalars: int | None) -> Tensor:
+        settings = plan._replace(scalars=scalars)
+        product = _product_of_spectra(_spectrum(a, plan), _spectrum(b, plan), settings)
         axes = [n for n, size in enumerate(plan.lead) if size == 1 and product.shape[n] != 1]
-        return _invert(product.sum(axes, keepdim=True) if axes else product, lengths, counts, plan)
+        return _invert(product.sum(axes, keepdim=True) if axes else product, lengths, plan)
 
     with full_precision(a.device):
-        if is_whole(a):
-            return convolve(a, b)
-        numbers = max(x.numel() // (x.shape[-3] * x.shape[-1]) for x in (a, b)) * plan.total  # of a channel
-        step = max(1, tile_numbers(a.device, _TILE_NUMBERS, 8) // numbers)
-        tiles = zip(a.split(step, -3), b.split(step, -3), strict=True)
-        return joined([convolve(x, y) for x, y in tiles], -3)
+        numbers, scalars = tile_numbers(a.device, _TILE_NUMBERS, 8), plan.scalars
+        if is_whole(a) or max(x.numel() // x.shape[-1] for x in (a, b)) * plan.total <= numbers:
+            return convolve(a, b, scalars)
+        step = max(1, numbers // (max(x[..., 0, :, 0].numel() for x in (a, b)) * plan.total))  # channels of a tile
+        if scalars is None:
+            tiles = zip(a.split(step, -3), b.split(step, -3), strict=True)
+            return joined([convolve(x, y, None) for x, y in tiles], -3)
+        tiles = zip(a[:scalars].split(step), b[:scalars].split(step), strict=True)
+        out = [convolve(x, y, len(x)) for x, y in tiles] if scalars else []
+        if scalars < len(a):
+            tiles = zip(*(vectors_of(x, scalars).split(-(-step // 3), 1) for x in (a, b)), strict=True)
+            vectors = [convolve(x.flatten(0, 1), y.flatten(0, 1), 0).unflatten(0, (3, -1)) for x, y in tiles]
+            out.append(joined(vectors, 1).flatten(0, 1))
+        return joined(out)
 
 
-def _convolve(a: Tensor, b: Tensor, lengths: Tensor | None, counts: Tensor | None, plan: _Plan) -> Tensor:
+def _convolve(a: Tensor, b: Tensor, lengths: Tensor | None, plan: _Plan) -> Tensor:
     plain = in_functorch_transform() or torch.jit.is_tracing()
-    return _in_tiles(a, b, lengths, counts, plan) if plain else _Convolution.apply(a, b, lengths, counts, plan)
+    return _in_tiles(a, b, lengths, plan) if plain else _Convolution.apply(a, b, lengths, plan)
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, lengths: Tensor | None, counts: Tensor | None, plan: _Plan) -> Tensor:
-        ctx.save_for_backward(a, b, lengths, counts)
+    def forward(ctx: Any, a: Tensor, b: Tensor, lengths: Tensor | None, plan: _Plan) -> Tensor:
+        ctx.save_for_backward(a, b, lengths)
         ctx.plan = plan
-        return _in_tiles(a, b, lengths, counts, plan)
+        return _in_tiles(a, b, lengths, plan)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        a, b, *valid = ctx.saved_tensors
-        plan, cross = ctx.plan, ctx.plan.cross
-        to_a = (grad, b, plan.towards(a, -cross, True)) if plan.correlate else (b, grad, plan.towards(a, cross, True))
-        to_b = (grad, a, plan.towards(b, cross, False)) if plan.correlate else (a, grad, plan.towards(b, -cross, True))
+        (a, b, lengths), plan, swap = ctx.saved_tensors, ctx.plan, ctx.plan.swap
+        to_a = (grad, b, plan.towards(a, not swap, True)) if plan.correlate else (b, grad, plan.towards(a, swap, True))
+        to_b = (grad, a, plan.towards(b, swap, False)) if plan.correlate else (a, grad, plan.towards(b, not swap, True))
         # compilers differentiate once, and stop at functions that call themselves
         convolve: Callable[..., Tensor] = _in_tiles if torch.compiler.is_compiling() else _convolve
         grads = [
-            convolve(x, y, *valid, plan) if wanted else None
+            convolve(x, y, lengths, plan) if wanted else None
             for wanted, (x, y, plan) in zip(ctx.needs_input_grad, (to_a, to_b), strict=False)
         ]
-        return *grads, None, None, None
+        return *grads, None, None

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.hyena.long_conv import long_convolution
+from ...functional.hyena.long_conv import long_convolution, products, vectors_of
+from ...functional.tiles import joined
 from ...functional.vector.clifford import cross_product
 from ...node_batch import PaddedBatch
 from ..vector.clifford import Grades, MultivectorMLP
@@ -22,13 +23,12 @@ from ..vector.sequences import TokenBatch
 GATE_CHANNELS = 8  # hidden multivectors of the gate's MLP
 
 
-def _gated(
-    scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: MultivectorMLP
-) -> tuple[Tensor, Tensor]:
+def _gated(value: Tensor, mixed: Tensor, scalars: int, gate: MultivectorMLP) -> tuple[Tensor, Tensor]:
+    mixed_scalars, mixed_vectors = mixed[None, :scalars], vectors_of(mixed, scalars)
     none = mixed_vectors[:, :0]
-    gates = torch.sigmoid(gate([mixed_scalars[None], none, mixed_vectors, none[:1]])[0][0])
-    scalar_gates, vector_gates = gates.split([mixed_scalars.shape[0], mixed_vectors.shape[1]])
-    return scalar_gates * mixed_scalars * scalars, cross_product(vector_gates * mixed_vectors, vectors, 0)
+    gates = torch.sigmoid(gate([mixed_scalars, none, mixed_vectors, none[:1]])[0])
+    gated = gates[0, :scalars] * mixed[:scalars], gates[:, scalars:] * mixed_vectors
+    return gated[0] * value[:scalars], cross_product(gated[1], vectors_of(value, scalars), 0)
 
 
 class HyenaOperator(TokenOperator):
@@ -45,7 +45,7 @@ class HyenaOperator(TokenOperator):
         implicit = options.filter == "implicit"
         # with an implicit filter, tokens of zeros must have no effect, so there is no bias
         super().__init__(in_grades, out_grades, hidden_grades, options, bias=not implicit)
-        channels = hidden_grades.scalars + hidden_grades.pseudoscalars, hidden_grades.vectors + hidden_grades.bivectors
+        channels = self.scalars, hidden_grades.vectors + hidden_grades.bivectors
         mixed = Grades(scalars=channels[0], bivectors=channels[1])
         self.gate = MultivectorMLP(mixed, Grades(sum(channels)), GATE_CHANNELS, options.num_blocks)
         self.norm, self.filters = options.norm, None
@@ -56,16 +56,19 @@ class HyenaOperator(TokenOperator):
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"filter": self.options.filter}
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
-        sequences, vectors = tokens.sequences, query.ndim == 3
+    def mix(self, projected: Tensor, tokens: TokenBatch) -> Tensor:
+        sequences, scalars = tokens.sequences, self.scalars
         if self.filters is not None:
-            filtered = self.filters["vectors" if vectors else "scalars"](key, sequences)
-            return cross_product(query, filtered, 0) if vectors else query * filtered
+            query, key, _ = projected
+            kinds = {"scalars": key[:scalars], "vectors": vectors_of(key, scalars)}
+            filtered = [filter(kinds[kind], sequences).flatten(0, -2) for kind, filter in self.filters.items()]
+            return products(query, joined(filtered), scalars)
 
-        def kernel(q: Tensor, k: Tensor, rows: PaddedBatch) -> Tensor:
-            return long_convolution(q, k, rows.lengths, self.options.mode, self.norm, sequences.counts(rows))
+        def kernel(x: Tensor, rows: PaddedBatch) -> Tensor:
+            (q, k), counts = x, sequences.counts(rows)
+            return long_convolution(q, k, scalars, rows.lengths, self.options.mode, self.norm, counts)[None]
 
-        return sequences.mix(kernel, query, key)
+        return sequences.mix(kernel, projected[:2])[0]
 
     combine = staticmethod(_gated)
 

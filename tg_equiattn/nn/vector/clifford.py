@@ -9,7 +9,6 @@ tokens), which are views of features. Norms are computed as sqrt(x^2 + eps), so 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,14 +65,6 @@ class Grades(NamedTuple):
     def only(self, wanted: tuple[bool, ...]) -> Grades:
         """The channels of the ``wanted`` grades, and 0 for the others."""
         return Grades(*(channels if want else 0 for channels, want in zip(self, wanted, strict=True)))
-
-    def channels(self) -> list[int]:
-        """The channel of each feature. The three components of a vector have one channel."""
-        ends = itertools.accumulate(self)
-        grades = [range(end - channels, end) for end, channels in zip(ends, self, strict=True)]
-        return [
-            channel for grade, size in zip(grades, GRADE_SIZES, strict=True) for _ in range(size) for channel in grade
-        ]
 
     def parts(self, x: Float[Tensor, "dim tokens"]) -> Parts:
         """Views of features as parts."""

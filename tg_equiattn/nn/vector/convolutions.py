@@ -61,9 +61,8 @@ class ShortConv(nn.Module):
         before = self.taps - 1 if self.causal else self.taps // 2
 
         def convolve(x: Tensor, rows: PaddedBatch) -> Tensor:
-            length = x.shape[2]
-            x = x if rows.mask is None else x.masked_fill(~rows.mask, 0)
-            padded, rings = F.pad(x, (before, self.taps - 1 - before)), sequences.rings(rows)
+            length, rings = x.shape[2], sequences.rings(rows)
+            padded = F.pad(x, (before, self.taps - 1 - before))
             if rings is not None:
                 place = torch.arange(-before, padded.shape[2] - before, device=x.device)
                 size = place.new_full((1,), length) if rows.lengths is None else rows.lengths
@@ -132,11 +131,11 @@ class ImplicitFilter(nn.Module):
             negative = 0 if self.causal else longest - rows.length  # lags that these rows do not have, on each side
             h_rows, rings = h[:, negative : h.shape[1] + rows.length - longest], sequences.rings(rows)
             if rings is None:
-                return lag_convolution(x, h_rows, rows.lengths)
+                return lag_convolution(x, h_rows)
             around = ring_convolution(x, h_rows, rows.lengths)
             if not isinstance(rings, Tensor):
                 return around
-            return torch.where(rings[:, None], around, lag_convolution(x, h_rows, rows.lengths))
+            return torch.where(rings[:, None], around, lag_convolution(x, h_rows))
 
         return sequences.mix(kernel, x)
 

@@ -250,7 +250,7 @@ class TokenOperator(TokenNetwork, ABC):
         self.shortcut = None if in_grades == hidden else CliffordLinear(start, hidden, bias=False)
         self.short_conv: ShortConv | None = None
         if options.short_conv is not None:
-            self.short_conv = ShortConv(hidden.times(3).channels(), options.short_conv, options.causal)
+            self.short_conv = ShortConv(_channels(hidden), options.short_conv, options.causal)
         self.out = MultivectorMLP(hidden, out_grades, width, num_blocks)
         self.placement.needs_positions = self.reachable(in_grades) != out_grades
 
@@ -268,50 +268,57 @@ class TokenOperator(TokenNetwork, ABC):
         step = self.project.tokens_per_block(x.device)
         projected = map_tiles(_project, step, (x, pos), self.project, self.in_grades, dim=-1)
         if self.short_conv is not None:
-            projected = self.short_conv(projected, tokens.sequences)
-        grades = [part.chunk(3, 1) for part in self.hidden_grades.times(3).parts(projected)]
-        scalars = [_side_by_side(x, y)[0] for x, y in zip(grades[0], grades[3], strict=True)]
-        vectors = [_side_by_side(x, y) for x, y in zip(grades[1], grades[2], strict=True)]
-        mixed = [self.mix(q, k, v, tokens) if q.shape[-2] else q for q, k, v in (scalars, vectors)]
-        nodes, step = (x, pos, scalars[2], vectors[2], *mixed), self.out.tokens_per_block(x.device)
+            projected = self.short_conv(projected.flatten(0, 1), tokens.sequences).view_as(projected)
+        nodes, step = (x, pos, projected[2], self.mix(projected, tokens)), self.out.tokens_per_block(x.device)
         others = self.combine, self.gate, self.in_grades, self.hidden_grades, self.shortcut, self.out
         return map_tiles(_finish, step, nodes, *others, dim=-1)
 
+    @property
+    def scalars(self) -> int:
+        """Number of scalars among the features of query, key and value."""
+        return self.hidden_grades.scalars + self.hidden_grades.pseudoscalars
+
     @abstractmethod
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
-        """Mix scalars (S, T) or vectors (3, V, T) of the tokens of sequences or graphs."""
+    def mix(
+        self, projected: Float[Tensor, "3 features tokens"], tokens: TokenBatch
+    ) -> Float[Tensor, "features tokens"]:
+        """Mix the tokens of sequences or graphs by query, key and value. Their features are the scalars of both
+        parities, and then the vectors of both parities, with components outside of channels."""
 
     @staticmethod
     @abstractmethod
-    def combine(
-        scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: Any
-    ) -> tuple[Tensor, Tensor]:
-        """The update that is added to tokens, from values and mixed channels. Subclasses have a function of a module
-        file here."""
+    def combine(value: Tensor, mixed: Tensor, scalars: int, gate: Any) -> tuple[Tensor, Tensor]:
+        """The update that is added to tokens: scalars (S, T) and vectors (3, V, T), from values and mixed features.
+        Subclasses have a function of a module file here."""
 
 
-def _project(x: Tensor, pos: Tensor, project: MultivectorMLP, grades: Grades) -> Tensor:
-    return features(project(with_position(grades.parts(x), pos)))
+_ORDER = 0, 3, 1, 2, 1, 2, 1, 2  # grades of the features of query, key and value
+
+
+def _channels(hidden: Grades) -> list[int]:
+    """The channel of each feature of query, key and value, where channels of a grade are side by side."""
+    first = [3 * sum(hidden[:grade]) for grade in range(4)]
+    return [first[g] + n * hidden[g] + channel for n in range(3) for g in _ORDER for channel in range(hidden[g])]
+
+
+def _project(x: Tensor, pos: Tensor, project: MultivectorMLP, grades: Grades) -> Float[Tensor, "3 features tokens"]:
+    parts = project(with_position(grades.parts(x), pos))
+    components = [iter(part.unflatten(1, (3, part.shape[1] // 3)).unbind()) for part in parts]
+    ordered = [next(components[grade]) for grade in _ORDER]
+    return torch.cat([component for component in ordered if component.shape[1]], 1)
 
 
 def _finish(
-    x: Tensor, pos: Tensor, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor,
-    combine: Callable, gate: MultivectorMLP | None, grades: Grades, hidden: Grades, shortcut: CliffordLinear | None,
-    out: MultivectorMLP,
+    x: Tensor, pos: Tensor, value: Tensor, mixed: Tensor, combine: Callable, gate: MultivectorMLP | None,
+    grades: Grades, hidden: Grades, shortcut: CliffordLinear | None, out: MultivectorMLP,
 ) -> Tensor:  # fmt: skip
-    scalars, vectors = combine(scalars, vectors, mixed_scalars, mixed_vectors, gate)
+    scalars, vectors = combine(value, mixed, hidden.scalars + hidden.pseudoscalars, gate)
     parts = grades.parts(x)
     if shortcut is not None:
         parts = shortcut(parts if shortcut.in_grades == grades else with_position(parts, pos))
     updates = [*scalars[None].split([hidden.scalars, hidden.pseudoscalars], 1)]
     updates[1:1] = vectors.split([hidden.vectors, hidden.bivectors], 1)
     return features(out([part + update for part, update in zip(parts, updates, strict=True)]))
-
-
-def _side_by_side(x: Tensor, y: Tensor) -> Tensor:
-    if not y.shape[1]:
-        return x
-    return torch.cat([x, y], 1) if x.shape[1] else y
 
 
 class TokenModel(TokenNetwork):

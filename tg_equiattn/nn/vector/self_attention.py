@@ -9,7 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ... import checks
+from ...functional.hyena.long_conv import vectors_of
 from ...functional.softmax_attention import softmax_attention
+from ...functional.tiles import joined
 from ...functional.vector.attention import vector_attention_impl
 from ...node_batch import PaddedBatch
 from .operator import OperatorSettings, TokenModel, TokenOperator
@@ -17,10 +19,8 @@ from .scalars_and_vectors import ScalarVectorModule
 from .sequences import TokenBatch
 
 
-def _mixed_channels(
-    scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor, gate: None
-) -> tuple[Tensor, Tensor]:
-    return mixed_scalars, mixed_vectors
+def _mixed_channels(value: Tensor, mixed: Tensor, scalars: int, gate: None) -> tuple[Tensor, Tensor]:
+    return mixed[:scalars], vectors_of(mixed, scalars)
 
 
 class VectorAttentionOperator(TokenOperator):
@@ -28,15 +28,20 @@ class VectorAttentionOperator(TokenOperator):
 
     in_space = True
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, tokens: TokenBatch) -> Tensor:
-        def kernel(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
-            if query.ndim == 2:
-                q, k, v = (x.movedim(0, -1) for x in (q, k, v))
-                return softmax_attention(q * q.shape[-1] ** -0.5, k, v, rows.mask).movedim(-1, 0)
-            q, k, v = (x.permute(2, 1, 3, 0) for x in (q, k, v))
-            return vector_attention_impl(q, k, v, rows.lengths).permute(3, 1, 0, 2)
+    def mix(self, projected: Tensor, tokens: TokenBatch) -> Tensor:
+        scalars, graphs = self.scalars, tokens.graphs
 
-        return tokens.graphs.mix(kernel, query, key, value, dim=query.ndim - 1)
+        def kernel(x: Tensor, rows: PaddedBatch) -> Tensor:
+            out = []
+            if scalars:
+                q, k, v = x[:, :scalars].movedim(1, -1)
+                out.append(softmax_attention(q * scalars**-0.5, k, v, rows.mask).movedim(-1, 0))
+            if scalars < x.shape[1]:
+                q, k, v = x[:, scalars:].unflatten(1, (3, -1)).permute(0, 3, 2, 4, 1)
+                out.append(vector_attention_impl(q, k, v, rows.lengths).permute(3, 1, 0, 2).flatten(0, 1))
+            return joined(out)[None]
+
+        return graphs.mix(kernel, projected, dim=2)[0]
 
     combine = staticmethod(_mixed_channels)
 

@@ -125,10 +125,11 @@ class Sequences:
         return padded.of_graphs(self.ring) if isinstance(self.ring, Tensor) else self.ring
 
     def mix(self, kernel: Callable[..., Tensor], *tensors: Float[Tensor, "... tokens"]) -> Float[Tensor, "... tokens"]:
-        """Let a kernel mix the tokens of each sequence, as :meth:`NodeBatch.mix` does. Missing tokens are zero."""
+        """Let a kernel mix the tokens of each sequence, as :meth:`NodeBatch.mix` does. Missing tokens and padding are
+        zero, and results there are not read."""
         dim = tensors[0].ndim - 1
         if self.slots is None:
-            return self.rows.mix(kernel, *tensors, dim=dim)
+            return self.rows.mix(kernel, *(self.rows.zero_padding(x, dim) for x in tensors), dim=dim)
         packed = (self.slots.pack(x, dim) for x in tensors)
         return self.slots.unpack(self.rows.mix(kernel, *packed, dim=dim), dim)
 
