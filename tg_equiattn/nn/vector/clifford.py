@@ -9,6 +9,7 @@ tokens), which are views of features. Norms are computed as sqrt(x^2 + eps), so 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,7 +37,6 @@ from ..modules import reset_children
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-_EPS = 1e-12
 Parts = list[Tensor]
 GRADE_NAMES = ("0e", "1o", "1e", "0o")
 FEW_NUMBERS = 1 << 17, 1 << 11  # on accelerators, on CPUs: channels times tokens for which calls take most of the time
@@ -167,6 +167,8 @@ class CliffordBlock(nn.Module):
         super().__init__()
         self.channels, self.grades = channels, tuple(grades)
         self.tables = Tables(functools.partial(product_tables, self.grades))
+        steps = {following - grade for grade, following in itertools.pairwise(self.grades)}
+        self.rows = slice(0, self.grades[-1] + 1, *steps) if len(steps) == 1 else None  # of parameters
         self.gate = nn.Parameter(torch.empty(4, channels))
         self.gate_bias = nn.Parameter(torch.empty(4, channels))
         self.weight = nn.Parameter(torch.empty(4, channels, channels))
@@ -189,29 +191,28 @@ class CliffordBlock(nn.Module):
     def forward(self, x: Float[Tensor, "components channels tokens"]) -> Float[Tensor, "components channels tokens"]:
         tables: ProductTables = self.tables(x.device, x.dtype)
         gate, gate_bias = self._rows(self.gate, tables), self._rows(self.gate_bias, tables)
-        gates = torch.sigmoid(torch.addcmul(gate_bias, gate, torch.cat([x[:1], *self._square_norms(x)[1:]])))
+        gates = torch.sigmoid(torch.addcmul(gate_bias, gate, torch.cat([x[:1], *self._sums(x * x)[1:]])))
         x = x * gates.index_select(0, tables.position)
         bias = None if self.bias is None else self.bias[:, None] * tables.scalar
         y = _affine(self.weight.index_select(0, tables.grade), x, bias)
-        norms = (torch.cat(self._square_norms(y)) + _EPS).sqrt()
+        norms = torch.cat(self._sums(torch.addcmul(tables.eps, y, y))).sqrt()
         divisors = torch.lerp(tables.one, norms, torch.sigmoid(self._rows(self.grade_norm, tables)))
         z = self._product(x, y / divisors.index_select(0, tables.position), tables)
         z = y + z if len(z) == len(y) else z.index_add(0, tables.place, y)
-        size = ((z * z).sum(0) + 2 * _EPS).sqrt().mean(0)  # the factor 1 / sqrt(2) of z cancels
+        size = torch.addcmul(tables.eps_out, z, z).sum(0).sqrt().mean(0)  # the factor 1 / sqrt(2) of z cancels
         return z * (self.scale[:, None] / (size + 2**0.5 * 1e-6))
 
     def _rows(
         self, parameter: Float[Tensor, "4 channels"], tables: ProductTables
     ) -> Float[Tensor, "grades channels 1"]:
         """The rows of a parameter for the grades of the input."""
-        return (parameter if len(self.grades) == 4 else parameter.index_select(0, tables.present))[..., None]
+        rows = parameter.index_select(0, tables.present) if self.rows is None else parameter[self.rows]
+        return rows[..., None]
 
-    def _square_norms(
-        self, x: Float[Tensor, "components channels tokens"]
-    ) -> list[Float[Tensor, "grades channels tokens"]]:
-        """Squared norms of grade 0, of grades 1 and 2, and of grade 3."""
+    def _sums(self, squares: Float[Tensor, "components channels tokens"]) -> list[Tensor]:
+        """Squared norms of grade 0, of grades 1 and 2, and of grade 3, from the squares of components."""
         vectors, last = (1 in self.grades) + (2 in self.grades), 3 in self.grades
-        scalar, squares, pseudoscalar = (x * x).split((1, 3 * vectors, int(last)))
+        scalar, squares, pseudoscalar = squares.split((1, 3 * vectors, int(last)))
         return [scalar, squares.unflatten(0, (vectors, 3)).sum(1), pseudoscalar]
 
     def _product(
