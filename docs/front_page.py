@@ -40,50 +40,42 @@ def lines(
 
 def draw(path: Path) -> None:
     """The figure of three plots with one message each, to this file."""
-    with plt.rc_context({"font.size": 12, "axes.titlesize": 13, "legend.fontsize": 11}):
-        figure, (pair, nodes, boxes) = plt.subplots(1, 3, figsize=(14, 5), layout="constrained")
+    with plt.rc_context({"font.size": 14, "axes.titlesize": 15, "legend.fontsize": 13}):
+        figure, (pair, nodes, ions) = plt.subplots(1, 3, figsize=(11.6, 5), layout="constrained")
 
         columns = {f"{n} cells": n for n in (2, 4, 6)}
         names = {"relative": "attention, relative (ours)", "frames": "attention, frames (ours)"}
         names |= {"G-CNN + mean": "group CNN", "deep G-CNN + mean": "group CNN, 4 layers"}
         lines(pair, "matching/accuracy", (), names, columns)
-        pair.set(title="Which two patterns are equal?\nAttention compares content", ylim=(0, 104))
+        pair.set(title="Which two patterns are equal?", ylim=(0, 104))
         pair.set(xlabel="patterns in the image", ylabel="accuracy, %", xticks=[2, 4, 6])
 
         columns = {"as trained": 1, "2 times the nodes": 2, "4 times the nodes": 4}
-        names = {
-            "far offsets, pairs": "far offsets, pairs (ours)",
-            "dense, centred": "dense attention",
-        }
-        names |= {"Performer, centred": "PyG's Performer", "GATv2": "GATv2, messages alone"}
+        names = {"far offsets, pairs": "far offsets, pairs (ours)"}
+        names |= {"far offsets": "far offsets, features (ours)"}
+        names |= {"dense, centred": "GPSConv, centred positions"}
+        names |= {"Performer, centred": "the same, Performer"}
         lines(nodes, "depots/displacement", (), names, columns)
-        nodes.set(
-            title="Where is the far node I look for?\nOffsets carry over to larger graphs",
-            yscale="log",
-        )
+        nodes.set(title="Where is the distant node?", yscale="log", xscale="log")
         nodes.set(xlabel="nodes, times those of training", ylabel="share of the variance left")
+        nodes.set_xticks(list(columns.values()), ["1", "2", "4"])
+        nodes.minorticks_off()
 
-        columns = {"field or force": 1, "field or force, 2 times the charges": 2}
-        columns |= {f"field or force, {n} times": n for n in (4, 8)}
-        names = {
-            "EwaldAttention": "Ewald attention (ours)",
-            "Ewald message passing": "Ewald message passing",
-        }
-        names |= {"all pairs": "messages along all pairs", "none": "near messages alone"}
-        lines(boxes, "long_range/errors", ("forces",), names, columns)
-        boxes.set(
-            title="Forces on charges in larger boxes\nEwald attention has the smallest error",
-            yscale="log",
-        )
-        boxes.set(xlabel="charges, times those of training", ylabel="share of the variance left")
-        for axis, ticks in ((nodes, (1, 2, 4)), (boxes, (1, 2, 4, 8))):
-            axis.set_xscale("log")
-            axis.set_xticks(ticks, [str(tick) for tick in ticks])
-            axis.minorticks_off()
-        for axis in (pair, nodes, boxes):
-            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+        kinds = {"like ions": "like\nions", "unlike ions": "unlike\nions"}
+        kinds |= {"an ion and a molecule": "ion and\nmolecule", "two molecules": "two\nmolecules"}
+        models = {"predicted": ("with predicted charges (ours)", "C0", -0.2)}
+        models |= {"MACE": ("MACE alone", "0.75", 0.2)}
+        for name, (label, color, shift) in models.items():
+            found = cells("ion_pairs/pairs", name, "0.02")
+            heights, places = [number(found[kind]) for kind in kinds], range(len(kinds))
+            ions.bar([x + shift for x in places], heights, 0.4, label=label, color=color)
+        ions.set(title="Forces between fragments", yscale="log")
+        ions.set(ylabel="error of the net force, meV/Å")
+        ions.set_xticks(range(len(kinds)), kinds.values(), fontsize=9.5)
+        for axis in (pair, nodes, ions):
+            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), frameon=False)
             axis.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, dpi=75)
+        figure.savefig(path, dpi=90)
         plt.close(figure)
 
 

@@ -1,5 +1,6 @@
 """The docs name every public name, their code runs, their links lead somewhere, and they build without a warning."""
 
+import importlib
 import importlib.util
 import os
 import re
@@ -75,6 +76,26 @@ def blocks(page):
         pytest.param(match[1], id=f"{page.stem}:{text[: match.start()].count(chr(10)) + 1}")
         for match in WORK.finditer(text)
     ]
+
+
+LINES = re.findall(r"^- .* (escnn|PyG|e3nn): `(.*)`$", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("host", "line"), LINES)
+def test_one_line_for_each_host(host, line):
+    pytest.importorskip(HOSTS[host.lower()])
+    if host == "escnn":
+        from escnn import gspaces, nn
+
+        names = {"fields": nn.FieldType(gspaces.rot2dOnR2(4), [gspaces.rot2dOnR2(4).regular_repr])}
+    elif host == "PyG":
+        from torch_geometric.nn import SAGEConv
+
+        names = {"conv": SAGEConv(64, 64)}
+    else:
+        names = {"irreps": "8x0e + 8x1o"}
+    integration = importlib.import_module(f"tg_equiattn.integrations.{host.lower()}")
+    assert isinstance(eval(line, vars(integration) | names), torch.nn.Module)
 
 
 PAGES_THAT_RUN = ("recipes", "chains", "scales", "crystals", "graph_settings", "from_r2conv")
