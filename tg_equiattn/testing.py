@@ -319,13 +319,18 @@ _GROUP_CASES: tuple[tuple[str, Window, bool, float], ...] = (
 )
 
 
-def kernel_errors(device: torch.device | str, dtype: torch.dtype, small: bool = False) -> dict[str, float]:
-    """The error of GPU kernels in each case of :func:`check_gpu_kernels`; infinity if two runs differ. Cases that are
-    ``small``, for slow devices, run once."""
+def kernel_errors(
+    device: torch.device | str, dtype: torch.dtype, small: bool = False, only: str = ""
+) -> dict[str, float]:
+    """The error of GPU kernels in each case of :func:`check_gpu_kernels` whose name begins with ``only``.
+
+    It is infinity if two runs differ. Cases that are ``small``, for slow devices, run once.
+    """
     from .functional.operators import use_gpu_kernels
 
     errors = {}
-    for name, (function, tensors) in _kernel_cases(device, small).items():
+    chosen = {name: case for name, case in _kernel_cases(device, small).items() if name.startswith(only)}
+    for name, (function, tensors) in chosen.items():
         found = []
         for kernels in (False, True) if small else (False, True, True):
             given = [x.to(dtype if kernels else torch.float64).requires_grad_() for x in tensors]
@@ -359,7 +364,16 @@ def _kernel_cases(
             functools.partial(_attend, (index, mask, seed, *places, dropout)),
             tensors,
         )
+    tensors = [torch.randn((heads, heads, 2 * side, 3), dtype=torch.float64, generator=generator) for _ in range(3)]
+    lengths = torch.tensor([2 * side, side][:heads], device=device)
+    cases["vector attention"] = functools.partial(_attend_vectors, lengths), [x.to(device) for x in tensors]
     return cases
+
+
+def _attend_vectors(lengths: Tensor, plain: bool, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    from .functional.vector.attention import vector_attention_impl
+
+    return [vector_attention_impl(q, k, v, lengths)]  # by its definition where kernels are switched off
 
 
 def _attend(settings: Any, plain: bool, *tensors: Any) -> list[Tensor]:

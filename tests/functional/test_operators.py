@@ -29,6 +29,10 @@ OPERATORS = {
     "frame attention": (torch.ops.tg_equiattn.group_attention.default, lambda: group_attention_operands("frame")),
     "relative attention": (torch.ops.tg_equiattn.group_attention.default, lambda: group_attention_operands("relative")),
     "ge_vit attention": (torch.ops.tg_equiattn.group_attention.default, lambda: group_attention_operands("ge_vit")),
+    "vector attention": (
+        torch.ops.tg_equiattn.vector_attention.default,
+        lambda: (d(2, 5, 6), d(2, 5, 6), d(2, 5, 9), torch.randn(2, 1, 5, dtype=torch.float64)),
+    ),
     "edge dot": (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR)),
     "edge sum": (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR)),
 }

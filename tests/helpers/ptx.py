@@ -28,7 +28,8 @@ NUMBERS = {
     "fma": lambda a, b, c: (a.astype(np.float64) * b + c).astype(a.dtype), "neg": lambda a: -a, "abs": np.abs,
     "max": np.fmax, "min": np.fmin, "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
     "not": lambda a: ~a, "mov": lambda a: a, "ex2": np.exp2, "lg2": np.log2, "rcp": lambda a: 1 / a, "sqrt": np.sqrt,
-    "rem": np.fmod, "div": lambda a, b: a / b if a.dtype.kind == "f" else np.trunc(a.astype(np.float64) / b),
+    "rsqrt": lambda a: 1 / np.sqrt(a), "rem": np.fmod,
+    "div": lambda a, b: a / b if a.dtype.kind == "f" else np.trunc(a.astype(np.float64) / b),
 }  # fmt: skip
 SHIFTS = {
     "shl": lambda a, b: a << b, "shr": lambda a, b: a >> b,

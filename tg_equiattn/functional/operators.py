@@ -90,13 +90,13 @@ _kernels_are_on = os.environ.get("TG_EQUIATTN_GPU_KERNELS") == "1"
 
 @contextlib.contextmanager
 def use_gpu_kernels(enabled: bool = True) -> Iterator[None]:
-    """A context in which group attention within windows runs as Triton kernels on a GPU.
+    """A context in which group attention within windows and vector attention run as Triton kernels on a GPU.
 
     Kernels are off by default, since they have not run on a GPU yet:
     :func:`tg_equiattn.testing.check_gpu_kernels` compares them with the definition on yours. The environment variable
     ``TG_EQUIATTN_GPU_KERNELS=1`` switches them on in all of a program. A backward pass runs as its forward pass did.
     Kernels need an NVIDIA GPU of compute capability 8.0 or newer, Triton 3.4 or newer, and heads of at most 16 channels
-    (8 in float64). Other layers run without them.
+    (8 in float64). Other layers, and larger heads, run without them.
 
     Args:
         enabled: False switches kernels off. The default is True.
@@ -109,9 +109,16 @@ def use_gpu_kernels(enabled: bool = True) -> Iterator[None]:
         _kernels_are_on = before
 
 
-@functools.cache
 def missing_for_kernels(device: torch.device) -> str | None:
     """What kernels lack on a device, in words; ``None`` if they can run. Triton's interpreter runs them on a CPU."""
+    return _missing(device)
+
+
+missing_for_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _missing(device: torch.device) -> str | None:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not interpreted and (device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available()):
         return f"kernels run on NVIDIA GPUs, got device {str(device)!r}"
@@ -123,9 +130,6 @@ def missing_for_kernels(device: torch.device) -> str | None:
         return f"Triton must be 3.4 or newer, got {triton.__version__}"
     capability = (8, 0) if interpreted else torch.cuda.get_device_capability(device)
     return None if capability >= (8, 0) else f"compute capability must be 8.0 or newer, got {capability}"
-
-
-missing_for_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Kernels(NamedTuple):
@@ -140,9 +144,10 @@ class Kernels(NamedTuple):
     fits: Callable[..., bool]
 
     def run(self, *given: Any) -> bool:
-        """True if kernels are switched on and compute these operands."""
-        x = given[0]
-        return _kernels_are_on and missing_for_kernels(x.device) is None and x.numel() > 0 and self.fits(*given)
+        """True if kernels are switched on and compute these operands. Transforms and export need the definition."""
+        if not _kernels_are_on or in_functorch_transform() or is_exporting() or not given[0].numel():
+            return False
+        return missing_for_kernels(given[0].device) is None and self.fits(*given)
 
     def call(self, name: str, *given: Any) -> Any:
         function = getattr(importlib.import_module(self.module, __package__), name)

@@ -95,3 +95,10 @@ def test_higher_derivatives(n, lengths, order, tolerance, monkeypatch):
     found = zip(*(derivatives(f, qkv, lengths, order) for f in (vector_attention, plain)), strict=True)
     for got, wanted in found:
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
+
+
+def test_single_precision_compiles():
+    """On a CPU torch's setting of the precision of products is read, which compilers cannot trace."""
+    qkv = torch.randn(3, 2, 7, 3, 3)
+    found = torch.compile(vector_attention, fullgraph=True, backend="eager")(*qkv)
+    torch.testing.assert_close(found, vector_attention(*qkv))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision, in_functorch_transform, runs_eagerly
-from ..operators import tile_numbers
-from ..tiles import WHOLE, Shape, Tile, is_whole, tiled
+from ..operators import Kernels, Plan, tile_numbers, tile_operator
+from ..tiles import WHOLE, Call, Shape, Tile, is_whole
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -90,11 +90,8 @@ def vector_attention_impl(
     with full_precision(q.device):
         q, k, v = (x.to(dtype).flatten(0, 1) for x in (q.to(dtype) * root, k, v))
         tensors = *_features(q, k), (k[..., :, None] * v[..., None, :]).flatten(-2), bias
-        if is_whole(q):
-            mixed = _averages(None, *tensors)
-        else:
-            once = True, False, False, False
-            mixed = tiled(_averages, _tiles(q, bias is not None), tensors, [Shape((*q.shape[:2], 9), True)], once)[0]
+        whole = is_whole(q) and not KERNELS.run(*tensors)
+        mixed = _averages(None, *tensors) if whole else averages_by_tiles(*tensors)[0]
         mixed = mixed.unflatten(-1, (3, 3))
         out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) * q
         out = out.unflatten(0, (rows, channels)) * root  # 1 / n, of which q has a root
@@ -127,6 +124,12 @@ def _tiles(q: Float[Tensor, "groups tokens 3"], ragged: bool) -> list[Tile]:
     return tiles
 
 
+def _plan(of_queries: Tensor, of_keys: Tensor, values: Tensor, bias: Tensor | None) -> Plan:
+    tiles = tuple(_tiles(of_queries, bias is not None))
+    shape = Shape((*of_queries.shape[:2], values.shape[2]), True)
+    return Call(_averages, tiles, (shape,), (True, False, False, False)), (of_queries, of_keys, values, bias)
+
+
 def _averages(
     settings: None, of_queries: Float[Tensor, "groups some 6"], of_keys: Float[Tensor, "groups tokens 6"],
     values: Float[Tensor, "groups tokens 9"], bias: Float[Tensor, "groups 1 tokens"] | None,
@@ -151,10 +154,17 @@ def _products_round(x: Tensor) -> bool:
     costs little there."""
     if x.dtype == torch.float64 or x.device.type != "cpu":
         return x.dtype != torch.float64
+    return _cpu_rounds_factors()
+
+
+def _cpu_rounds_factors() -> bool:
     try:
         return torch.get_float32_matmul_precision() != "highest"
     except RuntimeError:  # the precision was set by torch's newer settings
         return True
+
+
+_cpu_rounds_factors._dynamo_marked_constant = True  # type: ignore[attr-defined]  # compilers cannot trace the setting
 
 
 def _exact_product(a: Float[Tensor, "groups n width"], b: Float[Tensor, "groups m width"]) -> Tensor:
@@ -203,3 +213,18 @@ class _SumOfValues(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         weight, values = ctx.saved_tensors
         return _exact_product(grad, values), _sum_of_values(weight.mT, grad)
+
+
+def _outputs(of_queries: Tensor, of_keys: Tensor, values: Tensor, bias: Tensor | None) -> tuple[Tensor]:
+    return (values.new_empty(*of_queries.shape[:2], values.shape[2]),)
+
+
+def _fits(of_queries: Tensor, of_keys: Tensor, values: Tensor, bias: Tensor | None) -> bool:
+    return values.numel() // len(values) < 2**31
+
+
+KERNELS = Kernels(".vector.gpu_kernels", _fits)
+averages_by_tiles = tile_operator(
+    "tg_equiattn::vector_attention", "Tensor of_queries, Tensor of_keys, Tensor values, Tensor? bias", _plan, _outputs,
+    moving=3, results=1, kernels=KERNELS,
+)  # fmt: skip
