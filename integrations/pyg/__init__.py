@@ -7,8 +7,7 @@ require("torch_geometric", "pyg")
 from .conv import RelativePerformerConv  # noqa: E402
 from .ewald import EwaldAttention, ewald_settings  # noqa: E402
 from .gps import RelativeGPSBlock  # noqa: E402
-from .periodic_graph import PeriodicRadiusGraph  # noqa: E402
-from .pixel_graph import PixelGraph  # noqa: E402
+from .transforms import PeriodicRadiusGraph, PixelGraph  # noqa: E402
 
 __all__ = [
     "EwaldAttention",

@@ -174,7 +174,13 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             **kwargs (optional): Additional arguments of :obj:`conv`, such as :obj:`edge_weight`.
         """
         check_nodes(x, self.channels)
-        self._check_conv(edge_index, kwargs)
+        if self.conv is None and kwargs:
+            raise ValueError(f"{', '.join(kwargs)} must not be given where conv is None")
+        unknown = [name for name in kwargs if self._conv_names is not None and name not in self._conv_names]
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)} must not be given: neither this block nor {self.conv} takes it")
+        if self.conv is not None and edge_index is None:
+            raise ValueError(f"edge_index must be given: {self.conv} passes messages along edges")
         batch, graphs = batch_of(batch, ptr, x.shape[0])
         batch_size = graphs if batch_size is None else batch_size
         nodes = {"pos": pos, "batch": batch, "batch_size": batch_size, "max_num_nodes": max_num_nodes}
@@ -189,11 +195,11 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             check_sources(edge_index, edge_attr, edge_offset, None, cell)
             if pbc is not None:
                 raise ValueError("pbc must be None with attn='performer': edge_offset says where edges cross borders")
+            near: dict[str, Any] = {"neighbors": neighbors}
             if neighbors is None and edge_index is not None:
-                neighbors = self.neighbors(
-                    edge_index, batch, edge_attr, pos, edge_offset=edge_offset, cell=cell, num_nodes=x.shape[0]
-                )
-            out = self.attention(x, neighbors=neighbors, **nodes)
+                near = self._attention_edges(edge_index, edge_attr, x.shape[0])
+                near |= {"edge_offset": edge_offset, "cell": cell}
+            out = self.attention(x, **near, **nodes)
         if not x.shape[0]:  # norms refuse batches without nodes
             return with_zero_gradients(self, out)
         out = torch.nn.functional.dropout(out, self.dropout, self.training)
@@ -230,23 +236,16 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         """
         if self.attn == "ewald":
             raise ValueError("attn must be 'performer' for neighbors(), got 'ewald', which has no near pairs")
-        if not self._features_in_attention:
-            edge_attr = None
-            if is_sparse(edge_index):  # leave out its values, which attention does not use
-                edge_index, _ = plain_edges(edge_index, None, num_nodes)
+        edges = self._attention_edges(edge_index, edge_attr, num_nodes)
         return self.attention.neighbors(
-            edge_index, batch, edge_attr, pos, edge_offset=edge_offset, cell=cell, num_nodes=num_nodes
+            **edges, batch=batch, pos=pos, edge_offset=edge_offset, cell=cell, num_nodes=num_nodes
         )
 
-    def _check_conv(self, edge_index: Adj | None, named: dict[str, Any]) -> None:
-        """Raises ValueError for arguments that :obj:`conv` does not take, and if edges that it needs are missing."""
-        if self.conv is None and named:
-            raise ValueError(f"{', '.join(named)} must not be given where conv is None")
-        unknown = [name for name in named if self._conv_names is not None and name not in self._conv_names]
-        if unknown:
-            raise ValueError(f"{', '.join(unknown)} must not be given: neither this block nor {self.conv} takes it")
-        if self.conv is not None and edge_index is None:
-            raise ValueError(f"edge_index must be given: {self.conv} passes messages along edges")
+    def _attention_edges(self, edge_index: Adj, edge_attr: Tensor | None, num_nodes: int) -> dict[str, Any]:
+        """The edges and features that attention gets."""
+        if not self._features_in_attention and is_sparse(edge_index):
+            edge_index, _ = plain_edges(edge_index, None, num_nodes)  # leave out its values
+        return {"edge_index": edge_index, "edge_attr": edge_attr if self._features_in_attention else None}
 
     def _normalised(
         self, norm: torch.nn.Module | None, x: Tensor, batch: Tensor | None, batch_size: int | None

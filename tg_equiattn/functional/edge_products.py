@@ -30,16 +30,14 @@ with warnings.catch_warnings():  # torch says once in a process that CSR tensors
     torch.sparse_csr_tensor(torch.tensor([0, 1], device="cpu"), torch.tensor([0], device="cpu"), [1.0], device="cpu")
 
 
-def _matrix(relation: CSR | SortedPairs) -> CSR:
-    return relation if isinstance(relation, CSR) else relation.csr
-
-
 def edge_dot(
     query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], relation: CSR | SortedPairs
 ) -> Float[Tensor, "heads pairs"]:
     """Scalar products of the query and the key of each pair of a relation."""
     if _by_operator(query, relation.row):
-        return csr_edge_dot(query.contiguous(), key.contiguous(), *_matrix(relation))
+        return csr_edge_dot(
+            query.contiguous(), key.contiguous(), *(relation if isinstance(relation, CSR) else relation.csr)
+        )
     # a compiler fuses the gathers with the products, so chunks save no memory
     return gathered_edge_dot(query, key, relation.row, relation.col, None if is_traced(query) else _PAIRS)
 
@@ -49,7 +47,8 @@ def edge_sum(
 ) -> Float[Tensor, "heads rows d"]:
     """Sums over the pairs of each row of weights times values."""
     if _by_operator(value, relation.row):
-        return csr_edge_sum(weight, value.contiguous(), *_matrix(relation))
+        matrix = relation if isinstance(relation, CSR) else relation.csr
+        return csr_edge_sum(weight, value.contiguous(), *matrix)
     return gathered_edge_sum(weight, value, relation.row, relation.col, relation.num_rows)
 
 
@@ -143,52 +142,41 @@ def _(weight: Tensor, value: Tensor, crow: Tensor, *rest: Tensor) -> Tensor:
     return value.new_empty(value.shape[0], crow.shape[0] - 1, value.shape[-1])
 
 
-def _query_gradient(grad: Tensor, query: Tensor, key: Tensor, *tensors: Tensor) -> Tensor:
-    return edge_sum(grad, key, CSR(*tensors))
-
-
-def _key_gradient(grad: Tensor, query: Tensor, key: Tensor, *tensors: Tensor) -> Tensor:
-    relation = CSR(*tensors)
-    return edge_sum(grad[:, relation.order], query, relation.transposed())
-
-
-def _weight_gradient(grad: Tensor, weight: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
-    return edge_dot(grad.contiguous(), value, CSR(*tensors))
-
-
-def _value_gradient(grad: Tensor, weight: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
-    relation = CSR(*tensors)
-    return edge_sum(weight[:, relation.order], grad.contiguous(), relation.transposed())
-
-
-def _plain_dot(query: Tensor, key: Tensor, *tensors: Tensor) -> Tensor:
-    return gathered_edge_dot(query, key, tensors[2], tensors[1])
-
-
-def _plain_sum(weight: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
-    return gathered_edge_sum(weight, value, tensors[2], tensors[1], len(tensors[0]) - 1)
-
-
 def _register_derivatives(
     operator: Any, gradients: Sequence[Callable[..., Tensor]], plain: Callable[..., Tensor]
 ) -> None:
-    """Register the gradients of the first two inputs. They consist of operators again, so second derivatives are those
-    of the gradients."""
+    """Register the gradients of the first two inputs, functions of the gradient of the result, these inputs and the
+    matrix. They consist of operators again, so second derivatives are those of the gradients."""
 
     def save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        given = ctx.saved_tensors  # torch unpacks saved tensors once where it checkpoints
+        left, right, *fields = ctx.saved_tensors  # torch unpacks saved tensors once where it checkpoints
+        matrix = CSR(*fields)
         if use_plain():  # a transform has begun since the forward pass
-            found = torch.func.vjp(lambda *x: plain(*x, *given[2:]), *given[:2])[1](grad)
+            results = torch.func.vjp(lambda *x: plain(*x, matrix), left, right)[1](grad)
         else:
             needed = zip(gradients, ctx.needs_input_grad, strict=False)
-            found = [gradient(grad, *given) if wanted else None for gradient, wanted in needed]
-        return *found, *[None] * (len(given) - 2)
+            results = [gradient(grad, left, right, matrix) if needs else None for gradient, needs in needed]
+        return *results, *[None] * len(fields)
 
     operator.register_autograd(backward, setup_context=save)
 
 
-_register_derivatives(csr_edge_dot, (_query_gradient, _key_gradient), _plain_dot)
-_register_derivatives(csr_edge_sum, (_weight_gradient, _value_gradient), _plain_sum)
+_register_derivatives(
+    csr_edge_dot,
+    (
+        lambda grad, query, key, matrix: edge_sum(grad, key, matrix),
+        lambda grad, query, key, matrix: edge_sum(grad[:, matrix.order], query, matrix.transposed()),
+    ),
+    lambda query, key, matrix: gathered_edge_dot(query, key, matrix.row, matrix.col),
+)
+_register_derivatives(
+    csr_edge_sum,
+    (
+        lambda grad, weight, value, matrix: edge_dot(grad.contiguous(), value, matrix),
+        lambda grad, weight, value, matrix: edge_sum(weight[:, matrix.order], grad.contiguous(), matrix.transposed()),
+    ),
+    lambda weight, value, matrix: gathered_edge_sum(weight, value, matrix.row, matrix.col, matrix.num_rows),
+)
