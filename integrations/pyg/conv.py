@@ -242,8 +242,7 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
         grid = neighbors if isinstance(neighbors, PixelGrid) else None
         near = None if isinstance(neighbors, PixelGrid) else neighbors
         check_sources(edge_index, edge_attr, edge_offset, grid, cell)
-        batch, graphs = batch_of(batch, ptr, x.shape[-2])
-        batch_size = graphs if batch_size is None else batch_size
+        batch, batch_size = batch_of(batch, ptr, x.shape[-2], batch_size)
         if near is None and grid is None and edge_index is not None:
             near = self._neighbors(edge_index, batch, edge_attr, pos, edge_offset, cell, x.shape[-2])
             if near is not None and near.between_positions and not self.attention.needs.positions:
@@ -390,20 +389,22 @@ def check_sources(edge_index: object, edge_attr: object, edge_offset: object, gr
         raise ValueError("edge_index must be None where neighbors is a grid, which stands for edges")
 
 
-def batch_of(batch: Tensor | None, ptr: Tensor | None, nodes: int) -> tuple[Tensor | None, int | None]:
+def batch_of(
+    batch: Tensor | None, ptr: Tensor | None, nodes: int, batch_size: int | None
+) -> tuple[Tensor | None, int | None]:
     """The graph index of a ``batch`` or of ``ptr``, the positions where graphs begin, and the number of graphs."""
     for name, index in (("batch", batch), ("ptr", ptr)):
         if index is not None and not isinstance(index, Tensor):
             raise ValueError(f"{name} must be a tensor, got {type(index).__name__}")
     if ptr is None:
-        return batch, None
+        return batch, batch_size
     if batch is not None:
         raise ValueError("ptr must be None where batch is given: they say the same")
     if ptr.dtype != torch.int64 or ptr.ndim != 1 or ptr.shape[0] < 2:
         raise ValueError(f"ptr must be int64 (graphs + 1,), got {ptr.dtype} of shape {tuple(ptr.shape)}")
     _check_ptr(ptr, nodes)
     index = torch.searchsorted(ptr, torch.arange(nodes, device=ptr.device), right=True) - 1
-    return index, ptr.shape[0] - 1
+    return index, ptr.shape[0] - 1 if batch_size is None else batch_size
 
 
 @checks.of_values

@@ -178,16 +178,16 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
             raise ValueError(f"x must have shape (N, {self.in_channels}), got {tuple(x.shape)}")
         if return_vectors and not self.out_vectors:
             raise ValueError("return_vectors must be False with out_vectors=0, got True: pass out_vectors=1 or more")
-        batch, graphs = batch_of(batch, ptr, x.shape[0])
-        batch_size = graphs if batch_size is None else batch_size
-        dim = _dimension(pos, x.shape[0])
+        batch, batch_size = batch_of(batch, ptr, x.shape[0], batch_size)
+        nodes = x.shape[0]
+        if not isinstance(pos, Tensor) or pos.ndim != 2 or pos.shape[0] != nodes or pos.shape[1] not in (2, 3):
+            raise ValueError(f"pos must have shape ({nodes}, 2) or ({nodes}, 3), got {checks.shape_of(pos)}")
+        dim = pos.shape[1]
         if (vectors is None) != (self.in_vectors == 0):
             allowed = f"given, of shape (N, {self.in_vectors}, {dim})" if self.in_vectors else "None with in_vectors=0"
             raise ValueError(f"vectors must be {allowed}, got {checks.shape_of(vectors)}")
-        if vectors is not None and tuple(vectors.shape) != (x.shape[0], self.in_vectors, dim):
-            raise ValueError(
-                f"vectors must have shape {(x.shape[0], self.in_vectors, dim)}, got {tuple(vectors.shape)}"
-            )
+        if vectors is not None and tuple(vectors.shape) != (nodes, self.in_vectors, dim):
+            raise ValueError(f"vectors must have shape {(nodes, self.in_vectors, dim)}, got {tuple(vectors.shape)}")
         order = None
         if batch is not None and not known_sorted(batch):
             batch, order = batch.sort(stable=True)
@@ -214,13 +214,6 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
             f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads}, "
             f"width={self.attention.width:g}{vectors})"
         )
-
-
-def _dimension(pos: object, nodes: int) -> int:
-    """The dimension of positions, 2 or 3."""
-    if not isinstance(pos, Tensor) or pos.ndim != 2 or pos.shape[0] != nodes or pos.shape[1] not in (2, 3):
-        raise ValueError(f"pos must have shape ({nodes}, 2) or ({nodes}, 3), got {checks.shape_of(pos)}")
-    return pos.shape[1]
 
 
 def in_space(cell: object, pbc: object) -> tuple[Any, Any]:

@@ -181,8 +181,7 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             raise ValueError(f"{', '.join(unknown)} must not be given: neither this block nor {self.conv} takes it")
         if self.conv is not None and edge_index is None:
             raise ValueError(f"edge_index must be given: {self.conv} passes messages along edges")
-        batch, graphs = batch_of(batch, ptr, x.shape[0])
-        batch_size = graphs if batch_size is None else batch_size
+        batch, batch_size = batch_of(batch, ptr, x.shape[0], batch_size)
         nodes = {"pos": pos, "batch": batch, "batch_size": batch_size, "max_num_nodes": max_num_nodes}
         if self.attn == "ewald":
             check_sources(edge_index, edge_attr, None, None, None)

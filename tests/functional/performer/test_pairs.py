@@ -43,7 +43,7 @@ def test_more_pairs_than_fit_are_refused():
     nodes = NodeBatch.flat(torch.empty(70_000), None)
     x = torch.empty(1, 1, 1).expand(1, 70_000, 1)
     with pytest.raises(ValueError, match=r"16 GiB in float32\), got 1 heads of 70000 nodes: pass method='features'"):
-        pair_attention_impl(x, x, x, nodes)
+        pair_attention_impl(Inputs(x, x, x), nodes)
 
 
 def products_of_kernel(query, key, value, *rest, **more):
@@ -70,9 +70,9 @@ def test_small_graphs_are_not_padded_to_the_largest(kind, largest):
             some = NeighborList(torch.stack([pairs.source, pairs.target])[:, mine] - first, last - first)
             near = Near(some, bias[:, mine], itself[:, first:last], far, (values[0][mine], *values[1:]))
         nodes = NodeBatch.flat(batch, batch, len(sizes))
-        some = [x[:, first:last] for x in operands]
+        inputs = Inputs(*(x[:, first:last] for x in operands))
         with FlopCounterMode(display=False, custom_mapping={kernel: products_of_kernel}) as counter:
-            out = window_attention_impl(Inputs(*some), near, nodes) if near else pair_attention_impl(*some, nodes)
+            out = window_attention_impl(inputs, near, nodes) if near else pair_attention_impl(inputs, nodes)
         return out, counter.get_total_flops()
 
     found, products = attend(0, len(graph), sizes)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...modes import full_precision
 from ...ranks import merge_attentions
 from ..operators import use_plain
-from ..performer.linear_attention import feature_attention, feature_norm
+from ..performer.linear_attention import Inputs, feature_attention, feature_norm
 from .attention import group_attention_impl
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _far(
     key_mask = None if mask is None else mask.repeat_interleave(q.shape[1], 0)
     merge = functools.partial(_merge_elements, far_bias=far_bias)
     flat_q, flat_k, flat_v = (x.flatten(0, 1) for x in (q, k, v))
-    out, lse = feature_attention(flat_q, flat_k, flat_v, projection, key_mask, merge)
+    out, lse = feature_attention(Inputs(flat_q, flat_k, flat_v, projection), key_mask, merge)
     out, lse = (x.unflatten(0, q.shape[:2]) for x in (out, lse))
     lse = lse + feature_norm(q.to(lse.dtype), projection)
     if mask is None:

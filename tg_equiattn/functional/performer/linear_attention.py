@@ -176,7 +176,7 @@ def linear_attention(
         valid, flat_mask = mask[:, None, :, None], mask.repeat_interleave(query.shape[1], 0)
         query, key, value = (torch.where(valid, x, 0.0) for x in (query, key, value))
     query, key, value = (x.flatten(0, 1) for x in (query, key, value))
-    out = feature_attention(query, key, value, projection, flat_mask)[0].view(shape)
+    out = feature_attention(Inputs(query, key, value, projection), flat_mask)[0].view(shape)
     return out if valid is None else torch.where(valid, out, 0.0)
 
 
@@ -238,14 +238,12 @@ def linear_attention_impl(
         graph = (rows.graph + node_batch.count * head).flatten()
         merge = functools.partial(_merge_rows, graph=graph, graphs=heads * node_batch.count)
     mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
-    flat = [inputs.query, inputs.key, drop_keys(inputs.value, inputs.dropout)]
-    flat = flat if inputs.key_bias is None else [*flat, inputs.key_bias]
-    query, key, value, *key_bias = (rows.pack(x, 1).flatten(0, 1) for x in flat)
-    variance = inputs.variance
+    value, key_bias, variance = drop_keys(inputs.value, inputs.dropout), inputs.key_bias, inputs.variance
+    query, key, value = (rows.pack(x, 1).flatten(0, 1) for x in (inputs.query, inputs.key, value))
+    key_bias = key_bias if key_bias is None else rows.pack(key_bias, 1).flatten(0, 1)
     if variance is not None:
         variance = variance[:, None].expand(-1, query.shape[0] // heads).flatten()
-    projection = cast(Tensor, inputs.projection)
-    results = feature_attention(query, key, value, projection, mask, merge, variance, *key_bias)
+    results = feature_attention(Inputs(query, key, value, inputs.projection, variance, key_bias), mask, merge)
     out, lse = (rows.unpack(x.unflatten(0, (heads, -1)), 1) for x in results)
     return out, lse
 
@@ -299,40 +297,33 @@ def feature_norm(query: Float[Tensor, "... d"], projection: Float[Tensor, "featu
 
 
 def feature_attention(
-    query: Float[Tensor, "groups nodes d"], key: Float[Tensor, "groups nodes d"],
-    value: Float[Tensor, "groups nodes e"], projection: Float[Tensor, "features d"],
-    mask: Bool[Tensor, "groups nodes"] | None, merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
-    variance: Float[Tensor, " groups"] | None = None,
-    key_bias: Float[Tensor, "groups nodes 1"] | None = None,
+    inputs: Inputs, mask: Bool[Tensor, "groups nodes"] | None,
+    merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:  # fmt: skip
     """Outputs and log-sum-exps of groups of queries, over the valid keys of each group.
 
     Args:
-        query: queries.
-        key: keys.
-        value: values.
-        projection: directions of the random features.
+        inputs: the inputs, with groups in place of heads; ``dropout`` is not used.
         mask: true for valid keys; ``None`` means all.
         merge: function for queries that attend to the keys of several groups. It takes the softmax averages (groups,
             features, e) and log-sum-exps (groups, features) over the keys of each group, and returns those over all
             keys that the queries of each group attend to.
-        variance: variance of the directions of each group, as in :func:`softmax_features`; ``None`` means 1.
-        key_bias: number that is added to all scores of a key.
     """
-    scale = query.shape[-1] ** -0.5
+    (query, key, value), scale = inputs[:3], inputs.query.shape[-1] ** -0.5
     with full_precision(query.device):
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        w = projection.to(dtype) * math.sqrt(scale)  # scaled instead of queries and keys
+        dtype, variance = torch.promote_types(query.dtype, torch.float32), inputs.variance
+        directions = cast(Tensor, inputs.projection).to(dtype)
+        w = directions * math.sqrt(scale)  # scaled instead of queries and keys
         query, key = query.to(dtype), key.to(dtype)
         bias = key.square().sum(-1) * (-scale / 2)
-        bias = bias if key_bias is None else bias + key_bias[..., 0].to(dtype)
+        bias = bias if inputs.key_bias is None else bias + inputs.key_bias[..., 0].to(dtype)
         if variance is not None:
             variance = variance.to(dtype)
             root = variance.sqrt()[:, None, None]
             query, key = query * root, key * root
         content, lse = feature_summary(key, bias, w, value.to(dtype), mask)
         content, lse = (content, lse) if merge is None else merge(content, lse)
-        lse = lse if variance is None else lse + log_weights(projection.to(dtype), variance)
+        lse = lse if variance is None else lse + log_weights(directions, variance)
         out, query_lse = feature_readout(query, w, content, lse)
     return out.to(value.dtype), query_lse[..., None]
 

@@ -178,7 +178,7 @@ def window_attention_impl(inputs: Inputs, near: Near, node_batch: NodeBatch) -> 
         ):
             return dense_attention(inputs, near, node_batch).to(out_dtype)
         out, lse = near_attention(inputs, near)
-        far = pair_attention_impl(query, key, value, node_batch, inputs.dropout, lse - far_bias)
+        far = pair_attention_impl(inputs, node_batch, lse - far_bias)
         return torch.addcmul(far[..., :-1], far[..., -1:], out).to(out_dtype)
 
 
@@ -215,9 +215,8 @@ def near_attention(inputs: Inputs, near: Near) -> tuple[Float[Tensor, "heads nod
 
 
 def pair_attention_impl(
-    query: Float[Tensor, "heads nodes d"], key: Float[Tensor, "heads nodes d"], value: Float[Tensor, "heads nodes e"],
-    node_batch: NodeBatch, dropout: float = 0.0, extra: Float[Tensor, "heads nodes 1"] | None = None,
-) -> Float[Tensor, "heads nodes channels"]:  # fmt: skip
+    inputs: Inputs, node_batch: NodeBatch, extra: Float[Tensor, "heads nodes 1"] | None = None
+) -> Float[Tensor, "heads nodes channels"]:
     """Softmax attention over all pairs of each graph without checks, with dropout of weights.
 
     With ``extra``, each query has one more key, with this score and value zero. Its weight, which is never dropped, is
@@ -226,7 +225,8 @@ def pair_attention_impl(
     Raises:
         ValueError: if one graph has more than 2^32 scores.
     """
-    heads, length = query.shape[0], max(1, node_batch.bound)
+    (query, key, value), length = inputs[:3], max(1, node_batch.bound)
+    heads = len(query)
     if heads * length**2 > MAX_SCORES:
         raise ValueError(
             f"method='pairs' must have at most {MAX_SCORES} scores a graph (16 GiB in float32), got {heads} heads of "
@@ -241,7 +241,7 @@ def pair_attention_impl(
         for rows, *some in zip(parts.rows, *(parts.pack(x, 1) for x in (q, k, v)), strict=True):
             mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
             q, k, v = (x.flatten(0, 1) for x in some)
-            outs.append(softmax_attention(q, k, v, mask, dropout).unflatten(0, (heads, -1)))
+            outs.append(softmax_attention(q, k, v, mask, inputs.dropout).unflatten(0, (heads, -1)))
         return parts.unpack(outs, 1).to(value.dtype)
 
 

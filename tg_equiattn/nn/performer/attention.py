@@ -194,9 +194,7 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         self.method, self.dropout = method or "features", dropout
         few = self.method == "features" and position in ("window", None)
         self.key_channels = d = key_channels or min(KEY_CHANNELS if few else self.head_channels, self.head_channels)
-        self.positions = _make_position(
-            position, heads, pos_dim, cutoff, offset, values, edge_dim, method, d, self.head_channels
-        )
+        self.positions = self._make_position(cutoff, edge_dim, method)
         self.needs, keys, self.far_offsets = self.positions.needs, self.positions.key_heads, None
         self.cutoff = self.needs.unit
         if values != "content":
@@ -214,6 +212,33 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
             dim = d + self.positions.extra_channels
             self.features = RandomFeatures(count, dim, redraw_interval, paired=True)
             self.positions.variance = FeatureVariance(keys, dim) if keys else None
+
+    def _make_position(self, cutoff: float | None, edge_dim: int | None, method: str | None) -> Position:
+        """The module of the kind of positions. Raise ValueError for settings that do not fit, or have no use."""
+        position, offset, values, heads = self.position, self.offset, self.values, self.heads
+        if position != "window":
+            far = position is None and values != "content" and offset == "distance"
+            for name, value, default in (("offset", "table" if far else offset, "table"), ("edge_dim", edge_dim, None)):
+                if value != default:
+                    raise ValueError(
+                        f"{name} must be {default!r} with position={position!r}, got {value!r}; for edges between "
+                        "nodes without positions pass position='window', offset=None"
+                    )
+        elif offset is None and values != "content":
+            raise ValueError(f"values must be 'content' with offset=None, got {values!r}")
+        if position in ("clipped", "sinusoid") and values != "content":
+            raise ValueError(f"values must be 'content' with position={position!r}, got {values!r}")
+        if position == "clipped" and method == "pairs":
+            raise ValueError("method must be 'features' with position='clipped', got 'pairs'")
+        unit = _cutoff(position, cutoff, offset)
+        if position == "window":
+            value_channels = self.head_channels if values == "offset" else None
+            return WindowPosition(heads, self.pos_dim, unit, offset, value_channels, edge_dim)
+        if position == "clipped":
+            return ClippedPosition(heads, self.pos_dim, int(unit), self.key_channels)
+        if position == "sinusoid":
+            return SinusoidPosition(heads, self.pos_dim)
+        return Position(Needs(self.pos_dim, unit), heads)
 
     def why_not_shared(self) -> str | None:
         if self.needs.neighbors:
@@ -347,36 +372,6 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         kind = f"offset={self.offset!r}" if self.position == "window" else f"position={self.position!r}"
         values = "" if self.values == "content" else f", values={self.values!r}"
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, {kind}{values}"
-
-
-def _make_position(
-    position: str | None, heads: int, pos_dim: int, cutoff: float | None, offset: str | None, values: str,
-    edge_dim: int | None, method: str | None, key_channels: int, head_channels: int,
-) -> Position:  # fmt: skip
-    """The module of a kind of positions. Raise ValueError for settings that it does not use, or that do not fit."""
-    if position != "window":
-        far = position is None and values != "content" and offset == "distance"
-        for name, value, default in (("offset", "table" if far else offset, "table"), ("edge_dim", edge_dim, None)):
-            if value != default:
-                raise ValueError(
-                    f"{name} must be {default!r} with position={position!r}, got {value!r}; for edges between nodes "
-                    "without positions pass position='window', offset=None"
-                )
-    elif offset is None and values != "content":
-        raise ValueError(f"values must be 'content' with offset=None, got {values!r}")
-    if position in ("clipped", "sinusoid") and values != "content":
-        raise ValueError(f"values must be 'content' with position={position!r}, got {values!r}")
-    if position == "clipped" and method == "pairs":
-        raise ValueError("method must be 'features' with position='clipped', got 'pairs'")
-    unit = _cutoff(position, cutoff, offset)
-    if position == "window":
-        value_channels = head_channels if values == "offset" else None
-        return WindowPosition(heads, pos_dim, unit, offset, value_channels, edge_dim)
-    if position == "clipped":
-        return ClippedPosition(heads, pos_dim, int(unit), key_channels)
-    if position == "sinusoid":
-        return SinusoidPosition(heads, pos_dim)
-    return Position(Needs(pos_dim, unit), heads)
 
 
 def _cutoff(position: str | None, cutoff: float | None, offset: str | None) -> float:

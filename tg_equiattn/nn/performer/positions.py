@@ -77,7 +77,7 @@ class Position(nn.Module):
 
     def forward(self, inputs: Inputs, nodes: Nodes) -> Float[Tensor, "heads nodes e"]:
         if inputs.projection is None:
-            return pair_attention_impl(*inputs[:3], nodes.node_batch, inputs.dropout)
+            return pair_attention_impl(inputs, nodes.node_batch)
         return linear_attention_impl(inputs, nodes.node_batch)[0]
 
 
