@@ -66,7 +66,7 @@ def draw(path: Path) -> None:
         models = {"predicted": ("with predicted charges (ours)", "C0", -0.2)}
         models |= {"MACE": ("MACE alone", "0.75", 0.2)}
         for name, (label, color, shift) in models.items():
-            found = cells("ion_pairs/pairs", name, "0.02")
+            found = cells("ion_pairs/pairs", "ions and molecules", name, "0.02")
             heights, places = [number(found[kind]) for kind in kinds], range(len(kinds))
             ions.bar([x + shift for x in places], heights, 0.4, label=label, color=color)
         ions.set(title="Forces between fragments", yscale="log")

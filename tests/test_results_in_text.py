@@ -27,7 +27,7 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
             for column in ("as trained", "4 times the nodes")
         ],
         "error of {:.1f} meV/A by MACE, and of {:.1f} meV/A by MACE with predicted charges": [
-            f"ion_pairs/pairs | {model} | 0.02 | net force" for model in ("MACE", "predicted")
+            f"ion_pairs/pairs | ions and molecules | {model} | 0.02 | net force" for model in ("MACE", "predicted")
         ],
         "leaves {:.4f} of the variance of forces, and Ewald message passing {:.4f}": BOXES,
         "leaves {:.3f} of the squared displacements; the best baseline leaves {:.3f}": [

@@ -1,8 +1,9 @@
 """Pairs of ions and molecules that part: MACE alone, and with charges that are predicted.
 
-Cations, anions and neutral molecules are in one set, with labels by GFN2-xTB (data/ion_pairs.py); the total charge of
-each frame is given. Tests are pairs farther apart than all of training: the error of the force between the two
-fragments, and its slope, the factor of 1 / distance in the energy. Needs the extras mace and xtb.
+Cations, anions and neutral molecules are in one set, ions alone in a second, and chloride beside water in a third, with
+labels by GFN2-xTB (data/ion_pairs.py); the total charge of each frame is given. Tests are pairs farther apart than all
+of training: the error of the force between the two fragments, and its slope, the factor of 1 / distance in the energy.
+Needs the extras mace and xtb.
 
 Other sets are published ones (data/published_molecules.py), from the folder ``--data``: dimers of charged, polar and
 apolar molecules, water, and acetylacetone.
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 ENERGY = 10.0, 1000.0  # weights of squared energies of an atom, and in the last quarter of the epochs, as in MACE
 SHARED = 10.0  # weight of the squared charge that is shared, in 1 / e²
+OWN = {"pairs": "ions and molecules", "ions": "ions that part", "chloride": "chloride beside water"}
 KINDS = "like ions", "unlike ions", "an ion and a molecule", "two molecules"
 
 
@@ -49,7 +51,7 @@ class IonPairsStudy(Settings):
     SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs", "batch")
     HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
 
-    sets: tuple[Literal["pairs", "dimers", "water", "AcAc"], ...] = ("pairs",)
+    sets: tuple[Literal["pairs", "ions", "chloride", "dimers", "water", "AcAc"], ...] = ("pairs",)
     """sets to train on"""
     data: Path | None = None
     """folder of the published files"""
@@ -164,7 +166,7 @@ def errors_of_pairs(
             inverse = [1 / frames[n].info["distance"] for n in some]
             if len(some) > 1:
                 ratios.append(np.polyfit(inverse, energies[some], 1)[0] / np.polyfit(inverse, labels[some], 1)[0])
-        slopes[kind] = float(np.mean(ratios)) if ratios else math.nan
+        slopes |= {kind: float(np.mean(ratios))} if ratios else {}
     own = {str(kind): 1000 * rms(net[kinds == kind]) for kind in dict.fromkeys(kinds)}
     return {"net": 1000 * rms(net), "kinds": own, "slopes": slopes}
 
@@ -176,10 +178,10 @@ def rms(x: np.ndarray) -> float:
 def frames_of(settings: IonPairsStudy) -> dict[str, list[Atoms]]:
     """Frames to train on, to validate and to test, with ``REF_energy``, ``REF_forces`` and ``charge``."""
     (name,) = settings.sets
-    if name == "pairs":
+    if name in OWN:
         from data.ion_pairs import load
 
-        return load(settings.output / settings.STUDY)
+        return load(settings.output / settings.STUDY, name)
     if settings.data is None:
         raise SettingsError(f"--data must be the folder of the files of {name}, got none")
     return {
@@ -223,17 +225,20 @@ def train(settings: IonPairsStudy) -> Outcome:
 def of_pairs(rows: list[Row]) -> str:
     """Errors of distant pairs."""
     lines = []
-    for (model, rate, epochs), group in grouped(rows, "models", "learning_rate", "epochs").items():
+
+    def cell(values: list[float | None], digits: int) -> str:
+        return "-" if None in values else mean_and_spread(values, digits)
+
+    for (name, model, rate, epochs), group in grouped(rows, "sets", "models", "learning_rate", "epochs").items():
         tests = [row.more["test"] for row in group]
-        cells = [model, str(epochs), str(rate), mean_and_spread((row.more["validation"]["force"] for row in group), 1)]
-        cells += [mean_and_spread((test["net"] for test in tests), 1), mean_and_spread((t["energy"] for t in tests), 2)]
-        cells += [mean_and_spread((test["kinds"][kind] for test in tests), 1) for kind in KINDS]
-        cells += [mean_and_spread((test["slopes"][kind] for test in tests), 2) for kind in ("like ions", "unlike ions")]
-        shared = [test["shared"] for test in tests if test["shared"] is not None]
-        cells += [mean_and_spread(shared, 3) if shared else "-", f"{np.mean([row.seconds for row in group]):.0f}"]
+        cells = [OWN[name], model, str(epochs), str(rate), cell([row.more["validation"]["force"] for row in group], 1)]
+        cells += [cell([test["net"] for test in tests], 1), cell([test["energy"] for test in tests], 2)]
+        cells += [cell([test["kinds"].get(kind) for test in tests], 1) for kind in KINDS]
+        cells += [cell([test["slopes"].get(kind) for test in tests], 2) for kind in ("like ions", "unlike ions")]
+        cells += [cell([test["shared"] for test in tests], 3), f"{np.mean([row.seconds for row in group]):.0f}"]
         lines.append(cells)
-    header = ["model", "epochs", "rate", "force, validation", "net force", "energy, eV", *KINDS, "slope, like ions",
-              "slope, unlike ions", "shared charge", "seconds"]  # fmt: skip
+    header = ["set", "model", "epochs", "rate", "force, validation", "net force", "energy, eV", *KINDS,
+              "slope, like ions", "slope, unlike ions", "shared charge", "seconds"]  # fmt: skip
     return markdown(header, lines)
 
 
@@ -253,7 +258,7 @@ def of_sets(rows: list[Row]) -> str:
 
 def report(rows: list[Row]) -> dict[str, str]:
     """Errors of distant pairs, and on published sets."""
-    pairs, others = ([row for row in rows if (row.setting("sets") == "pairs") == own] for own in (True, False))
+    pairs, others = ([row for row in rows if (row.setting("sets") in OWN) == own] for own in (True, False))
     return {name: table(some) for name, table, some in (("pairs", of_pairs, pairs), ("sets", of_sets, others)) if some}
 
 

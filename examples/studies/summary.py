@@ -41,7 +41,7 @@ TASKS = (
      "results_e3nn.md#associative-recall"),
     ("Five charged particles", "nbody/errors", (), "MSE",
      "SE(3)-Hyena + local", "local only", {"epochs": 100}, "results_e3nn.md#charged-particles"),
-    ("Net force between distant fragments, meV/A", "ion_pairs/pairs", ("0.02",), "net force",
+    ("Net force between distant fragments, meV/A", "ion_pairs/pairs", ("ions and molecules", "0.02"), "net force",
      "predicted", "MACE", {"sets": ["pairs"], "learning_rate": 0.02}, "results_mace.md#ions-and-molecules-that-part"),
     ("Forces in bulk water, meV/A", "ion_pairs/sets", ("water",), "force",
      "predicted", "MACE", {"sets": ["water"]}, "results_mace.md#ions-and-molecules-that-part"),
