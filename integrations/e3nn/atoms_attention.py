@@ -31,18 +31,18 @@ _LARGE = 0.5  # largest remainder without a warning, relative to the largest sou
 
 
 class Atoms(NamedTuple):
-    """Data of atoms that neutral sources read.
+    """Atoms as hosts give them, beside positions, cells and graphs.
 
     Attributes:
-        elements: elements of the atoms, as one-hot rows.
+        elements: number of the element of each atom.
         edge_index: edges, in both directions.
-        square: squared length of each edge.
+        edge_vectors: vector of each edge, from its first to its second atom.
         total_charge: total charge of each graph; ``None`` if the data has none.
     """
 
-    elements: Float[Tensor, "nodes elements"]
+    elements: Int[Tensor, " nodes"]
     edge_index: Int[Tensor, "2 edges"]
-    square: Float[Tensor, " edges"]
+    edge_vectors: Float[Tensor, "edges 3"]
     total_charge: Float[Tensor, " graphs"] | None
 
 
@@ -99,13 +99,19 @@ class NeutralSources(StoresSettings):
         target = self._scalars(self.charges.expand(node_batch.count, -1, -1, -1))
         charge = atoms.total_charge
         charge = sources.new_zeros(node_batch.count) if charge is None else charge.to(sources.dtype)
-        constants = self._scalars(torch.tensordot(atoms.elements, self.constants, 1))
+        rows = self.one_hot(atoms.elements)
+        constants = self._scalars(torch.tensordot(rows, self.constants, 1))
         out = constants + self._transfers(sources, atoms)
         remainder = target * charge[:, None, None, None] - node_batch.sum(out)
         _warn_of_remainder(remainder.detach(), out.detach(), charge, node_batch.batch, atoms.total_charge is not None)
-        weight = (atoms.elements @ self.log_weights).exp()
+        weight = (rows @ self.log_weights).exp()
         share = weight / node_batch.spread(node_batch.sum(weight))
         return out + share[:, None, None, None] * node_batch.spread(remainder)
+
+    def one_hot(self, elements: Int[Tensor, " nodes"]) -> Float[Tensor, "nodes elements"]:
+        """Elements as rows with a single 1."""
+        numbers = torch.arange(self.embedding.shape[0], device=elements.device)
+        return (elements[:, None] == numbers).to(self.embedding.dtype)
 
     def _scalars(self, x: Float[Tensor, "*nodes charged"]) -> Float[Tensor, "*nodes size"]:
         """Numbers of the scalar columns, with zeros in the others."""
@@ -116,16 +122,16 @@ class NeutralSources(StoresSettings):
     ) -> Float[Tensor, "nodes heads kernels size"]:
         flat, count = sources.flatten(1), sources.shape[0]
         first, second = atoms.edge_index
-        square = atoms.square.to(flat.dtype)  # hosts give positions in double precision
+        square = atoms.edge_vectors.square().sum(1).to(flat.dtype)  # hosts give positions in double precision
         near = (1 - square / self.cutoff**2).clamp(min=0) ** 3 / self.avg_num_neighbors
         if is_traced(flat):  # models that NequIP compiles run without this library and its operators
-            found = gathered_edge_sum(near[None], flat[None], second, first, count)[0]
+            sums = gathered_edge_sum(near[None], flat[None], second, first, count)[0]
         else:
             order = torch.argsort(second, stable=True)
             edges = CSR.from_sorted(second[order], first[order], count, count)
-            found = edge_sum(near[order][None], flat[None], edges)[0]
+            sums = edge_sum(near[order][None], flat[None], edges)[0]
         degree = near.new_zeros(count).index_add(0, second, near)
-        return (found - degree[:, None] * flat).view_as(sources)
+        return (sums - degree[:, None] * flat).view_as(sources)
 
 
 @compile_mode("unsupported")
@@ -164,16 +170,14 @@ class AtomsEwaldAttention(IrrepsEwaldAttention):
         if not o3.Irreps(irreps_in).count(o3.Irrep("0e")):
             raise ValueError(f"irreps_in must have scalars 0e, which elements join, got {irreps_in}")
         super().__init__(irreps_in, irreps_out, **attn_kwargs)
-        self.invariants = [irrep.invariant for irrep in self.rows_in].index(True)
-        before = [[irrep.size * irrep.channels for irrep in rows[: self.invariants]] for rows in
-                  (self.rows_in, self.product.rows_in)]  # fmt: skip
-        self.embedded = slice(sum(before[0]), sum(before[0]) + self.rows_in[self.invariants].channels)
-        start, channels = sum(before[1]), self.product.rows_in[self.invariants].channels
-        size = sum(irrep.size * irrep.channels for irrep in self.product.rows_in)
-        self.neutral = NeutralSources(
-            num_elements, self.rows_in[self.invariants].channels, (self.heads, self.counts[1]),
-            slice(start, start + channels), size, cutoff, avg_num_neighbors,
-        )  # fmt: skip
+        rows, parts = self.rows_in, self.product.rows_in
+        self.invariants = n = [irrep.invariant for irrep in rows].index(True)
+        self.embedded, charged = (
+            slice(sum(r.dim for r in each[:n]), sum(r.dim for r in each[: n + 1])) for each in (rows, parts)
+        )
+        size = sum(irrep.dim for irrep in parts)
+        shape = self.heads, self.counts[1]
+        self.neutral = NeutralSources(num_elements, rows[n].channels, shape, charged, size, cutoff, avg_num_neighbors)
 
     def forward(  # type: ignore[override]  # atoms are required
         self, x: Tensor, pos: Tensor, batch: Tensor | None = None, *, atoms: Atoms, **graphs: Any
@@ -184,8 +188,7 @@ class AtomsEwaldAttention(IrrepsEwaldAttention):
 
     def attend(self, x: Tensor, *graphs: Any, atoms: Atoms) -> Tensor:  # type: ignore[override]
         with full_precision(x.device):
-            atoms = atoms._replace(elements=atoms.elements.to(self.octaves.dtype))
-            embedding, columns = atoms.elements @ self.neutral.embedding, self.embedded
+            embedding, columns = self.neutral.one_hot(atoms.elements) @ self.neutral.embedding, self.embedded
             x = x + nn.functional.pad(embedding, (columns.start, x.shape[1] - columns.stop))
         return super().attend(x, *graphs, atoms=atoms)
 
@@ -216,7 +219,7 @@ class AtomsEwaldAttention(IrrepsEwaldAttention):
 @checks.of_values
 def _warn_of_remainder(
     remainder: Float[Tensor, "graphs heads kernels size"], sources: Float[Tensor, "nodes heads kernels size"],
-    charge: Float[Tensor, " graphs"], batch: Int[Tensor, " nodes"], given: bool,
+    charge: Float[Tensor, " graphs"], batch: Int[Tensor, " nodes"], known: bool,
 ) -> None:  # fmt: skip
     """Warn of graphs without a charge whose sources do not sum to zero by themselves. The text is the same for all
     graphs, so that it is printed once."""
@@ -226,7 +229,7 @@ def _warn_of_remainder(
     largest = torch.zeros_like(remainder.flatten(1)).scatter_reduce(0, batch[:, None].expand_as(each), each, "amax")
     large = (remainder.abs().flatten(1) > _LARGE * largest + 1e-6).any(1) & (charge == 0)
     if large.any():
-        total = "is 0 in the data" if given else "is not in the data and counts as 0"
+        total = "is 0 in the data" if known else "is not in the data and counts as 0"
         warnings.warn(
             f"Coulomb sources of a graph do not sum to its total charge, which {total}: the remainder is spread over "
             "all its atoms, so distant fragments change each other. Give the total charge if the graph is an ion; if "
@@ -241,10 +244,10 @@ def total_charge_of(data: Mapping[str, Any]) -> Tensor | None:
     Raises:
         ValueError: if both are given and differ.
     """
-    found = [data[name].flatten() for name in ("total_charge", "charge") if data.get(name) is not None]
-    if len(found) == 2:
-        _check_equal(*found)
-    return found[0] if found else None
+    charges = [data[name].flatten() for name in ("total_charge", "charge") if data.get(name) is not None]
+    if len(charges) == 2:
+        _check_equal(*charges)
+    return charges[0] if charges else None
 
 
 @checks.of_values

@@ -13,9 +13,10 @@ from e3nn import o3
 from torch import Tensor, nn
 
 from tg_equiattn.functional.waves.charges import charge_energies
-from tg_equiattn.nn.waves.charges import UNIT, PredictedChargeInteraction
+from tg_equiattn.nn.waves.charges import UNIT, ChargeOutputs, PredictedChargeInteraction
 from tg_equiattn.node_batch import NodeBatch
 
+from .atoms_attention import Atoms
 from .charge_interaction import IrrepsChargeInteraction, IrrepsPredictedChargeInteraction
 
 Layer = IrrepsChargeInteraction | IrrepsPredictedChargeInteraction
@@ -59,19 +60,25 @@ def layer_of_charges(
         return IrrepsPredictedChargeInteraction(names, irreps[0], **options)
     if unknown := [name for name in charges if name not in names]:
         raise ValueError(f"charges must be of {kind}s of the model, {', '.join(names)}, got {', '.join(unknown)}")
-    given = {name: charges.get(name, torch.nan) for name in names}
-    return IrrepsChargeInteraction(given, irreps[1] if learn is True else None, **options)
+    each = {name: charges.get(name, torch.nan) for name in names}
+    return IrrepsChargeInteraction(each, irreps[1] if learn is True else None, **options)
+
+
+def interact(layer: Layer, atoms: Atoms, features: Tensor, graphs: dict[str, Any]) -> ChargeOutputs:
+    """Energies, charges and dipoles of atoms. The layer reads the last of the ``features``, if it reads any."""
+    read: dict[str, Tensor] = {}
+    if layer.weights is not None:
+        read = {"features": features[:, -layer.irreps_in.dim :], "edge_index": atoms.edge_index,
+                "edge_vectors": atoms.edge_vectors}  # fmt: skip
+    return layer(atoms.elements, total_charge=atoms.total_charge, **read, **graphs)
 
 
 class Sample(NamedTuple):
     """A batch of data, and what a model with charges makes of it.
 
     Attributes:
-        elements: number of the element of each node.
+        atoms: the atoms.
         graphs: ``pos``, ``batch``, ``cell``, ``pbc`` and ``batch_size``.
-        edge_index: edges, in both directions.
-        edge_vectors: vector of each edge.
-        total_charge: total charge of each graph.
         labels: forces of the data; ``None`` without.
         scalars: features that the layer of charges reads; ``None`` if it reads none.
         energies: energies of nodes of the charges.
@@ -79,11 +86,8 @@ class Sample(NamedTuple):
         far: forces of the charges.
     """
 
-    elements: Tensor
+    atoms: Atoms
     graphs: dict[str, Any]
-    edge_index: Tensor
-    edge_vectors: Tensor
-    total_charge: Tensor | None
     labels: Tensor | None
     scalars: Tensor | None
     energies: Tensor
@@ -115,8 +119,8 @@ def fit_charges(layer: Any, samples: Callable[[], Iterable[Sample]], search: boo
     forces: list[tuple[Tensor, ...]] = []
     sizes: list[Tensor] = []
     for sample in samples():
-        node_batch = NodeBatch.flat(sample.elements, sample.graphs["batch"], sample.graphs["batch_size"])
-        content = nn.functional.one_hot(sample.elements, kinds).double()
+        node_batch = NodeBatch.flat(sample.atoms.elements, sample.graphs["batch"], sample.graphs["batch_size"])
+        content = nn.functional.one_hot(sample.atoms.elements, kinds).double()
         rows.append(node_batch.mean(torch.cat([content, sample.energies.detach().double()[:, None]], 1)).cpu())
         if learned and sample.scalars is not None:
             sizes.append(sample.scalars.detach().square().mean())
@@ -142,11 +146,11 @@ def fit_charges(layer: Any, samples: Callable[[], Iterable[Sample]], search: boo
         layer.offsets.copy_(offsets)
         if not forces:
             return 1.0
-        labels, own, far = (torch.cat(x) for x in zip(*forces, strict=True))
-        rest = labels - scale * far
-        trained = (labels - own).norm() < _TRAINED * labels.norm()
-        if trained and (own * rest).sum() > 0:
-            factor = float((own * rest).sum() / own.square().sum())
+        labels, model_forces, charge_forces = (torch.cat(x) for x in zip(*forces, strict=True))
+        rest = labels - scale * charge_forces
+        trained = (labels - model_forces).norm() < _TRAINED * labels.norm()
+        if trained and (model_forces * rest).sum() > 0:
+            factor = float((model_forces * rest).sum() / model_forces.square().sum())
         else:
             factor = float(rest.norm() / labels.norm())
         return min(1.0, factor) if predicted else factor
@@ -168,7 +172,7 @@ def _factor(square: Tensor, product: Tensor) -> float:
 
 def _narrow_forces(layer: Any, sample: Sample) -> Tensor:
     """Forces of the charges through a narrow kernel, (nodes, 3, 1)."""
-    charges = layer.constants.index_select(0, sample.elements).double()
+    charges = layer.constants.index_select(0, sample.atoms.elements).double()
     pos = sample.graphs["pos"].detach().requires_grad_()
     with torch.enable_grad():
         width, options = _NARROW * layer.cutoff, {"method": layer.method, "error": layer.error}
@@ -179,8 +183,8 @@ def _narrow_forces(layer: Any, sample: Sample) -> Tensor:
 
 def _pair_forces(layer: Any, sample: Sample) -> Tensor:
     """Central forces between two elements, with radial functions that vanish at the cutoff, (nodes, 3, columns)."""
-    (first, second), vectors = sample.edge_index, sample.edge_vectors.detach().double()
-    elements, kinds = sample.elements, len(layer.names)
+    (first, second), vectors = sample.atoms.edge_index, sample.atoms.edge_vectors.detach().double()
+    elements, kinds = sample.atoms.elements, len(layer.names)
     low, high = torch.minimum(elements[first], elements[second]), torch.maximum(elements[first], elements[second])
     pair, length = high * (high + 1) // 2 + low, vectors.norm(dim=1, keepdim=True)
     waves = math.pi * torch.arange(1, _RADIAL + 1, device=vectors.device) * length / layer.cutoff
@@ -212,10 +216,10 @@ def fit_predicted_charges(layer: PredictedChargeInteraction, samples: Iterable[S
     every: list[tuple[Tensor, ...]] = []
     each: list[_Pairs] = []
     for sample in samples:
-        content = nn.functional.one_hot(sample.elements, len(layer.names)).double()
+        content = nn.functional.one_hot(sample.atoms.elements, len(layer.names)).double()
         x = torch.cat([content, cast("Tensor", sample.scalars).detach().double()], 1)
         sums = NodeBatch.flat(x, sample.graphs["batch"], sample.graphs["batch_size"]).sum(x)
-        charge = cast("Tensor", sample.total_charge).double().flatten() * layer.dielectric**-0.5
+        charge = cast("Tensor", sample.atoms.total_charge).double().flatten() * layer.dielectric**-0.5
         every.append((x.cpu(), sums.cpu(), charge.cpu()))
         if sample.labels is not None and sample.labels.any():
             each.append(_pairs_of_fragments(x, sample, layer.coulomb_constant))
@@ -253,11 +257,11 @@ def fit_predicted_charges(layer: PredictedChargeInteraction, samples: Iterable[S
 def _pairs_of_fragments(x: Tensor, sample: Sample, coulomb_constant: float) -> _Pairs:
     """Pairs of fragments of open graphs that have two, with sums of the inputs x of nodes."""
     graphs, count = sample.graphs, sample.graphs["batch_size"]
-    batch = torch.zeros_like(sample.elements) if graphs["batch"] is None else graphs["batch"]
+    batch = torch.zeros_like(sample.atoms.elements) if graphs["batch"] is None else graphs["batch"]
     smallest = torch.arange(
         len(x), device=x.device
     )  # node of the fragment of each node; edges join nodes of a fragment
-    source, target = sample.edge_index
+    source, target = sample.atoms.edge_index
     while True:
         least = smallest.scatter_reduce(0, target, smallest[source], "amin")
         least = least[least]
@@ -269,8 +273,8 @@ def _pairs_of_fragments(x: Tensor, sample: Sample, coulomb_constant: float) -> _
     open_graph = torch.ones_like(graph, dtype=torch.bool) if repeats is None else ~repeats.any(-1)[graph]
     two = (graph.bincount(minlength=count)[graph] == 2) & open_graph
     first, second = two.nonzero()[:, 0].view(-1, 2).unbind(1)
-    own = [cast("Tensor", sample.labels).double(), x, graphs["pos"].detach().double()]
-    force, inputs, center = (v.new_zeros(len(fragments), v.shape[1]).index_add(0, of_node, v) for v in own)
+    values = [cast("Tensor", sample.labels).double(), x, graphs["pos"].detach().double()]
+    force, inputs, center = (v.new_zeros(len(fragments), v.shape[1]).index_add(0, of_node, v) for v in values)
     center = center / sizes[:, None]
     apart = center[first] - center[second]
     distance = apart.norm(dim=1)

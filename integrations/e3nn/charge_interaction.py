@@ -231,5 +231,5 @@ def _scalars(irreps: str) -> Int[Tensor, " columns"]:
     """Columns of the scalars ``0e`` among features."""
     parsed = o3.Irreps(irreps)
     parts = zip(parsed, parsed.slices(), strict=True)
-    own = [torch.arange(part.start, part.stop) for (_, ir), part in parts if ir == o3.Irrep("0e")]
-    return torch.cat([torch.zeros(0, dtype=torch.int64), *own])
+    columns = [torch.arange(part.start, part.stop) for (_, ir), part in parts if ir == o3.Irrep("0e")]
+    return torch.cat([torch.zeros(0, dtype=torch.int64), *columns])

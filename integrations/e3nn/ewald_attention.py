@@ -203,11 +203,11 @@ def _rows(name: str, irreps: o3.Irreps) -> list[Irrep]:
 
 def _columns(irreps: str, inverse: bool = False) -> Int[Tensor, " columns"]:
     """The column in features for each column of rows (of `EwaldLayer`), or the inverse permutation."""
-    parsed, found = o3.Irreps(irreps), []
+    parsed, parts = o3.Irreps(irreps), []
     each = list(zip(parsed, parsed.slices(), strict=True))
-    for own in _rows("irreps", parsed):
-        same = [(mul, where) for (mul, ir), where in each if (ir.l, ir.p) == own[:2]]
-        columns = torch.cat([torch.arange(where.start, where.stop).view(mul, own.size) for mul, where in same])
-        found.append(columns.T.flatten())
-    columns = torch.cat(found)
+    for row in _rows("irreps", parsed):
+        same = [(mul, where) for (mul, ir), where in each if (ir.l, ir.p) == row[:2]]
+        columns = torch.cat([torch.arange(where.start, where.stop).view(mul, row.size) for mul, where in same])
+        parts.append(columns.T.flatten())
+    columns = torch.cat(parts)
     return columns.argsort() if inverse else columns

@@ -53,19 +53,19 @@ class LongRangeCalculator(MACECalculator):
             self.implemented_properties.extend(("long_range_energy", "charges", "dipole", "born_charges"))
 
     def calculate(self, atoms: Atoms | None = None, properties: Any = None, system_changes: Any = all_changes) -> None:
-        own, atoms = self.info_keys, self.atoms if atoms is None else atoms
+        keys, atoms = self.info_keys, self.atoms if atoms is None else atoms
         if (atoms.pbc & ~atoms.cell.array.any(1)).any():
             raise ValueError(
                 f"atoms.cell must have a lattice vector wherever atoms.pbc is true, got {atoms.cell.array.tolist()} "
                 f"with pbc {atoms.pbc.tolist()}: set a cell, or atoms.pbc = False for a molecule"
             )
         calculation, key = Calculation("born_charges" in (properties or ()), []), self._charge_key(atoms)
-        token, self.info_keys = CALCULATION.set(calculation), own | {"total_charge": key}
+        token, self.info_keys = CALCULATION.set(calculation), keys | {"total_charge": key}
         try:
             super().calculate(atoms, properties, system_changes)
         finally:
             CALCULATION.reset(token)
-            self.info_keys = own
+            self.info_keys = keys
         outputs, pbc = calculation.outputs, self.atoms.pbc
         for name, unit in (("long_range_energy", self.energy_units_to_eV), ("born_charges", 1.0)):
             if outputs and name in outputs[0]:
@@ -131,6 +131,6 @@ class ChargeLoss(torch.nn.Module):
         if self.total_charge and "shared_charge" in pred:
             out = out + self.total_charge * pred["shared_charge"].square().mean()
         elif self.total_charge:
-            found = torch.zeros_like(ref["total_charge"]).index_add(0, ref["batch"], pred["charges"])
-            out = out + self.total_charge * (found - ref["total_charge"]).square().mean()
+            sums = torch.zeros_like(ref["total_charge"]).index_add(0, ref["batch"], pred["charges"])
+            out = out + self.total_charge * (sums - ref["total_charge"]).square().mean()
         return out

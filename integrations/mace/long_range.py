@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tg_equiattn.checks import python_numbers
 
-from ..e3nn.atoms_attention import AtomsEwaldAttention, total_charge_of
-from ..e3nn.atoms_charges import Layer, Sample, fit_charges, layer_of_charges
-from .model import _LONG_RANGE, LongRangeFeatures, LongRangeProduct, edge_vectors, graphs_of, interact
+from ..e3nn.atoms_attention import AtomsEwaldAttention
+from ..e3nn.atoms_charges import Layer, Sample, fit_charges, interact, layer_of_charges
+from .model import _LONG_RANGE, LongRangeFeatures, LongRangeProduct, atoms_of, graphs_of
 
 
 @python_numbers
@@ -131,10 +131,8 @@ def add_long_range(
                 f"after, gain and settings of attention must be left out with charges, got after={after}, gain={gain}, "
                 f"{attn_kwargs}: call add_long_range for one of the two"
             )
-        names, outputs = (
-            [chemical_symbols[z] for z in model.atomic_numbers.tolist()],
-            [product.linear.irreps_out for product in model.products],
-        )
+        names = [chemical_symbols[z] for z in model.atomic_numbers.tolist()]
+        outputs = [product.linear.irreps_out for product in model.products]
         layer = layer_of_charges(
             charges, learn, names, "element", (sum(outputs, o3.Irreps()), outputs[-1]), width, float(model.r_max),
             avg_num_neighbors=float(model.interactions[-1].avg_num_neighbors), dielectric=dielectric, **sums,
@@ -169,8 +167,8 @@ def add_long_range(
             avg_num_neighbors=float(model.interactions[n].avg_num_neighbors), **sums, **attn_kwargs,
         )  # fmt: skip
         layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, x, data))
-    for target, found in zip(targets, layers, strict=True):
-        target.__class__, target.long_range = LongRangeProduct, found
+    for target, features in zip(targets, layers, strict=True):
+        target.__class__, target.long_range = LongRangeProduct, features
     model.__class__ = _LONG_RANGE[type(model)]
     return model
 
@@ -180,14 +178,11 @@ def _sample(model: MACE, layer: Layer, data: dict[str, Any]) -> Sample:
     """Run a model without its charges, and the charges, on a batch."""
     data = dict(data)
     out = model(data, training=True)
-    features, pos = out["node_feats"], data["positions"]
-    energies = interact(layer, data, None, features).energies
-    (slopes,) = torch.autograd.grad(energies.sum(), pos)
+    features, atoms, graphs = out["node_feats"], atoms_of(data), graphs_of(data, None)
+    energies = interact(layer, atoms, features, graphs).energies
+    (slopes,) = torch.autograd.grad(energies.sum(), graphs["pos"])
     scalars = None if layer.weights is None else layer.scalars_of(features[:, -layer.irreps_in.dim :])
-    return Sample(
-        data["node_attrs"].argmax(1), graphs_of(data, None), data["edge_index"], edge_vectors(data),
-        total_charge_of(data), data.get("forces"), scalars, energies, out["forces"], -slopes,
-    )  # fmt: skip
+    return Sample(atoms, graphs, data.get("forces"), scalars, energies, out["forces"], -slopes)
 
 
 def _tensors(batch: Any, like: Tensor) -> dict[str, Tensor]:
@@ -199,10 +194,10 @@ def _tensors(batch: Any, like: Tensor) -> dict[str, Tensor]:
 
 def _seen(model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module]) -> list[Tensor]:
     """Run the model. Return the output of each of the product blocks ``targets``."""
-    found: dict[torch.nn.Module, Tensor] = {}
+    outputs: dict[torch.nn.Module, Tensor] = {}
 
-    def see(target: torch.nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-        found[target] = out.detach()
+    def see(target: torch.nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        outputs[target] = out.detach()
 
     hooks = [target.register_forward_hook(see) for target in targets]
     try:
@@ -210,4 +205,4 @@ def _seen(model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module])
     finally:
         for hook in hooks:
             hook.remove()
-    return [found[target] for target in targets]
+    return [outputs[target] for target in targets]

@@ -16,12 +16,12 @@ from mace.modules.utils import get_outputs
 from mace.tools.scripts_utils import remove_pt_head
 from torch import Tensor
 
-from tg_equiattn.checks import of_values
+from tg_equiattn.checks import must_hold, of_values
 from tg_equiattn.nn import PredictedChargeInteraction
-from tg_equiattn.nn.waves.charges import ChargeLayer, ChargeOutputs
+from tg_equiattn.nn.waves.charges import ChargeLayer
 
 from ..e3nn.atoms_attention import Atoms, AtomsEwaldAttention, total_charge_of
-from ..e3nn.atoms_charges import Layer
+from ..e3nn.atoms_charges import Layer, interact
 
 
 class Call(NamedTuple):
@@ -42,11 +42,11 @@ CALL: contextvars.ContextVar[Call] = contextvars.ContextVar("call")
 CALCULATION: contextvars.ContextVar[Calculation | None] = contextvars.ContextVar("calculation", default=None)
 
 
-def atoms_of(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
-    """Arguments of attention from the data of a call."""
-    square = edge_vectors(data).square().sum(1)
-    atoms = Atoms(data["node_attrs"], data["edge_index"], square, total_charge_of(data))
-    return {"atoms": atoms} | graphs_of(data, displacement)
+def atoms_of(data: dict[str, Any]) -> Atoms:
+    """The atoms of the data of a call."""
+    (first, second), pos = data["edge_index"], data["positions"]
+    vectors = pos[second] - pos[first] + data["shifts"]
+    return Atoms(data["node_attrs"].argmax(1), data["edge_index"], vectors, total_charge_of(data))
 
 
 def graphs_of(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
@@ -72,12 +72,6 @@ def directions_of(data: dict[str, Any]) -> Tensor:
     return pbc.expand(1, 3) if pbc.numel() == 1 else pbc.view(-1, 3)
 
 
-def edge_vectors(data: dict[str, Any]) -> Tensor:
-    """The vector of each edge, from its first to its second atom."""
-    first, second = data["edge_index"]
-    return data["positions"][second] - data["positions"][first] + data["shifts"]
-
-
 class LongRangeFeatures(torch.nn.Module):
     """``gain`` times attention, with scales that are measured once, on the atoms of ``data``.
 
@@ -99,18 +93,20 @@ class LongRangeFeatures(torch.nn.Module):
         self.attention = attention
         self.gain = torch.nn.Parameter(x.new_tensor(gain))
         self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
-        atoms = atoms_of(data, None)
-        if not bool(((data["ptr"].diff() > 1) | atoms["pbc"].any(1)).any()):
+        graphs = graphs_of(data, None)
+        if not bool(((data["ptr"].diff() > 1) | graphs["pbc"].any(1)).any()):
             raise ValueError(
                 f"batch must have graphs in which atoms attend to others, got {x.shape[0]} open graphs of one atom "
                 "each: attention has no size to measure there; pass a typical sample of the training data"
             )
         with torch.no_grad():
-            found = attention(x / self.scale_in, **atoms)
-        self.register_buffer("scale_out", self.scale_in / _sizes(found, attention.irreps_out))
+            result = attention(x / self.scale_in, atoms=atoms_of(data), **graphs)
+        self.register_buffer("scale_out", self.scale_in / _sizes(result, attention.irreps_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.gain * self.scale_out * self.attention(x / self.scale_in, **atoms_of(*CALL.get()))
+        call = CALL.get()
+        out = self.attention(x / self.scale_in, atoms=atoms_of(call.data), **graphs_of(*call))
+        return self.gain * self.scale_out * out
 
 
 def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:
@@ -186,8 +182,8 @@ class _LongRangeModel(MACE):
                        "compute_stress": compute_stress, "compute_hessian": compute_hessian}  # fmt: skip
         token = CALL.set(call)
         try:
-            own = derivatives if layer is None else dict.fromkeys(derivatives, False)
-            out = super().forward(data, training, compute_displacement=strained, **own, **more)
+            asked = derivatives if layer is None else dict.fromkeys(derivatives, False)
+            out = super().forward(data, training, compute_displacement=strained, **asked, **more)
         finally:
             CALL.reset(token)
         if strained and out["displacement"] is not data["displacement"]:
@@ -203,30 +199,34 @@ class _LongRangeModel(MACE):
             )  # fmt: skip
             out.update(zip(("forces", "virials", "stress", "hessian"), results, strict=False))
         if calculation is not None:
-            found = {name: out[name] for name in ("long_range_energy", "born_charges") if name in out}
+            outputs = {name: out[name] for name in ("long_range_energy", "born_charges") if name in out}
             volume = torch.linalg.det(data["cell"].view(-1, 3, 3)[0]).abs()
-            calculation.outputs.append(found | {"volume": volume})
+            calculation.outputs.append(outputs | {"volume": volume})
         return out
 
 
 def _add_charges(layer: Layer, out: dict[str, Any], call: Call, training: bool, born: bool) -> Tensor:
     """Add energies of charges to the energies that MACE returned, and the outputs of charges. Return the energy of the
     charges of each graph."""
-    data, found = call.data, interact(layer, call.data, call.displacement, out["node_feats"])
-    each = torch.stack([found.energies, found.energies - found.offsets], 1)
+    data = call.data
+    result = interact(layer, atoms_of(data), out["node_feats"], graphs_of(*call))
+    each = torch.stack([result.energies, result.energies - result.offsets], 1)
     graphs = each.new_zeros(data["ptr"].numel() - 1, 2).index_add(0, data["batch"], each)
     long_range, added = graphs.unbind(1)
     for name, energies in (("energy", added), ("interaction_energy", added), ("node_energy", each[:, 1])):
         if name in out:
             out[name] = out[name] + energies
-    out["charges"], out["dipole"] = found.charges, found.dipole
+    out["charges"], out["dipole"] = result.charges, result.dipole
     predicted = isinstance(layer, PredictedChargeInteraction)
     if predicted:
-        out["shared_charge"] = found.shared
+        out["shared_charge"] = result.shared
     if born:
         if predicted:
-            _refuse_born_charges(directions_of(data))
-        out["born_charges"] = layer.born_charges(found.dipole, data["positions"], training)
+            text = (
+                "born_charges must be asked of open graphs where charges are predicted, got graphs that repeat, whose "
+            )
+            must_hold(~directions_of(data).any(), text + "dipole is not defined: give charges for elements")
+        out["born_charges"] = layer.born_charges(result.dipole, data["positions"], training)
     return long_range
 
 
@@ -247,15 +247,6 @@ for _plain, _own in _LONG_RANGE.items():
 
 
 @of_values
-def _refuse_born_charges(pbc: Tensor) -> None:
-    if bool(pbc.any()):
-        raise ValueError(
-            "born_charges must be asked of open graphs where charges are predicted, got graphs that repeat, whose "
-            "dipole is not defined: give charges for elements"
-        )
-
-
-@of_values
 def _warn_of_slabs(pbc: Tensor) -> None:
     if bool((pbc.any(1) & ~pbc.all(1)).any()):
         warnings.warn(
@@ -263,16 +254,6 @@ def _warn_of_slabs(pbc: Tensor) -> None:
             "volume of the cell of the atoms",
             stacklevel=2,
         )
-
-
-def interact(layer: Layer, data: dict[str, Any], displacement: Tensor | None, features: Tensor) -> ChargeOutputs:
-    """Energies, charges and dipoles for the data of a call, from the features of all blocks."""
-    own: dict[str, Any] = {}
-    if layer.weights is not None:
-        own = {"features": features[:, -layer.irreps_in.dim :], "edge_index": data["edge_index"],
-               "edge_vectors": edge_vectors(data)}  # fmt: skip
-    elements, total_charge = data["node_attrs"].argmax(1), total_charge_of(data)
-    return layer(elements, total_charge=total_charge, **own, **graphs_of(data, displacement))
 
 
 def select_head(model: MACE, head: str | None = None) -> MACE:
@@ -310,7 +291,7 @@ def copy_long_range(source: MACE, target: MACE) -> MACE:
     if unknown := [z for z in wanted if z not in known]:
         raise ValueError(f"target must have elements of source, {known}, got {unknown} beside them")
     rows, like = [known.index(z) for z in wanted], next(target.parameters())
-    own = dict(target.named_modules())
+    modules = dict(target.named_modules())
     for name, module in source.named_modules():
         layer = getattr(module, "long_range", None)
         if isinstance(layer, (LongRangeFeatures, ChargeLayer)):
@@ -319,10 +300,10 @@ def copy_long_range(source: MACE, target: MACE) -> MACE:
                 neutral = layer.attention.neutral
                 for of_elements in ("embedding", "constants", "log_weights"):
                     setattr(neutral, of_elements, torch.nn.Parameter(getattr(neutral, of_elements).detach()[rows]))
-                own[name].__class__ = LongRangeProduct
+                modules[name].__class__ = LongRangeProduct
             else:
                 layer.select(rows)  # type: ignore[operator]
-            own[name].long_range = layer
+            modules[name].long_range = layer
     target.__class__ = _LONG_RANGE[type(target)]
     return target
 

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from tg_equiattn import checks
 from tg_equiattn.modes import is_traced
-from tg_equiattn.nn.waves.charges import ChargeOutputs
 
 from ..e3nn.atoms_attention import Atoms, AtomsEwaldAttention
-from ..e3nn.atoms_charges import layer_of_charges
+from ..e3nn.atoms_charges import interact, layer_of_charges
 
 ENERGY, SHARED = "long_range_energy", "shared_charge"
 
@@ -58,6 +57,12 @@ class LongRangeModule(GraphModuleMixin, torch.nn.Module):
             if traced:
                 sizes["max_num_nodes"] = pos.shape[0] if self.max_num_nodes is None else self.max_num_nodes
         return {"pos": pos, "batch": batch, "cell": cell, "pbc": pbc, **sizes}
+
+    def read_atoms(self, data: AtomicDataDict.Type) -> Atoms:
+        """Types, edges and total charges."""
+        vectors = with_edge_vectors_(data, with_lengths=False)[AtomicDataDict.EDGE_VECTORS_KEY]
+        types, charge = data[AtomicDataDict.ATOM_TYPE_KEY].flatten(), data.get(AtomicDataDict.TOTAL_CHARGE_KEY)
+        return Atoms(types, data[AtomicDataDict.EDGE_INDEX_KEY], vectors, None if charge is None else charge.flatten())
 
     def _repeating(self, data: AtomicDataDict.Type, cell: Tensor, pbc: Tensor | None) -> tuple[Any, Any]:
         """The cell, and a mask (graphs, 3) of the lattice vectors along which frames repeat, which comes from edges if
@@ -183,8 +188,8 @@ class LongRange(LongRangeModule):
     ) -> None:
         field = AtomicDataDict.NODE_FEATURES_KEY
         super().__init__(method, max_num_nodes, irreps_in, [field], {field: irreps_in.get(field)})
-        given = {"features": features, "max_num_nodes": max_num_nodes}
-        checks.positive(**{name: n for name, n in given.items() if n is not None})
+        counts = {"features": features, "max_num_nodes": max_num_nodes}
+        checks.positive(**{name: n for name, n in counts.items() if n is not None})
         irreps = o3.Irreps(irreps_in[field])
         few = irreps if features is None else o3.Irreps([(min(mul, features), ir) for mul, ir in irreps])
         max_hkl = None if max_hkl is None else tuple(max_hkl)  # lists of configuration files cannot be packaged
@@ -192,24 +197,14 @@ class LongRange(LongRangeModule):
             few, few, num_elements=len(type_names), cutoff=r_max, avg_num_neighbors=avg_num_neighbors, width=width,
             method=method, max_hkl=max_hkl, **attn_kwargs,
         )  # fmt: skip
-        self.num_types = len(type_names)
         self.before, self.after = o3.Linear(irreps, few), o3.Linear(few, irreps)
         self.gain = torch.nn.Parameter(torch.tensor(float(gain)))
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         graphs, x = self.read_frames(data), data[AtomicDataDict.NODE_FEATURES_KEY]
-        found = self.attention(self.before(x), atoms=self._atoms(data, x), **graphs)
-        data[AtomicDataDict.NODE_FEATURES_KEY] = x + self.gain * self.after(found)
+        attended = self.attention(self.before(x), atoms=self.read_atoms(data), **graphs)
+        data[AtomicDataDict.NODE_FEATURES_KEY] = x + self.gain * self.after(attended)
         return data
-
-    def _atoms(self, data: AtomicDataDict.Type, x: Tensor) -> Atoms:
-        vectors = with_edge_vectors_(data, with_lengths=False)[AtomicDataDict.EDGE_VECTORS_KEY]
-        types, charge = data[AtomicDataDict.ATOM_TYPE_KEY].flatten(), data.get(AtomicDataDict.TOTAL_CHARGE_KEY)
-        return Atoms(
-            (types[:, None] == torch.arange(self.num_types, device=x.device)).to(x.dtype),
-            data[AtomicDataDict.EDGE_INDEX_KEY], vectors.square().sum(1),
-            None if charge is None else charge.flatten(),
-        )  # fmt: skip
 
 
 @checks.python_numbers
@@ -300,26 +295,15 @@ class LongRangeCharges(LongRangeModule):
         layer, graphs = self.interaction, self.read_frames(data)
         fitted = ~layer.offsets.isnan().any()
         checks.must_hold(fitted, "charges must be fitted before training: add FitCharges to the trainer's callbacks")
-        types = data[AtomicDataDict.ATOM_TYPE_KEY].flatten()
-        out = self.interact(data, graphs)
+        atoms = self.read_atoms(data)
+        out = interact(layer, atoms, data[AtomicDataDict.NODE_FEATURES_KEY], graphs)
         energies, each = out.energies[:, None], data[AtomicDataDict.PER_ATOM_ENERGY_KEY]
-        batch = torch.zeros_like(types) if graphs["batch"] is None else graphs["batch"]
+        batch = torch.zeros_like(atoms.elements) if graphs["batch"] is None else graphs["batch"]
         data[ENERGY] = energies.new_zeros(out.dipole.shape[0], 1).index_add(0, batch, energies)
         data[AtomicDataDict.PER_ATOM_ENERGY_KEY] = each + (energies - out.offsets[:, None]).to(each.dtype)
         data[AtomicDataDict.CHARGE_KEY], data[AtomicDataDict.POLARIZATION_KEY] = out.charges[:, None], out.dipole
         if self.predicted:
             data[SHARED] = out.shared[:, None]
-        if self.born_charges and not is_traced(types):
+        if self.born_charges and not is_traced(energies):
             data[AtomicDataDict.BORN_CHARGE_KEY] = layer.born_charges(out.dipole, graphs["pos"], self.training)
         return data
-
-    def interact(self, data: AtomicDataDict.Type, graphs: dict[str, Any]) -> ChargeOutputs:
-        """Energies, charges and dipoles."""
-        own: dict[str, Tensor] = {}
-        if self.interaction.weights is not None:
-            with_edge_vectors_(data, with_lengths=False)
-            own = {"features": data[AtomicDataDict.NODE_FEATURES_KEY],
-                   "edge_index": data[AtomicDataDict.EDGE_INDEX_KEY],
-                   "edge_vectors": data[AtomicDataDict.EDGE_VECTORS_KEY]}  # fmt: skip
-        types, charge = data[AtomicDataDict.ATOM_TYPE_KEY].flatten(), data.get(AtomicDataDict.TOTAL_CHARGE_KEY)
-        return self.interaction(types, total_charge=charge, **own, **graphs)

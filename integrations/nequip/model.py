@@ -10,11 +10,11 @@ import lightning
 import torch
 from nequip.data import AtomicDataDict, register_fields
 from nequip.model import NequIPGNNModel, model_builder
-from nequip.nn import GraphModuleMixin, PerTypeScaleShift, with_edge_vectors_
+from nequip.nn import GraphModuleMixin, PerTypeScaleShift
 
 from tg_equiattn import checks
 
-from ..e3nn.atoms_charges import Sample, fit_charges
+from ..e3nn.atoms_charges import Sample, fit_charges, interact
 from .long_range import ENERGY, SHARED, LongRange, LongRangeCharges
 
 register_fields(graph_fields=[ENERGY, SHARED])
@@ -60,13 +60,15 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
     count = sum(name.endswith("_convnet") for name, _ in network.named_children())
     neighbors = model.get("avg_num_neighbors")
     each = list(neighbors.values()) if isinstance(neighbors, Mapping) else [1.0 if neighbors is None else neighbors]
-    own = {name: model[name] for name in ("type_names", "r_max")} | {"avg_num_neighbors": float(sum(each) / len(each))}
+    shared = {name: model[name] for name in ("type_names", "r_max")} | {
+        "avg_num_neighbors": float(sum(each) / len(each))
+    }
     if charges is not None:
         if after is not None:
             raise ValueError(f"after must be left out with charges, got {list(after)}: give one of the two")
         place = "per_type_energy_scale_shift"
         irreps_in = network.get_submodule(place).irreps_out
-        module = LongRangeCharges(charges, irreps_in=irreps_in, **own, **(long_range or {}))
+        module = LongRangeCharges(charges, irreps_in=irreps_in, **shared, **(long_range or {}))
         network.insert("long_range", module, after=place)
         network.irreps_out.update(module.irreps_out)
         built.irreps_out.update(network.irreps_out)
@@ -74,8 +76,8 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
     after = (0,) if after is None else after
     if not after or not all(isinstance(n, int) and 0 <= n < count for n in after) or len(set(after)) < len(after):
         raise ValueError(f"after must be different layers from 0 to {count - 1}, got {list(after)}")
-    scales = {"width": model["r_max"] / 2, "avg_num_nodes": own["avg_num_neighbors"]}
-    options = {**scales, **own, **(long_range or {})}
+    scales = {"width": model["r_max"] / 2, "avg_num_nodes": shared["avg_num_neighbors"]}
+    options = {**scales, **shared, **(long_range or {})}
     for n in after:
         layer = f"layer{n}_convnet"
         module = LongRange(irreps_in=network.get_submodule(layer).irreps_out, **options)
@@ -141,24 +143,19 @@ def fit_model(model: torch.nn.Module, module: LongRangeCharges, batches: list[At
 @torch.enable_grad()
 def _sample(model: torch.nn.Module, module: LongRangeCharges, data: AtomicDataDict.Type) -> Sample:
     """Run a model with its charges on a batch, and the charges alone on the features that they read."""
-    layer, found = module.interaction, list[Any]()
+    layer, outputs = module.interaction, list[Any]()
 
     def differentiate(target: torch.nn.Module, inputs: Any, out: AtomicDataDict.Type) -> None:
-        graphs = module.read_frames(out)
-        energies = module.interact(out, graphs).energies
+        graphs, features = module.read_frames(out), out[AtomicDataDict.NODE_FEATURES_KEY]
+        energies = interact(layer, module.read_atoms(out), features, graphs).energies
         slopes = torch.autograd.grad(energies.sum(), graphs["pos"], retain_graph=True)[0]
-        scalars = None if layer.weights is None else layer.scalars_of(out[AtomicDataDict.NODE_FEATURES_KEY])
-        found.extend((scalars, energies, -slopes))
+        outputs.extend((None if layer.weights is None else layer.scalars_of(features), energies, -slopes))
 
     hook = module.register_forward_hook(differentiate)
     try:
         forces = model(dict(data))[AtomicDataDict.FORCE_KEY].detach()
     finally:
         hook.remove()
-    data, (scalars, energies, of_charges) = with_edge_vectors_(dict(data), with_lengths=False), found
-    return Sample(
-        data[AtomicDataDict.ATOM_TYPE_KEY].flatten(), {"batch_size": 1, **module.read_frames(data)},
-        data[AtomicDataDict.EDGE_INDEX_KEY], data[AtomicDataDict.EDGE_VECTORS_KEY],
-        data.get(AtomicDataDict.TOTAL_CHARGE_KEY), data.get(AtomicDataDict.FORCE_KEY), scalars, energies,
-        forces - of_charges, of_charges,
-    )  # fmt: skip
+    data, graphs, (scalars, energies, far) = dict(data), {"batch_size": 1, **module.read_frames(data)}, outputs
+    labels = data.get(AtomicDataDict.FORCE_KEY)
+    return Sample(module.read_atoms(data), graphs, labels, scalars, energies, forces - far, far)

@@ -299,7 +299,7 @@ def with_elements():
     from tg_equiattn.integrations.e3nn.atoms_attention import Atoms
 
     edges = torch.tensor([[0, 1], [1, 0]])
-    return features() | {"atoms": Atoms(torch.eye(2)[[0, 1, 0, 1]], edges, torch.ones(2), torch.ones(1))}
+    return features() | {"atoms": Atoms(torch.tensor([0, 1, 0, 1]), edges, torch.eye(3)[:2], torch.ones(1))}
 
 
 def charged():

@@ -29,13 +29,13 @@ def attention():
 
 def atoms_of(pos, elements, charge=None, batch=None):
     """Edges of all pairs within the cutoff and within one graph."""
-    square = (pos[None] - pos[:, None]).square().sum(2)
+    vectors = pos[None] - pos[:, None]
+    square = vectors.square().sum(2)
     near = (square < 4.0) & (square > 0)
     if batch is not None:
         near &= batch[None] == batch[:, None]
     first, second = near.nonzero().T
-    hot = torch.nn.functional.one_hot(elements, ELEMENTS).double()
-    return Atoms(hot, torch.stack([first, second]), square[first, second], charge)
+    return Atoms(elements, torch.stack([first, second]), vectors[first, second], charge)
 
 
 def crystal_ball(radius):

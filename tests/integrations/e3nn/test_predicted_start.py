@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tg_equiattn.integrations.e3nn.atoms_attention import Atoms
 from tg_equiattn.integrations.e3nn.atoms_charges import Sample, fit_predicted_charges
 
 from tg_equiattn.nn import PredictedChargeInteraction
@@ -39,7 +40,8 @@ def fitted(*data, scalars):
     made = PredictedChargeInteraction(["A", "B"], width=0.8, scalars=scalars, cutoff=2.0)
     elements, features, graphs, edge_index, total_charge, labels = data
     none = torch.zeros(0)
-    sample = Sample(elements, graphs, edge_index, none, total_charge, labels, features, none, none, none)
+    atoms = Atoms(elements, edge_index, none, total_charge)
+    sample = Sample(atoms, graphs, labels, features, none, none, none)
     return made, fit_predicted_charges(made, [sample])
 
 

@@ -187,9 +187,9 @@ def lattice_of(
         bounds: largest Miller indices of each kernel; ``None`` reads cells.
         shared: true if all graphs are crystals, so that kernels share vectors.
     """
-    periodic, normals, truncates = cells.periodic, cells.normals(), any(own.long_range for own in ranges)
-    ends = [TAPER * own.cutoff for own in ranges]
-    table = _table([(end, own.margin, own.long_range) for end, own in zip(ends, ranges, strict=True)], pos.device)
+    periodic, normals, truncates = cells.periodic, cells.normals(), any(reach.long_range for reach in ranges)
+    ends = [TAPER * reach.cutoff for reach in ranges]
+    table = _table([(end, reach.margin, reach.long_range) for end, reach in zip(ends, ranges, strict=True)], pos.device)
     cutoff, margin, truncated = table.unbind(1)  # P
     radius = extent.norm(dim=1)[:, None] + margin  # B, P
     box = extent[:, None] + margin[:, None]  # B, P, 3
@@ -293,13 +293,13 @@ def _listed(
     stands for: zero for padding. For each end, so many of the first indices have shorter vectors."""
     if not is_readable(boxes):
         raise ValueError("max_hkl must be given where cells are traced or mapped over, got None")
-    found: list[Tensor] = []
+    numbers: list[Tensor] = []
     counts: list[int] = []
-    for box, own in zip(boxes.detach().to("cpu", torch.float64).flatten(2).unbind(1), ends, strict=True):
-        indices, each = zip(*(_indices_of(tuple(entries), own) for entries in box.tolist()), strict=True)
-        found.append(torch.nn.utils.rnn.pad_sequence(list(indices), batch_first=True))
+    for box, cutoffs in zip(boxes.detach().to("cpu", torch.float64).flatten(2).unbind(1), ends, strict=True):
+        indices, each = zip(*(_indices_of(tuple(entries), cutoffs) for entries in box.tolist()), strict=True)
+        numbers.append(torch.nn.utils.rnn.pad_sequence(list(indices), batch_first=True))
         counts += [max(of_graphs) for of_graphs in zip(*each, strict=True)]
-    return joined(found, 1).to(boxes.device), counts
+    return joined(numbers, 1).to(boxes.device), counts
 
 
 @cached(maxsize=1024)
@@ -372,11 +372,18 @@ def _assert_bounds(needed: Float[Tensor, "graphs kernels 3"], bounds: Sequence[t
     fits = (needed.amax(0) < _table(bounds, needed.device, torch.int64) + 1).all()
     largest = max(range(len(bounds)), key=lambda p: sum(bounds[p]))
     for axis, most in enumerate(bounds[largest]):
-        own, enough = needed[:, largest, axis].amax(), [math.ceil(most * _STEP**n) for n in range(_STEPS, -1, -1)]
+        largest_needed, enough = (
+            needed[:, largest, axis].amax(),
+            [math.ceil(most * _STEP**n) for n in range(_STEPS, -1, -1)],
+        )
         for more, less in itertools.pairwise(enough):
             text = f"max_hkl along lattice vector {'abc'[axis]} must be at least {more} for these cells, got {most}"
-            checks.must_hold((own < less + 1) | (own >= more + 1), text)  # own is not between the two
-        fits = fits | ((own >= most + 1) & (own < enough[0] + 1))  # or a text above tells the bound
+            checks.must_hold(
+                (largest_needed < less + 1) | (largest_needed >= more + 1), text
+            )  # own is not between the two
+        fits = fits | (
+            (largest_needed >= most + 1) & (largest_needed < enough[0] + 1)
+        )  # or a text above tells the bound
     checks.must_hold(fits, f"max_hkl must be far larger than {bounds[largest]} for these cells")
 
 

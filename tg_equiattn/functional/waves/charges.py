@@ -81,11 +81,13 @@ def charge_energies(
     cells = cells_of(cell, pbc, node_batch.count, charges)
     with full_precision(charges.device):
         charges = charges.to(torch.promote_types(charges.dtype, torch.float32))
-        one = charges.new_ones(1, 1)
-        kernel = Coulomb(width * one, 0.5 / width * one[..., None], bounds=((float(width), float(width)),))
+        unit = charges.new_ones(1, 1)
+        kernel = Coulomb(width * unit, 0.5 / width * unit[..., None], bounds=((float(width), float(width)),))
         interaction, source = Interaction((kernel,), Product(_values, ()), error, max_hkl), charges[:, None, None, None]
-        found = ewald_attention_impl(pos, torch.ones_like(source), (source,), interaction, node_batch, cells, method)
-        return charges * found[:, 0, 0]
+        potentials = ewald_attention_impl(
+            pos, torch.ones_like(source), (source,), interaction, node_batch, cells, method
+        )
+        return charges * potentials[:, 0, 0]
 
 
 def _values(features: Tensor, harmonics: Tensor | None, degree: int) -> Float[Tensor, "*shape channels"]:

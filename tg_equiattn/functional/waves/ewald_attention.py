@@ -17,8 +17,7 @@ from ..operators import OPERATOR, choose_form, tile_numbers, use_plain
 from ..tiles import is_whole, recomputed
 from .cells import Cells, cells_of
 from .kernels import Coulomb, Interaction, Kernel, Product, Sources
-from .reciprocal import reciprocal_sums
-from .terms import MANY, Choice, Images, Term, choices_of
+from .reciprocal import MANY, Choice, Images, Term, choices_of, reciprocal_sums
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -187,21 +186,22 @@ def _sums(
         return direct_sums(pos, query, tuple(sources), interaction)
     cells = (cells or Cells.none(rows.node_batch.count, pos.device)).select(rows.graph)
     terms, nufft = () if interaction.max_hkl else choice.terms, choice.method == "nufft"
-    groups: dict[Images | None, list[tuple[list[int], Kernel]]] = {}
+    groups: dict[Images | None, tuple[list[int], list[Kernel]]] = {}
     for columns, kernel, images in _parts(interaction.kernels, terms):
-        groups.setdefault(images, []).append((columns, kernel))
+        group = groups.setdefault(images, ([], []))
+        group[0].extend(columns)
+        group[1].append(kernel)
     out = []
-    for images, parts in groups.items():
-        columns, part = [c for own, _ in parts for c in own], interaction._replace(kernels=tuple(x for _, x in parts))
-        own_query, key, value = query, sources[0], sources[1:]
+    for images, (columns, kernels) in groups.items():
+        part, queries, key = interaction._replace(kernels=tuple(kernels)), query, sources[0]
         if columns != list(range(query.shape[3])):
             index = torch.tensor(columns, device=pos.device)
-            own_query, key = query.index_select(3, index), key.index_select(3, index)
-        own = pos, own_query, (key, *value)
+            queries, key = query.index_select(3, index), key.index_select(3, index)
+        operands = pos, queries, (key, *sources[1:])
         if images is None:
-            out.append(reciprocal_sums(*own, rows.mask, part, cells, nufft, rows.node_batch.ranks))
+            out.append(reciprocal_sums(*operands, rows.mask, part, cells, nufft, rows.node_batch.ranks))
         else:
-            out.append(direct_sums(*own, part, cells, images))
+            out.append(direct_sums(*operands, part, cells, images))
     return sum(out[1:], out[0])
 
 
@@ -214,8 +214,10 @@ def _parts(kernels: Sequence[Kernel], terms: Sequence[Term]) -> Iterator[tuple[l
         for c in range(kernel.count):
             alike.setdefault(terms[first + c] if terms else Term(), []).append(c)
         for term, columns in alike.items():
-            own = kernel if len(columns) == kernel.count else kernel.select(columns)
-            for part in own.split(term.width) if isinstance(own, Coulomb) and term.width is not None else (own,):
+            chosen = kernel if len(columns) == kernel.count else kernel.select(columns)
+            for part in (
+                chosen.split(term.width) if isinstance(chosen, Coulomb) and term.width is not None else (chosen,)
+            ):
                 yield [first + c for c in columns], part, None if part.long_range else term.images
         first += kernel.count
 
@@ -232,18 +234,18 @@ def _without_reading(
     rows = node_batch.padded()
     packed = [rows.pack(x) for x in nodes]
 
-    def run(method: str, cells: Cells | None) -> Tensor:
+    def sums_by(method: str, cells: Cells | None) -> Tensor:
         return rows.unpack(_sums(Choice(method), rows, packed, interaction, cells))
 
     if cells is None and method != "ewald":
-        return run("direct", None)
+        return sums_by("direct", None)
     if interaction.max_hkl is None:
         raise ValueError("max_hkl must be given with cell while a model is traced or mapped over, got None")
     if method == "ewald" or cells is None:
-        return run("ewald", cells)
+        return sums_by("ewald", cells)
     repeats = cells.periodic.any(1)
     small = Cells(cells.vectors, cells.periodic | ~repeats[:, None])  # in open graphs, where the result is not used
-    return torch.where(node_batch.spread(repeats)[:, None, None], run("ewald", small), run("direct", None))
+    return torch.where(node_batch.spread(repeats)[:, None, None], sums_by("ewald", small), sums_by("direct", None))
 
 
 def direct_sums(
@@ -255,7 +257,7 @@ def direct_sums(
     They are exact without ``images``. In crystals they run over the nearest image of each node and the ``images``
     around it, so many to either side along each lattice vector.
     """
-    (graphs, count), ours, nodes = pos.shape[:2], (interaction.kernels, interaction.product, images), sources
+    (graphs, count), settings, nodes = pos.shape[:2], (interaction.kernels, interaction.product, images), sources
     row = max(1, count * query.shape[2] * query.shape[3])
     if cells is None or images is None:
         pos = pos.to(query.dtype)
@@ -263,15 +265,16 @@ def direct_sums(
         nodes = cells.vectors, *sources
         row *= math.prod(2 * n + 1 for n in images)
     if is_whole(pos) and (use_plain() or choose_form(pos, 0) == OPERATOR):
-        return _tile(*ours, pos, query, pos, *nodes)
+        return _tile(*settings, pos, query, pos, *nodes)
     limit = tile_numbers(pos.device, _PAIRS, 8)
     some_graphs, some_nodes = max(1, limit // max(1, row * count)), max(1, limit // row)
     if some_graphs >= graphs and some_nodes >= count:
-        return _tile(*ours, pos, query, pos, *nodes)
+        return _tile(*settings, pos, query, pos, *nodes)
     out = []
-    for own in zip(*(x.split(some_graphs) for x in (pos, query, *nodes)), strict=True):
-        queries = zip(*(x.split(some_nodes, 1) for x in own[:2]), strict=True)
-        out.append(torch.cat([recomputed(_tile, *ours, *some, own[0], *own[2:]) for some in queries], 1))
+    for tile in zip(*(x.split(some_graphs) for x in (pos, query, *nodes)), strict=True):
+        queries = zip(*(x.split(some_nodes, 1) for x in tile[:2]), strict=True)
+        sums = [recomputed(_tile, *settings, *part, tile[0], *tile[2:]) for part in queries]
+        out.append(torch.cat(sums, 1))
     return torch.cat(out)
 
 
@@ -300,8 +303,8 @@ def _tile(
     harmonics, out = solid_harmonics(offsets, kernels[0].lmax, 0), []
     for degree, weight in enumerate(weights.unsqueeze(4)):  # B, H, C or 1, 1, n, N
         if degree:
-            own = harmonics[degree**2 : (degree + 1) ** 2].movedim(0, 1)  # B, 2 l + 1, n, N
-            weight = weight * own[:, None, None]
+            ys = harmonics[degree**2 : (degree + 1) ** 2].movedim(0, 1)  # B, 2 l + 1, n, N
+            weight = weight * ys[:, None, None]
         weight = weight if copies == 1 else weight.unflatten(-1, (-1, copies)).sum(-1)
         sums = (weight @ values[:, :, :, None]).sum(2)  # B, H, 2 l + 1, n, V
         out.append(product(sums.permute(0, 3, 1, 2, 4), None, degree))
@@ -337,5 +340,5 @@ def own_terms(
     at_zero = torch.cat([kernel.real_space(zero)[0, 0, :, :, 0] for kernel in interaction.kernels], 1)  # H, C, 1
     weights, value = query * at_zero, sources[-1]
     pairs = len(sources) == 2
-    found = (weights * sources[0]).sum((2, 3))[..., None] * value if pairs else (weights * value).sum(2)
-    return interaction.product(found, found.new_ones(1, 1), 0)
+    features = (weights * sources[0]).sum((2, 3))[..., None] * value if pairs else (weights * value).sum(2)
+    return interaction.product(features, features.new_ones(1, 1), 0)

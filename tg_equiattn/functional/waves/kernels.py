@@ -253,9 +253,9 @@ class ShortRangeCoulomb(Kernel):
 
     def radial_functions(self, t: Tensor) -> Tensor:
         ratio = (self.widths / self._outer)[..., None, None].to(t.dtype)
-        own, outer = (boys_functions(x, self.lmax) for x in (t, t * ratio.square()))
+        inner, outer = (boys_functions(x, self.lmax) for x in (t, t * ratio.square()))
         powers = torch.stack([ratio ** (2 * degree + 1) for degree in range(self.lmax + 1)])[:, None]
-        return math.sqrt(2 / math.pi) * (own - powers * outer)
+        return math.sqrt(2 / math.pi) * (inner - powers * outer)
 
     def transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         widths = per_wavenumber(self.widths, index, square)
@@ -314,7 +314,7 @@ class Interaction(NamedTuple):
 
     def part(self, kernels: tuple[Kernel, ...]) -> "Interaction":
         """The settings for some of the kernels, with the same reciprocal vectors."""
-        bounds = self.hkl_bounds([own for kernel in kernels for own in kernel.ranges(self.scaled_cutoff)])
+        bounds = self.hkl_bounds([reach for kernel in kernels for reach in kernel.ranges(self.scaled_cutoff)])
         most = None if bounds is None else tuple(max(each) for each in zip(*bounds, strict=True))
         return self._replace(kernels=kernels, max_hkl=most)
 
@@ -323,9 +323,9 @@ class Interaction(NamedTuple):
         if self.max_hkl is None:
             return None
         scaled = self.scaled_cutoff
-        largest = max(own.cutoff for kernel in self.kernels for own in kernel.ranges(scaled))
+        largest = max(reach.cutoff for kernel in self.kernels for reach in kernel.ranges(scaled))
         h, k, l = self.max_hkl  # noqa: E741
-        ratios = [own.cutoff / largest - 1e-9 for own in ranges]  # less a rounding error
+        ratios = [reach.cutoff / largest - 1e-9 for reach in ranges]  # less a rounding error
         return [(math.ceil(h * r), math.ceil(k * r), math.ceil(l * r)) for r in ratios]
 
 

@@ -1,28 +1,172 @@
-"""Ewald attention by sums over reciprocal vectors of a cell, or of a box along directions that do not repeat."""
+"""Ewald attention by sums over reciprocal vectors of a cell, or of a box along directions that do not repeat, and the
+choice of the method for each graph and kernel, by the numbers of nodes and of vectors."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...encodings.harmonics import solid_harmonics
-from ...modes import is_readable
+from ...modes import is_readable, runs_eagerly
+from ...node_batch import NodeBatch
 from ...ranks import Ranks
 from ..operators import tile_numbers
 from ..tiles import is_whole, joined, recomputed
-from .cells import Cells, Lattice, lattice_of
-from .kernels import Interaction, Kernel, Product, Sources
-from .nufft import sums_at_nodes, sums_over_nodes
+from .cells import TAPER, Cells, Lattice, count_of_vectors, lattice_of
+from .kernels import Coulomb, Interaction, Kernel, Product, Range, Sources
+from .nufft import nufft_available, sums_at_nodes, sums_over_nodes
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 Mix = tuple[Product, "Ranks | None"]
 _VECTORS = 1 << 22  # numbers in the largest tensor of a tile of reciprocal vectors on a CPU
+Images = tuple[int, int, int]
+MANY = 4000  # open graphs with fewer nodes are summed directly
+_WIDE = 1000  # reciprocal vectors per node; with more, a cell is far wider than the graph in it
+_WARNED = 30_000  # reciprocal vectors from which on wide cells get a warning
+# costs of a reciprocal vector, for each node and by itself, of a pair of images, and of sums over images by themselves,
+# relative to that of a channel of a node; from measured times on one core of a CPU
+_PHASE, _VECTOR, _PAIR, _CALL = 4, 40, 20, 2e4
+
+
+class Term(NamedTuple):
+    """The form of the sum over a kernel.
+
+    Attributes:
+        width: the width at which a Coulomb kernel is split; ``None`` means that it is not.
+        images: images over which the kernel, or its short-range part, is summed in real space; ``None`` means that sums
+            over reciprocal vectors have all of it.
+    """
+
+    width: float | None = None
+    images: Images | None = None
+
+
+class Choice(NamedTuple):
+    """The choice for a graph. Graphs with equal choices are computed together.
+
+    Attributes:
+        method: the method.
+        terms: how each kernel is summed.
+        vectors: number of binary digits of the number of reciprocal vectors.
+        nodes: number of binary digits of the number of nodes.
+    """
+
+    method: str
+    terms: tuple[Term, ...] = ()
+    vectors: int = 0
+    nodes: int = 0
+
+
+def choices_of(
+    method: str, sizes: Mapping[int, int], pos: Tensor, channels: int, interaction: Interaction, node_batch: NodeBatch,
+    cells: Cells | None,
+) -> dict[int, Choice]:  # fmt: skip
+    """Choose the method of graphs with these ``sizes`` and with ``channels`` of each node and kernel. The rule of
+    ``"auto"`` follows from measured times on one core of a CPU."""
+    nufft = nufft_available(pos.device.type) and runs_eagerly()
+    if method == "nufft" and not nufft:
+        raise ValueError(
+            "method='nufft' needs finufft (the extra nufft) on a CPU, cufinufft (the extra nufft-cuda) on CUDA, and "
+            "no torch.func around it"
+        )
+    local, auto, choices = node_batch.ranks is None, method == "auto", {}
+    each = Cells.none(node_batch.count, pos.device) if cells is None else cells
+    full = torch.where(each.periodic[..., None], each.vectors, each.normals()).detach()
+    volumes, planes = full.det().abs().tolist(), (1 / torch.linalg.inv(full).norm(dim=1)).tolist()
+    for graph, size in sizes.items():
+        repeats, sides = each.periodic[graph], []
+        if not (crystal := bool(repeats.all())):
+            start, graphs = int(node_batch.starts[graph]), torch.tensor([graph], device=pos.device)
+            points = pos.detach()[None, start : start + int(node_batch.sizes[graph])]
+            sides = each.select(graphs).extents(points, None, node_batch.ranks)[0][~repeats].tolist()
+        by_images = local and auto and crystal and interaction.max_hkl is None
+        extents = _Extents(volumes[graph], sides, planes[graph])
+        terms, vectors = _terms(extents, interaction, (size, channels) if by_images else None)
+        most, is_open = max(1.0, *vectors), len(sides) == 3
+        if not is_open and sum(vectors) > max(_WARNED, _WIDE * size):
+            warnings.warn(
+                f"cell of graph {graph} is far wider than its {size} nodes and needs {sum(vectors):,.0f} reciprocal "
+                "vectors: say with pbc=False along which lattice vectors it does not repeat, or take a larger width",
+                stacklevel=2,
+            )
+        if auto and is_open and local and (not nufft or size < MANY or size**2 < 1250 * most):
+            choices[graph] = Choice("direct")
+            continue
+        automatic = "nufft" if nufft and size > 2000 and most > 8000 else "ewald"
+        choices[graph] = Choice(automatic if auto else method, terms, int(most).bit_length())
+    return choices
+
+
+class _Extents(NamedTuple):
+    """The volume of a cell along directions that repeat, and the extents along the others: the volume and no sides for
+    a crystal, the area and the thickness for a slab, 1 and three sides for an open graph. ``planes`` are the distances
+    between lattice planes."""
+
+    volume: float
+    sides: list[float]
+    planes: list[float]
+
+
+def _terms(
+    extents: _Extents, interaction: Interaction, size: tuple[int, int] | None
+) -> tuple[tuple[Term, ...], list[float]]:
+    """Choose the terms that cost least. Return them and the number of reciprocal vectors of each part of a kernel.
+
+    With a ``size`` of a crystal, its numbers of nodes and channels, parts of kernels that decay fast may be summed over
+    images. Widths follow from cells and not from positions.
+    """
+    scaled, is_open, terms, counts = interaction.scaled_cutoff, len(extents.sides) == 3, [], []
+
+    def options(kernel: Kernel, bounds: tuple[float, float], reach: Range) -> Iterator[tuple[Term, list[Range]]]:
+        """Terms, and the ranges of their parts in reciprocal space."""
+        if not (is_open and isinstance(kernel, Coulomb)):
+            yield Term(), [reach]
+        if size is not None and not reach.long_range:
+            yield Term(None, _images(reach.margin, extents)), []
+        if isinstance(kernel, Coulomb) and (is_open or size is not None):
+            for width in (bounds[1] * 2 ** (n / 2) for n in range(20)):
+                short, long = kernel.split_ranges(bounds[0], width, scaled)
+                yield (Term(width), [short, long]) if is_open else (Term(width, _images(short.margin, extents)), [long])
+
+    for kernel in interaction.kernels:
+        for bounds, reach in zip(kernel.bounds, kernel.ranges(scaled), strict=True):
+            priced = []
+            for term, ranges in options(kernel, bounds, reach):
+                each = [count_of_vectors(extents.volume * _box(extents.sides, x), TAPER * x.cutoff) for x in ranges]
+                priced.append((_cost(sum(each), term.images, *size or (1, 1)), term, each))
+            _, term, each = min(priced, key=lambda option: option[0])
+            terms.append(term)
+            counts += each
+    return tuple(terms), counts
+
+
+def _cost(vectors: float, images: Images | None, nodes: int, channels: int) -> float:
+    near = 0.0 if images is None else _CALL + _PAIR * nodes**2 * math.prod(2 * n + 1 for n in images)
+    return near + vectors * (nodes * (_PHASE + channels) + _VECTOR)
+
+
+def _images(margin: float, extents: _Extents) -> Images:
+    """Images around the nearest one within a margin, in a cell with these distances between lattice planes."""
+    a, b, c = (max(0, math.ceil(margin / distance - 0.5)) for distance in extents.planes)
+    return a, b, c
+
+
+def _box(sides: list[float], reach: Range) -> float:
+    """The volume, or for slabs the thickness, of the box that :func:`.cells.lattice_of` makes."""
+    if not reach.long_range:
+        return math.prod(side + reach.margin for side in sides)
+    radius = math.hypot(*sides) + reach.margin
+    if len(sides) == 1:
+        return 2 * radius
+    return math.prod(side + radius + reach.margin for side in sides)
 
 
 def reciprocal_sums(
@@ -43,7 +187,7 @@ def reciprocal_sums(
     most, extent, kernels, dtype = pos.shape[1], cells.extents(pos, mask, ranks), interaction.kernels, query.dtype
     if ranks is not None:
         most = int(ranks.largest(torch.tensor([most], device=pos.device)))
-    ranges = [own for kernel in kernels for own in kernel.ranges(interaction.scaled_cutoff)]
+    ranges = [reach for kernel in kernels for reach in kernel.ranges(interaction.scaled_cutoff)]
     shared = interaction.max_hkl is None and is_readable(cells.periodic) and bool(cells.periodic.all())
     lattice = lattice_of(cells, pos, extent, ranges, dtype, interaction.hkl_bounds(ranges), shared)
     counts, key = lattice.counts, sources[0]
@@ -61,22 +205,22 @@ def reciprocal_sums(
         source = key.transpose(2, 3)[:, :, :, None]
     angles, mix, out, last = lattice.angles, (interaction.product, ranks), [], 0
     if is_whole(pos) and interaction.max_hkl is not None:  # one expression, which compilers take less time for
-        own = source.movedim(2, 0)[:, :, :, None], weights[:, :, None]
-        found = _tile(mix, counts, angles, lattice.numbers, harmonics, *own)[:, :, :, 0]
-        return torch.einsum("cbnahe,bnhca->bnhe", found, query)
+        operands = lattice.numbers, harmonics, source.movedim(2, 0)[:, :, :, None], weights[:, :, None]
+        sums = _tile(mix, counts, angles, *operands)[:, :, :, 0]
+        return torch.einsum("cbnahe,bnhca->bnhe", sums, query)
     # kernels with equal vectors are computed together
     groups = [len([*same]) for _, same in itertools.groupby(counts)] if shared else [1] * len(counts)
     ends, queries = itertools.accumulate(groups), query.split(groups, 3)
-    for end, own, own_query in zip(ends, source.split(groups, 2), queries, strict=True):
-        weight = torch.stack(list(each[end - own.shape[2] : end]), 2)  # B, D, C, H, L
+    for end, columns, own_query in zip(ends, source.split(groups, 2), queries, strict=True):
+        weight = torch.stack(list(each[end - columns.shape[2] : end]), 2)  # B, D, C, H, L
         start = 0 if shared else last
         last = start + weight.shape[1]
-        given = lattice.numbers[:, start:last], harmonics[:, start:last], own, weight
+        operands = lattice.numbers[:, start:last], harmonics[:, start:last], columns, weight
         if nufft:
-            found = _by_nufft(mix, angles, *given, lattice.ratio[:, end - 1, None], interaction.error)
+            sums = _by_nufft(mix, angles, *operands, lattice.ratio[:, end - 1, None], interaction.error)
         else:
-            found = _by_products(mix, angles, *given, most)
-        out.append(torch.einsum("bncahe,bnhca->bnhe", found, own_query))
+            sums = _by_products(mix, angles, *operands, most)
+        out.append(torch.einsum("bncahe,bnhca->bnhe", sums, own_query))
     return sum(out[1:], out[0])
 
 
@@ -86,8 +230,8 @@ def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Float[Tensor, "g
     for kernel in kernels:
         last = first + kernel.count
         end = start + sum(lattice.counts[first:last])
-        own = lattice.square[:, start:end], lattice.coulomb[:, start:end], lattice.kernel[start:end] - first
-        out.append(kernel.reciprocal(*own))
+        waves = lattice.square[:, start:end], lattice.coulomb[:, start:end], lattice.kernel[start:end] - first
+        out.append(kernel.reciprocal(*waves))
         first, start = last, end
     return joined(out, 1)
 
@@ -135,8 +279,8 @@ def _by_products(
     if is_whole(angles) or numbers.shape[1] <= step:
         return _tile(mix, None, angles, numbers, harmonics, source[None], weights)[0]
     tiles = zip(*(x.split(step, 1) for x in (numbers, harmonics, weights)), strict=True)
-    found = (recomputed(_tile, mix, None, angles, n, y, source[None], w)[0] for n, y, w in tiles)
-    return sum(found, source.new_zeros(()))
+    sums = (recomputed(_tile, mix, None, angles, n, y, source[None], w)[0] for n, y, w in tiles)
+    return sum(sums, source.new_zeros(()))
 
 
 def _tile(
@@ -151,7 +295,7 @@ def _tile(
         phases = torch.addcmul(phases, angles[:, :, None, axis], steps[:, None, :, axis])
     each = [[x] if counts is None else x.split(list(counts), 2) for x in (phases.cos(), phases.sin())]  # B, N, D
     waves = list(zip(*each, sources.flatten(3).unbind(0), strict=True))
-    sums = joined([torch.stack([cos.mT @ own, sin.mT @ own], 1) for cos, sin, own in waves], 2)
+    sums = joined([torch.stack([cos.mT @ source, sin.mT @ source], 1) for cos, sin, source in waves], 2)
     table = _mixed(mix, sums.unflatten(3, sources.shape[3:]), weights, harmonics)
     tables = [table] if counts is None else table.split(list(counts), 2)
     rows = [x.flatten(3).unbind(1) for x in tables]

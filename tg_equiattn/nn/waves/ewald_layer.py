@@ -46,6 +46,11 @@ class Irrep(NamedTuple):
         return 2 * self.degree + 1
 
     @property
+    def dim(self) -> int:
+        """Columns of a row."""
+        return self.size * self.channels
+
+    @property
     def invariant(self) -> bool:
         """True for scalars that keep their sign in a reflection."""
         return (self.degree, self.parity) == (0, 1)
@@ -59,7 +64,7 @@ def split_rows(
     x: Float[Tensor, "*nodes dim"], irreps: Sequence[Irrep]
 ) -> list[Float[Tensor, "*nodes components channels"]]:
     """Split rows into the components and channels of each irrep."""
-    blocks = zip(x.split([irrep.size * irrep.channels for irrep in irreps], -1), irreps, strict=True)
+    blocks = zip(x.split([irrep.dim for irrep in irreps], -1), irreps, strict=True)
     return [block.unflatten(-1, (irrep.size, irrep.channels)) for block, irrep in blocks]
 
 
@@ -301,7 +306,7 @@ def _products(
     for b, irrep in enumerate(rows_out):
         paths = [(n, path[0]) for n, path in enumerate(every) if path[1:] == (degree, b)]
         terms = [_product(each[a], harmonics, couplings[n], irrep.size, weights[n]) for n, a in paths]
-        found = sum(terms[1:], terms[0]).flatten(-2) if terms else features.new_zeros(irrep.size * irrep.channels)
+        found = sum(terms[1:], terms[0]).flatten(-2) if terms else features.new_zeros(irrep.dim)
         out.append(found.expand(*shape, -1))
     return torch.cat(out, -1)
 
