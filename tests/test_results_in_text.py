@@ -1,5 +1,6 @@
 """The few results that sentences of README and docs name are those of the tables in examples/results."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,17 @@ def cell(words):
 def test_numbers_in_text_are_those_of_the_tables(page, words):
     text = " ".join((ROOT / page).read_text().split())
     assert words.format(*map(cell, RESULTS[page][words])) in text
+
+
+def test_ratios_on_a_gpu_are_those_of_its_page():
+    readme, mace, gpu = ((ROOT / page).read_text() for page in ("README.md", "docs/mace.md", "docs/gpu.md"))
+    times = re.findall(r"^\|.*\| (\d+) \| MACE \| (\d+) \|$", gpu, re.MULTILINE)
+    assert len(times) == 3
+    ratios = [int(ours) / int(other) for ours, other in times]
+    words = f"{min(ratios):.1f} to {max(ratios):.1f} times"
+    assert f"[{words} on an H100]" in readme
+    assert f"takes {words} as long as MACE's: {times[0][0]} ms beside {times[0][1]}" in mace
+    (features,) = re.findall(
+        r"^\| `RelativePerformerConv`, pairs; features \|[^|]*\| [^|]*; ([^|;]*) \|", gpu, re.MULTILINE
+    )
+    assert f"on a CPU, and {features} times on an H100" in " ".join(readme.split())
