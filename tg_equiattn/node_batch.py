@@ -168,7 +168,7 @@ class NodeBatch:
 
     def mean(self, x: Float[Tensor, "nodes ..."]) -> Float[Tensor, "graphs ..."]:
         """Means over each graph, on all ranks, zero for empty ones."""
-        return self.sum(x) / beside(self.totals.clamp(min=1).to(x.dtype), x)
+        return self.sum(x) / self.totals.clamp(min=1).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
 
     def spread(self, x: Shaped[Tensor, "graphs ..."]) -> Shaped[Tensor, "nodes ..."]:
         """Values of graphs for each of their nodes."""

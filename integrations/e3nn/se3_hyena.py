@@ -121,9 +121,10 @@ class IrrepsModule(NotScriptable, StoresSettings):
         `torch.Tensor`
             features of shape ``(nodes, irreps_out.dim)``, or ``(batch_size, irreps_out.dim)`` if the module pools
         """
-        check_features("x", x, self._features, self.module.reference_parameter)
+        reference = self.module.reference_parameter
+        check_features("x", x, self._features, reference)
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
-        x = x.index_select(1, self.columns_in(x.device))
+        x = x.to(reference.dtype).index_select(1, self.columns_in(x.device))
         along = ChainArguments(order, index, chain, num_chains, max_num_nodes, ring)
         out = self.module.run(x, pos, node_batch, along, edge_index, edge_attr)
         return out.index_select(1, self.columns_out(out.device))

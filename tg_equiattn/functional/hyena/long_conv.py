@@ -113,7 +113,7 @@ def _checked_convolution(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str
     first = (2, 0, 1) if axes == 3 else (3, 2, 0, 1)
     q, k = (zero_beyond(x.to(dtype).permute(first), lengths).reshape(-1, *q.shape[:2]) for x in (q, k))
     out = zero_beyond(long_convolution(q, k, scalars, lengths, mode), lengths)
-    return (out if axes == 3 else out.unflatten(0, (3, -1)).transpose(0, 1)).movedim((-2, -1), (0, 1)).contiguous()
+    return (out if axes == 3 else vectors_of(out, 0).transpose(0, 1)).movedim((-2, -1), (0, 1)).contiguous()
 
 
 def long_convolution(
@@ -129,7 +129,9 @@ def long_convolution(
 
 def vectors_of(x: Float[Tensor, "features ..."], scalars: int) -> Float[Tensor, "3 channels ..."]:
     """The vectors of features that begin with ``scalars`` scalars."""
-    return x[scalars:].unflatten(0, (3, (x.shape[0] - scalars) // 3))
+    return x[scalars:].view(
+        3, (x.shape[0] - scalars) // 3, *x.shape[1:]
+    )  # batched gradients have no flatten and no unflatten
 
 
 def products(
@@ -138,7 +140,7 @@ def products(
     """Products of the first ``scalars`` features, and cross products of the others, which are components of vectors."""
     if scalars == a.shape[0]:
         return a * b
-    cross = cross_product(vectors_of(a, scalars), vectors_of(b, scalars), 0).flatten(0, 1)
+    cross = cross_product(vectors_of(a, scalars), vectors_of(b, scalars), 0).reshape(a.shape[0] - scalars, *a.shape[1:])
     return torch.cat([a[:scalars] * b[:scalars], cross]) if scalars else cross
 
 
@@ -346,8 +348,10 @@ def _in_tiles(a: Tensor, b: Tensor, lengths: Tensor | None, plan: _Plan) -> Tens
         out = [convolve(x, y, len(x)) for x, y in tiles] if scalars else []
         if scalars < len(a):
             tiles = zip(*(vectors_of(x, scalars).split(-(-step // 3), 1) for x in (a, b)), strict=True)
-            vectors = [convolve(x.flatten(0, 1), y.flatten(0, 1), 0).unflatten(0, (3, -1)) for x, y in tiles]
-            out.append(joined(vectors, 1).flatten(0, 1))
+            rows = a.shape[1:-1]
+            flat = [(x.reshape(-1, *rows, x.shape[-1]), y.reshape(-1, *rows, y.shape[-1])) for x, y in tiles]
+            vectors = joined([vectors_of(convolve(x, y, 0), 0) for x, y in flat], 1)
+            out.append(vectors.reshape(-1, *rows, plan.length))
         return joined(out)
 
 

@@ -178,7 +178,7 @@ def channelwise_product_of_components(
 def split_grades(x: Float[Tensor, "components channels tokens"], grades: Sequence[int]) -> list[Tensor]:
     """Split one tensor with the components of some grades into four parts. Parts of other grades have no channels."""
     sizes = [size if g in grades else 0 for g, size in enumerate(GRADE_SIZES)]
-    return [part if part.shape[0] else x[:, :0] for part in x.split(sizes)]
+    return [part if part.shape[0] else x[:, :0] for part in x.split_with_sizes(sizes)]
 
 
 def geometric_product(x: Tensor, y: Tensor) -> Tensor:

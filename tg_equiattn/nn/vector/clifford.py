@@ -69,7 +69,7 @@ class Grades(NamedTuple):
     def parts(self, x: Float[Tensor, "dim tokens"]) -> Parts:
         """Views of features as parts."""
         shapes = [(size, channels, x.shape[1]) for size, channels in zip(GRADE_SIZES, self, strict=True)]
-        rows = x.split([size * channels for size, channels, _ in shapes])
+        rows = x.split_with_sizes([size * channels for size, channels, _ in shapes])
         return [part.view(shape) for part, shape in zip(rows, shapes, strict=True)]
 
     def reachable(self, products: int) -> tuple[bool, bool, bool, bool]:
@@ -212,7 +212,7 @@ class CliffordBlock(nn.Module):
     def _sums(self, squares: Float[Tensor, "components channels tokens"]) -> list[Tensor]:
         """Squared norms of grade 0, of grades 1 and 2, and of grade 3, from the squares of components."""
         vectors, last = (1 in self.grades) + (2 in self.grades), 3 in self.grades
-        scalar, squares, pseudoscalar = squares.split((1, 3 * vectors, int(last)))
+        scalar, squares, pseudoscalar = squares.split_with_sizes((1, 3 * vectors, int(last)))
         return [scalar, squares.unflatten(0, (vectors, 3)).sum(1), pseudoscalar]
 
     def _product(

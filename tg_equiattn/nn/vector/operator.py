@@ -99,9 +99,10 @@ class TokenNetwork(StoresSettings):
         self, x: Float[Tensor, "tokens dim"], pos: Tensor | None, node_batch: NodeBatch, along: ChainArguments,
         edge_index: Tensor | None, edge_attr: Tensor | None,
     ) -> Float[Tensor, "tokens_or_graphs out"]:  # fmt: skip
-        """Check the user's arguments, put tokens in order and call ``forward``. Features x must have been checked."""
+        """Check the user's arguments, put tokens in order and call ``forward``. Features x have been checked, and have
+        the dtype of parameters."""
         with full_precision(x.device):
-            x, tokens = self.placement(x.to(self.reference_parameter.dtype), pos, node_batch, along)
+            x, tokens = self.placement(x, pos, node_batch, along)
             out = self(x, tokens._replace(edges=self._edges(edge_index, edge_attr, tokens)))
             return out.T if self.pool else tokens.restore(out)
 

@@ -112,7 +112,7 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         if order is not None and len(shape) == 2:
             order = order + (shape[1] * torch.arange(shape[0], device=device)).repeat_interleave(shape[1])
         vectors = tokens.vectors.permute(2, 1, 0).flatten(0, 1)
-        x = torch.cat([tokens.scalars.T, vectors]).T  # of which the network takes the transpose again
+        x = torch.cat([tokens.scalars.T, vectors]).to(reference.dtype).T  # the network takes the transpose again
         along = ChainArguments(order, index, chain, num_chains, max_num_nodes, ring)
         out = module.run(x, pos, tokens.node_batch, along, edge_index, edge_attr)
         shape = (tokens.node_batch.count,) if module.pool else shape
