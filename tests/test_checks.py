@@ -8,8 +8,7 @@ from ewald import Own
 
 from tg_equiattn import checks
 from tg_equiattn import functional as F
-from tg_equiattn.encodings.group import GroupEncoding
-from tg_equiattn.encodings.locality import Locality
+from tg_equiattn.encodings.group import GroupEncoding, Locality
 from tg_equiattn.functional.performer.near_pairs import near_distances
 from tg_equiattn.functional.waves.cells import read_lattice
 from tg_equiattn.grids import PixelGrid, Window, transform_grid

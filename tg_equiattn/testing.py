@@ -359,9 +359,9 @@ def _kernel_cases(
         shapes += [(heads, 2, window.count(), 3), (heads, 0 if index is None else 2, 3)]
         tensors = [torch.randn(shape, dtype=torch.float64, generator=generator).to(device) for shape in shapes]
         mask = (torch.rand(heads, *spatial, generator=generator) < 0.7).to(device) if masked else None
-        seed, places = torch.tensor(11, device=device), (window.kernel_size, window.selection, window.circular)
+        seed = torch.tensor(11, device=device) if dropout else None
         cases[f"group attention, {relation}"] = (
-            functools.partial(_attend, (index, mask, seed, *places, dropout)),
+            functools.partial(_attend, (index, mask, seed, window, dropout)),
             tensors,
         )
     tensors = [torch.randn((heads, heads, 2 * side, 3), dtype=torch.float64, generator=generator) for _ in range(3)]
@@ -379,8 +379,8 @@ def _attend_vectors(lengths: Tensor, plain: bool, q: Tensor, k: Tensor, v: Tenso
 def _attend(settings: Any, plain: bool, *tensors: Any) -> list[Tensor]:
     """Outputs and log-sum-exps of group attention within windows, zero at masked queries."""
     from .functional.group.definition import windowed_attention_definition
-    from .functional.group.masks import zero_where_masked
     from .functional.group.windowed import windowed_attention
+    from .functional.group.windows import zero_where_masked
 
     attend: Callable[..., Any] = windowed_attention_definition if plain else windowed_attention
     return [zero_where_masked(x, settings[1]) for x in attend(*tensors, *settings)]

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention, GroupLinear, RegularLayerNorm
-from tg_equiattn.nn.group.norm import RegularBatchNorm
+from tg_equiattn.nn.group.layers import RegularBatchNorm
 
 GROUP = cyclic(4)
 VALIDATION, TEST = 71, 72  # seeds of canvases, which do not depend on the seed of training

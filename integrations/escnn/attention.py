@@ -2,63 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from escnn.nn import FieldType, GeometricTensor
-from torch import Tensor
+from escnn.nn import FieldType
 
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
-from .module import RdModule
+from .module import RdAttentionModule
 from .types import count_fields
-
-
-class RdAttentionModule(RdModule):
-    """An :class:`RdModule` of attention. Keys and values may come from other fields, of type ``context_type``."""
-
-    def forward(
-        self,
-        input: GeometricTensor,
-        mask: Tensor | None = None,
-        *,
-        context: GeometricTensor | None = None,
-        context_mask: Tensor | None = None,
-    ) -> GeometricTensor:
-        """Attention of the pixels of ``input`` to its own pixels or to those of a context.
-
-        Args:
-            input: Fields of ``in_type``.
-            mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels of ``input``. Masked pixels have no
-                effect on other pixels, and their outputs are zero. ``None`` means that all pixels are valid.
-            context: Fields of ``context_type`` from which keys and values are made; without a ``context_type``, fields
-                of ``in_type``. ``None`` means ``input``.
-            context_mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels of the context. Masked
-                pixels are not keys. A query without a valid key has zero weights, so its attention is the bias of the
-                output projection. ``None`` means ``mask``.
-        """
-        out = self.core(self._fields(input), mask, context=self._context(context), context_mask=context_mask)
-        return self._wrap(out)
-
-    def _context(self, context: GeometricTensor | None) -> Tensor | None:
-        if context is None and self.context_type is not None:
-            raise ValueError(
-                f"context must be given, with fields of context_type, {self.context_type}, got None; for "
-                "self-attention, make the layer with context_type=None"
-            )
-        return None if context is None else self._fields(context, "context", self.context_type)
-
-    def attention_map(
-        self, input: GeometricTensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
-        mask: Tensor | None = None, *, context: GeometricTensor | None = None, context_mask: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Attention weights of chosen query pixels. Arguments and result are those of
-        :meth:`tg_equiattn.nn.GroupAttention.attention_map`, with fields for ``x`` and ``context``. Group elements are
-        in the order of ``fibergroup.elements``."""
-        core: Any = self.core
-        fields, context_fields = self._fields(input), self._context(context)
-        return core.attention_map(fields, pixel, mask, context=context_fields, context_mask=context_mask)
 
 
 class _Layer(RdAttentionModule):
@@ -78,7 +30,21 @@ class _Layer(RdAttentionModule):
         super().__init__(kind(group, *channels, **arguments), group, in_type, out_type, lifts, context_type)
 
 
-class R2LiftingAttention(_Layer):
+class RdLiftingAttention(_Layer):
+    def __init__(
+        self, in_type: FieldType, out_type: FieldType, kernel_size: int | None = 5, *, heads: int = 8,
+        head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
+        encoding: str | None = "axial", locality: float | str | None = "auto", content_heads: int | None = None,
+        context_type: FieldType | None = None, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            LiftingAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
+            kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, encoding=encoding,
+            locality=locality, content_heads=content_heads, dropout=dropout,
+        )  # fmt: skip
+
+
+class R2LiftingAttention(RdLiftingAttention):
     """Lifting self-attention of images, from trivial to regular fields.
 
     The formula and its source are at :class:`tg_equiattn.nn.LiftingAttention`.
@@ -129,20 +95,8 @@ class R2LiftingAttention(_Layer):
 
     dim = 2
 
-    def __init__(
-        self, in_type: FieldType, out_type: FieldType, kernel_size: int | None = 5, *, heads: int = 8,
-        head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
-        encoding: str | None = "axial", locality: float | str | None = "auto", content_heads: int | None = None,
-        context_type: FieldType | None = None, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            LiftingAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
-            kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, encoding=encoding,
-            locality=locality, content_heads=content_heads, dropout=dropout,
-        )  # fmt: skip
 
-
-class R3LiftingAttention(R2LiftingAttention):
+class R3LiftingAttention(RdLiftingAttention):
     """Lifting self-attention of volumes; arguments are those of :class:`R2LiftingAttention`.
 
     Shapes:
@@ -152,7 +106,21 @@ class R3LiftingAttention(R2LiftingAttention):
     dim = 3
 
 
-class R2GroupAttention(_Layer):
+class RdGroupAttention(_Layer):
+    def __init__(
+        self, in_type: FieldType, out_type: FieldType, kernel_size: int | None = 5, *, heads: int = 8,
+        head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
+        relation: str | None = None, encoding: str | None = "axial", locality: float | str | None = "auto",
+        content_heads: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            GroupAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
+            kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, relation=relation,
+            encoding=encoding, locality=locality, content_heads=content_heads, dropout=dropout,
+        )  # fmt: skip
+
+
+class R2GroupAttention(RdGroupAttention):
     """Group self-attention of images between regular fields.
 
     The formula, its source, and what changes with ``kernel_size=None`` are at :class:`tg_equiattn.nn.GroupAttention`.
@@ -207,20 +175,8 @@ class R2GroupAttention(_Layer):
 
     dim = 2
 
-    def __init__(
-        self, in_type: FieldType, out_type: FieldType, kernel_size: int | None = 5, *, heads: int = 8,
-        head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
-        relation: str | None = None, encoding: str | None = "axial", locality: float | str | None = "auto",
-        content_heads: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            GroupAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
-            kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, relation=relation,
-            encoding=encoding, locality=locality, content_heads=content_heads, dropout=dropout,
-        )  # fmt: skip
 
-
-class R3GroupAttention(R2GroupAttention):
+class R3GroupAttention(RdGroupAttention):
     """Group self-attention of volumes; arguments are those of :class:`R2GroupAttention`.
 
     Shapes:
@@ -230,7 +186,23 @@ class R3GroupAttention(R2GroupAttention):
     dim = 3
 
 
-class R2GlobalAttention(DrawsFeatures, _Layer):
+class RdGlobalAttention(DrawsFeatures, _Layer):
+    def __init__(
+        self, in_type: FieldType, out_type: FieldType, kernel_size: int = 5, *, heads: int = 8,
+        head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
+        relation: str = "frame",
+        encoding: str = "axial", locality: float | str | None = "auto", num_random_features: int | None = None,
+        redraw_interval: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            GlobalGroupAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
+            kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, relation=relation,
+            encoding=encoding, locality=locality, num_random_features=num_random_features,
+            redraw_interval=redraw_interval, dropout=dropout,
+        )  # fmt: skip
+
+
+class R2GlobalAttention(RdGlobalAttention):
     """Global group self-attention of images between regular fields, in time linear in pixels.
 
     The formula and its sources are at :class:`tg_equiattn.nn.GlobalGroupAttention`.
@@ -272,22 +244,8 @@ class R2GlobalAttention(DrawsFeatures, _Layer):
 
     dim = 2
 
-    def __init__(
-        self, in_type: FieldType, out_type: FieldType, kernel_size: int = 5, *, heads: int = 8,
-        head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
-        relation: str = "frame",
-        encoding: str = "axial", locality: float | str | None = "auto", num_random_features: int | None = None,
-        redraw_interval: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            GlobalGroupAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
-            kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, relation=relation,
-            encoding=encoding, locality=locality, num_random_features=num_random_features,
-            redraw_interval=redraw_interval, dropout=dropout,
-        )  # fmt: skip
 
-
-class R3GlobalAttention(R2GlobalAttention):
+class R3GlobalAttention(RdGlobalAttention):
     """Global group self-attention of volumes; arguments are those of :class:`R2GlobalAttention`.
 
     Shapes:

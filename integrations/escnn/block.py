@@ -8,12 +8,41 @@ from torch import Tensor
 from tg_equiattn.nn import GroupAttentionBlock, RegularLayerNorm
 from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
-from .attention import R2GlobalAttention, R2GroupAttention, RdAttentionModule
-from .module import RdModule
+from .attention import RdGlobalAttention, RdGroupAttention
+from .module import RdAttentionModule, RdModule
 from .types import count_fields
 
 
-class R2AttentionBlock(DrawsFeatures, RdAttentionModule):
+class RdAttentionBlock(DrawsFeatures, RdAttentionModule):
+    def __init__(
+        self, attention: RdGroupAttention | RdGlobalAttention, *, norm: str = "batch", dropout: float = 0.0,
+        crop: int = 0,
+    ) -> None:  # fmt: skip
+        if not isinstance(attention, (RdGroupAttention, RdGlobalAttention)):
+            name = f"R{self.dim}"
+            raise ValueError(
+                f"attention must be an {name}GroupAttention or an {name}GlobalAttention, got {type(attention).__name__}"
+            )
+        self.check_dimension(attention.in_type, "attention")
+        core = GroupAttentionBlock(attention.core, norm=norm, dropout=dropout, crop=crop)  # type: ignore[arg-type]
+        super().__init__(core, attention.group, attention.in_type, attention.out_type, False, attention.context_type)
+        self.crop, self.norm = crop, norm
+        self.check_size = tuple(side + 2 * crop for side in self.check_size)
+
+    def _context(self, context: GeometricTensor | None) -> Tensor | None:
+        if context is not None and self.context_type is None and self.norm == "batch":
+            raise ValueError(
+                "context_type must be given with norm='batch', got None and a context; make the attention with "
+                "context_type, so that the context has its own statistics, or use norm='layer'"
+            )
+        return super()._context(context)
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        batch, size, *sides = super().evaluate_output_shape(input_shape)
+        return (batch, size, *(side - 2 * self.crop for side in sides))
+
+
+class R2AttentionBlock(RdAttentionBlock):
     """The residual block of group attention of images.
 
     The formula and its source are at :class:`tg_equiattn.nn.GroupAttentionBlock`.
@@ -43,42 +72,22 @@ class R2AttentionBlock(DrawsFeatures, RdAttentionModule):
 
     dim = 2
 
-    def __init__(
-        self, attention: R2GroupAttention | R2GlobalAttention, *, norm: str = "batch", dropout: float = 0.0,
-        crop: int = 0,
-    ) -> None:  # fmt: skip
-        if not isinstance(attention, (R2GroupAttention, R2GlobalAttention)):
-            name = f"R{self.dim}"
-            raise ValueError(
-                f"attention must be an {name}GroupAttention or an {name}GlobalAttention, got {type(attention).__name__}"
-            )
-        self.check_dimension(attention.in_type, "attention")
-        core = GroupAttentionBlock(attention.core, norm=norm, dropout=dropout, crop=crop)  # type: ignore[arg-type]
-        super().__init__(core, attention.group, attention.in_type, attention.out_type, False, attention.context_type)
-        self.crop, self.norm = crop, norm
-        self.check_size = tuple(side + 2 * crop for side in self.check_size)
 
-    def _context(self, context: GeometricTensor | None) -> Tensor | None:
-        if context is not None and self.context_type is None and self.norm == "batch":
-            raise ValueError(
-                "context_type must be given with norm='batch', got None and a context; make the attention with "
-                "context_type, so that the context has its own statistics, or use norm='layer'"
-            )
-        return super()._context(context)
-
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        batch, size, *sides = super().evaluate_output_shape(input_shape)
-        return (batch, size, *(side - 2 * self.crop for side in sides))
-
-
-class R3AttentionBlock(R2AttentionBlock):
+class R3AttentionBlock(RdAttentionBlock):
     """The residual block of group attention of volumes, around an :class:`R3GroupAttention` or an
     :class:`R3GlobalAttention`; arguments are those of :class:`R2AttentionBlock`."""
 
     dim = 3
 
 
-class R2RegularLayerNorm(RdModule):
+class RdRegularLayerNorm(RdModule):
+    def __init__(self, in_type: FieldType, eps: float = 1e-5) -> None:
+        group = self.group_of(in_type, in_type)
+        core = RegularLayerNorm(count_fields("in_type", in_type, True), eps)
+        super().__init__(core, group, in_type, in_type)
+
+
+class R2RegularLayerNorm(RdRegularLayerNorm):
     """Layer normalisation over the regular fields of images, separately at every pixel and group element.
 
     The formula and its source are at :class:`tg_equiattn.nn.RegularLayerNorm`.
@@ -96,13 +105,8 @@ class R2RegularLayerNorm(RdModule):
 
     dim = 2
 
-    def __init__(self, in_type: FieldType, eps: float = 1e-5) -> None:
-        group = self.group_of(in_type, in_type)
-        core = RegularLayerNorm(count_fields("in_type", in_type, True), eps)
-        super().__init__(core, group, in_type, in_type)
 
-
-class R3RegularLayerNorm(R2RegularLayerNorm):
+class R3RegularLayerNorm(RdRegularLayerNorm):
     """Layer normalisation of volumes; arguments are those of :class:`R2RegularLayerNorm`.
 
     Shapes:

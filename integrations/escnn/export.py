@@ -12,7 +12,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialMo
 from torch import Tensor, nn
 
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
-from tg_equiattn.nn.group.linear import Masked
+from tg_equiattn.nn.group.layers import Masked
 
 ATTENTION = (LiftingAttention, GroupAttention, GlobalGroupAttention)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor, nn
 
 from tg_equiattn.groups import FiniteGroup
-from tg_equiattn.testing import act, off_lattice_errors
+from tg_equiattn.testing import equivariance_error, off_lattice_errors
 
 from .export import ATTENTION, Exported
 from .types import check_field_type, group_from_gspace
@@ -107,68 +108,52 @@ class RdModule(EquivariantModule):
                 the pixel grid.
 
         Returns:
-            A list of ``(element of gspace.fibergroup, mean absolute error)`` for the checked elements, followed by
-            ``(element, relative error)`` for the measured elements.
+            A list of ``(element of gspace.fibergroup, error)``: for the checked elements the largest error relative to
+            the largest output, followed by the errors of the measured elements.
 
         Raises:
             AssertionError: if the error of a checked element is too large.
-            ValueError: if the identity is the only element to check (``rot2dOnR2(3)``), or if ``size`` has the wrong
-                length.
+            ValueError: if the identity is the only element to check (``rot2dOnR2(3)``), if ``size`` has the wrong
+                length, or if the output is not finite or zero everywhere.
         """
-        if len(self.group) > 1 and int(self.group.lattice.sum()) == 1 and not off_lattice:
+        group, elements, dim = self.group, self.space.fibergroup.elements, self.group.dim
+        if len(group) > 1 and int(group.lattice.sum()) == 1 and not off_lattice:
             raise ValueError(
                 f"gspace must have elements that map the pixel grid to itself, got {self.space}; "
                 "check_equivariance(off_lattice=True) measures the others on smooth images"
             )
         size, training = self.check_size if size is None else size, self.training
-        if not isinstance(size, (tuple, list)) or len(size) != self.group.dim:
-            raise ValueError(f"size must have {self.group.dim} sides of the test image or volume, got {size!r}")
-        inputs = {"input": self.in_type} | ({} if self.context_type is None else {"context": self.context_type})
-        self.eval()
-        try:
-            errors = self._lattice_errors(inputs, atol, rtol, size)
-            return errors + self._off_lattice_errors(inputs, max(size)) if off_lattice else errors
-        finally:
-            self.train(training)
-
-    def _off_lattice_errors(self, inputs: dict[str, FieldType], side: int) -> list[tuple[Any, float]]:
-        dim, like = self.group.dim, next(self.parameters())
-        if self.evaluate_output_shape((1, self.in_type.size, *[side] * dim))[-1] % 2 == 0:
-            side += 1  # an odd side has a middle pixel
-        counts = [len(field_type) for field_type in inputs.values()]
-        batch = 8 if dim == 2 else 2  # volumes are expensive
-        shape = (batch, sum(counts), *([] if self.lifts else [len(self.group)]), *[side] * dim)
+        if not isinstance(size, (tuple, list)) or len(size) != dim:
+            raise ValueError(f"size must have {dim} sides of the test image or volume, got {size!r}")
+        names = ["input"] if self.context_type is None else ["input", "context"]
+        counts = [len(self.in_type)] + ([] if self.context_type is None else [len(self.context_type)])
+        lead, like = (sum(counts), *([] if self.lifts else [len(group)])), next(self.parameters())
 
         def run(x: Tensor) -> Tensor:
             first, *others = x.split(counts, 1)
-            return self.core(first, **dict(zip(list(inputs)[1:], others, strict=True)))
+            return self.core(first, **dict(zip(names[1:], others, strict=True)))
 
-        errors = off_lattice_errors(run, self.group, shape, dtype=like.dtype, device=like.device)
-        return [(self.space.fibergroup.elements[index], error) for index, error in errors.items()]
-
-    def _lattice_errors(self, inputs: dict[str, FieldType], atol: float, rtol: float, size) -> list[tuple[Any, float]]:
-        kind, batch = next(self.parameters()), 3 if self.group.dim == 2 else 1
-        given = {n: (torch.randn(batch, t.size, *size).to(kind), t) for n, t in inputs.items()}
-
-        def move(x: Tensor, field_type: FieldType, index: int) -> Tensor:
-            fields = x.unflatten(1, (len(field_type), -1))  # all fields have the same size: 1, or |H| if regular
-            regular = fields.shape[2] > 1
-            return act(fields, self.group, index).flatten(1, 2) if regular else act(x, self.group, index)
-
-        expected = self(**{n: GeometricTensor(x, t) for n, (x, t) in given.items()}).tensor
-        errors = []
-        for index, element in enumerate(self.space.fibergroup.elements):
-            if not self.group.lattice[index]:
-                continue
-            moved = self(**{n: GeometricTensor(move(x, t, index), t) for n, (x, t) in given.items()}).tensor
-            error = (moved - move(expected, self.out_type, index)).abs()
-            if not bool((error <= atol + rtol * expected.abs().max()).all()):
-                raise AssertionError(
-                    f"The error found during equivariance check with element {element} is too high: "
-                    f"max = {float(error.max())}, mean = {float(error.mean())}"
-                )
-            errors.append((element, float(error.mean())))
-        return errors
+        self.eval()
+        try:
+            x = torch.randn(3 if dim == 2 else 1, *lead, *size).to(like)
+            allowed, errors = rtol + atol / float(run(x).abs().max()), []
+            for index in group.lattice.nonzero().flatten().tolist():
+                error = equivariance_error(run, group, x, elements=[index])
+                if not error <= allowed:
+                    raise AssertionError(
+                        f"The error found during equivariance check with element {elements[index]} is too high: "
+                        f"{error} of the largest output, allowed are {allowed}"
+                    )
+                errors.append((elements[index], error))
+            if off_lattice:
+                side = max(size)  # an odd side has a middle pixel
+                side += self.evaluate_output_shape((1, self.in_type.size, *[side] * dim))[-1] % 2 == 0
+                shape = 8 if dim == 2 else 2, *lead, *[side] * dim  # volumes are expensive
+                measured = off_lattice_errors(run, group, shape, dtype=like.dtype, device=like.device)
+                errors += [(elements[index], error) for index, error in measured.items()]
+            return errors
+        finally:
+            self.train(training)
 
     def export(self) -> nn.Module:
         """Set eval mode and return a copy as a plain torch module, which takes tensors instead of fields and has the
@@ -187,3 +172,49 @@ class RdModule(EquivariantModule):
 
     def extra_repr(self) -> str:
         return f"{self.in_type}, {self.out_type}"
+
+
+class RdAttentionModule(RdModule):
+    """An :class:`RdModule` of attention. Keys and values may come from other fields, of type ``context_type``."""
+
+    def forward(
+        self,
+        input: GeometricTensor,
+        mask: Tensor | None = None,
+        *,
+        context: GeometricTensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> GeometricTensor:
+        """Attention of the pixels of ``input`` to its own pixels or to those of a context.
+
+        Args:
+            input: Fields of ``in_type``.
+            mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels of ``input``. Masked pixels have no
+                effect on other pixels, and their outputs are zero. ``None`` means that all pixels are valid.
+            context: Fields of ``context_type`` from which keys and values are made; without a ``context_type``, fields
+                of ``in_type``. ``None`` means ``input``.
+            context_mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels of the context. Masked
+                pixels are not keys. A query without a valid key has zero weights, so its attention is the bias of the
+                output projection. ``None`` means ``mask``.
+        """
+        out = self.core(self._fields(input), mask, context=self._context(context), context_mask=context_mask)
+        return self._wrap(out)
+
+    def _context(self, context: GeometricTensor | None) -> Tensor | None:
+        if context is None and self.context_type is not None:
+            raise ValueError(
+                f"context must be given, with fields of context_type, {self.context_type}, got None; for "
+                "self-attention, make the layer with context_type=None"
+            )
+        return None if context is None else self._fields(context, "context", self.context_type)
+
+    def attention_map(
+        self, input: GeometricTensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
+        mask: Tensor | None = None, *, context: GeometricTensor | None = None, context_mask: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Attention weights of chosen query pixels. Arguments and result are those of
+        :meth:`tg_equiattn.nn.GroupAttention.attention_map`, with fields for ``x`` and ``context``. Group elements are
+        in the order of ``fibergroup.elements``."""
+        core: Any = self.core
+        fields, context_fields = self._fields(input), self._context(context)
+        return core.attention_map(fields, pixel, mask, context=context_fields, context_mask=context_mask)

@@ -5,11 +5,11 @@ import torch
 from oracles import relation_argument
 from small_groups import GROUPS
 
-from tg_equiattn.encodings.group import ENCODINGS, RELATIONS, GroupEncoding, relation_index
+from tg_equiattn.encodings.group import ENCODINGS, INDEXED, GroupEncoding, relation_index
 from tg_equiattn.groups import cyclic
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("relation", INDEXED)
 @pytest.mark.parametrize("name", ["C4", "D4", "D2", "mirror"])
 def test_relation_index(name, relation):
     group = GROUPS[name]

@@ -2,7 +2,7 @@
 
 import torch
 
-from tg_equiattn.encodings.locality import Locality, no_weight_decay, starting_offsets
+from tg_equiattn.encodings.group import Locality, no_weight_decay, starting_offsets
 from tg_equiattn.grids import Window
 
 

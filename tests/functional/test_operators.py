@@ -7,7 +7,7 @@ from torch.library import opcheck
 
 from tg_equiattn import functional as F
 from tg_equiattn.functional.edge_products import csr_edge_dot, csr_edge_sum
-from tg_equiattn.functional.group.windowed import flat_operands
+from tg_equiattn.functional.group.windows import flat_operands
 from tg_equiattn.functional.hyena.long_conv import lag_convolution
 from tg_equiattn.grids import PixelGrid, Window
 
@@ -21,7 +21,7 @@ def d(*shape):
 def group_attention_operands(relation):
     tensors, index = table_operands(relation, Window(2, 3), (3, 4), 2)
     mask = torch.tensor([[[True, False, True, True]] * 3]).expand(2, -1, -1).contiguous()
-    operands = flat_operands(*tensors, index, mask, torch.tensor(0), 3, (), False, 0.0, 1, 1 << 19)
+    operands = *flat_operands(*tensors, index, mask, None, Window(2, 3)), 0.0, 1 << 19
     return [x.detach().requires_grad_() if n < 5 else x for n, x in enumerate(operands)]
 
 

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from tg_equiattn import functional
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional.group import attention
+from tg_equiattn.functional.group import heads
 from tg_equiattn.functional.operators import DEFINITION
 from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic
@@ -48,7 +48,7 @@ def by_backend(function):
     """A public function, where asked by its definition in torch's operations, as under a transform."""
 
     def attend(*operands, backend="torch", **options):
-        patched = mock.patch.object(attention, "choose_form", return_value=DEFINITION)
+        patched = mock.patch.object(heads, "choose_form", return_value=DEFINITION)
         with patched if backend == "plain" else contextlib.nullcontext():
             return function(*operands, **options)
 

@@ -1,14 +1,11 @@
 """Modules: project, reshape, call one kernel; blocks and whole models. One folder a family, every module here."""
 
-from ..encodings.locality import no_weight_decay
-from .group.attention import GroupAttention, LiftingAttention
+from ..encodings.group import no_weight_decay
+from .group.attention import GlobalGroupAttention, GroupAttention, LiftingAttention
 from .group.block import GroupAttentionBlock
-from .group.ge_vit import GEViT
-from .group.global_attention import GlobalGroupAttention
-from .group.group_transformer import GroupTransformer
+from .group.group_transformer import GEViT, GroupTransformer
+from .group.layers import GlobalPooling, RegularGlobalNorm, RegularLayerNorm
 from .group.linear import GroupLinear
-from .group.norm import RegularGlobalNorm, RegularLayerNorm
-from .group.pooling import GlobalPooling
 from .hyena.se3_hyena import SE3Hyena, SE3HyenaOperator
 from .performer.attention import PerformerAttention
 from .performer.relative_performer import RelativePerformer

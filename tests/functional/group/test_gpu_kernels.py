@@ -7,8 +7,8 @@ import torch
 from attention_operands import RELATIONS, table_operands
 from interpreter import interpreted
 
-from tg_equiattn.functional.group.masks import MASKED_SCORE
-from tg_equiattn.functional.group.windowed import attention_by_tiles, flat_operands
+from tg_equiattn.functional.group.windowed import attention_by_tiles
+from tg_equiattn.functional.group.windows import MASKED_SCORE, flat_operands
 from tg_equiattn.grids import Window
 
 pytest.importorskip("triton")
@@ -18,6 +18,7 @@ import torch
 
 from tg_equiattn.functional import use_gpu_kernels
 from tg_equiattn.functional.group.windowed import windowed_attention
+from tg_equiattn.grids import Window
 from tg_equiattn.testing import kernel_errors
 
 errors = kernel_errors("cpu", torch.float64, small=True, only="group")
@@ -25,7 +26,7 @@ errors = kernel_errors("cpu", torch.float64, small=True, only="group")
 torch.manual_seed(0)
 shapes = ((1, 1, 1, 1, 2, 2),) * 3 + ((1, 1, 9, 2), (1, 0, 2))
 tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-settings = None, None, torch.tensor(0), 3, (), False, 0.0
+settings = None, None, None, Window(2, 3), 0.0
 wanted, found = tensors[:4], []
 for on in (False, True):
     with use_gpu_kernels(on):
@@ -69,8 +70,8 @@ def operands(relation, window, dtype=torch.float32):
     shape = Window(len(spatial), side, **options)
     tensors, index = table_operands(relation, shape, spatial, elements, heads, channels, value_channels)
     mask = torch.rand(2, *spatial) < 0.5 if masked else None
-    settings = index, mask, torch.tensor(11), side, shape.selection, shape.circular, dropout
-    given = flat_operands(*(x.detach() for x in tensors), *settings, 2 if window == "far apart" else 1, 1 << 19)
+    settings = index, mask, torch.tensor(11) if dropout else None, shape, 2 if window == "far apart" else 1
+    given = *flat_operands(*(x.detach() for x in tensors), *settings), dropout, 1 << 19
     return [x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in given]
 
 
@@ -112,8 +113,8 @@ def test_machine_code(relation, channels, arch):
     from tg_equiattn.functional.group import gpu_kernels
 
     tensors, index = table_operands(relation, Window(2, 3), (4, 14), 8, 1, channels, channels)
-    settings = index, None, torch.tensor(1), 3, (), False, 0.1
-    given = flat_operands(*(x.detach().float() for x in tensors), *settings, 1, 1 << 19)
+    settings = index, None, torch.tensor(1), Window(2, 3)
+    given = *flat_operands(*(x.detach().float() for x in tensors), *settings), 0.1, 1 << 19
     with compiled(gpu_kernels, arch, runs=False) as kernels:
         found = gpu_kernels.forward(*given)
         gpu_kernels.backward(*found, *found, *given)

@@ -7,7 +7,8 @@ from attention_operands import RELATIONS, Largest, table_operands
 from tg_equiattn.functional import group_attention
 from tg_equiattn.functional.group.definition import windowed_attention_definition
 from tg_equiattn.functional.group.dense import dense_attention
-from tg_equiattn.functional.group.windowed import flat_operands, windowed_attention
+from tg_equiattn.functional.group.windowed import windowed_attention
+from tg_equiattn.functional.group.windows import flat_operands
 from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention
@@ -41,7 +42,7 @@ def test_tiles_change_nothing(relation, spatial, dropout):
     """Tiles of images, of heads, of rows and of outputs give what the definition gives."""
     window, mask = Window(len(spatial), 3), torch.rand(2, *spatial) < 0.8
     tensors, index = table_operands(relation, window, spatial, channels=2, value_channels=3)
-    settings = index, mask, torch.tensor(5), 3, (), False, dropout
+    settings = index, mask, torch.tensor(5), window, dropout
     expected = derivatives(*windowed_attention_definition(*tensors, *settings), tensors, mask)
     whole = 2 * 2 * 3 * 3 * window.count() * torch.Size(spatial).numel()
     for share in (1, 3, 20, whole):
@@ -65,7 +66,7 @@ def test_the_definition_of_windows(relation, shape, masked):
             mask = torch.rand(2, *spatial) < 0.4
             mask[0] = False
             mask[0].flatten()[-1] = True
-        settings = index, mask, torch.tensor(11), side, window.selection, window.circular, 0.3
+        settings = index, mask, torch.tensor(11), window, 0.3
         found, expected = (f(*tensors, *settings) for f in (windowed_attention_definition, windowed_attention))
         assert_equal(found, expected)
         shown = torch.ones(2, *spatial, dtype=torch.bool) if mask is None else mask
@@ -77,10 +78,11 @@ def test_derivatives_of_the_operator(relation):
     """Of first and second order, as those of tiles."""
     mask = torch.rand(2, 3, 4) < 0.8
     tensors, index = table_operands(relation, Window(2, 3), (3, 4))
-    settings = index, mask, torch.tensor(5), 3, (), False, 0.3, 1, 200
-    operands = flat_operands(*tensors, *settings)
-    out, lse = (x.unflatten(-1, (3, 6))[..., :4] for x in torch.ops.tg_equiattn.group_attention(*operands))
-    expected = derivatives(*windowed_attention(*tensors, *settings), tensors, mask)
+    operands = flat_operands(*tensors, index, mask, torch.tensor(5), Window(2, 3))
+    out, lse = torch.ops.tg_equiattn.group_attention(*operands, 0.3, 200)
+    out, lse = (x.unflatten(-1, (3, 6))[..., :4] for x in (out, lse))
+    found = windowed_attention(*tensors, index, mask, torch.tensor(5), Window(2, 3), 0.3, 1, 200)
+    expected = derivatives(*found, tensors, mask)
     assert_equal(derivatives(out, lse, tensors, mask), expected)
 
 
@@ -88,7 +90,7 @@ def test_derivatives_of_the_operator(relation):
 def test_transforms_of_a_backward_that_was_recorded_before(relation):
     """``vmap`` over the backward pass of a graph from before."""
     tensors, index = table_operands(relation, Window(2, 3), (3, 4))
-    out, lse = windowed_attention(*tensors, index, None, torch.tensor(5), 3, (), False, 0.3, 1, 500)
+    out, lse = windowed_attention(*tensors, index, None, torch.tensor(5), Window(2, 3), 0.3, 1, 500)
     given = [torch.randn(3, *x.shape, dtype=x.dtype) for x in (out, lse)]
     inputs, options = [x for x in tensors if x.numel()], {"retain_graph": True}
     found = torch.func.vmap(lambda *x: torch.autograd.grad((out, lse), inputs, x, **options))(*given)
@@ -104,7 +106,7 @@ def test_no_tensor_holds_all_scores(relation):
     tensors, index = table_operands(relation, window, (24, 24), 8, 3, 3, 2)
     tensors = [x.detach().float().requires_grad_() for x in tensors]
     with Largest() as largest:
-        out, lse = windowed_attention(*tensors, index, None, torch.tensor(0), 5, (), False, 0.0)
+        out, lse = windowed_attention(*tensors, index, None, None, window, 0.0)
         (out.sum() + lse.sum()).backward()
     power = {"frame": 1, "relative": 2}.get(relation, 3)
     scores = 2 * 3 * 8**power * window.count() * 24 * 24

@@ -5,7 +5,7 @@ import torch
 from group_layers import LAYERS, image
 from small_groups import GROUPS
 
-from tg_equiattn.functional.group.masks import zero_where_masked
+from tg_equiattn.functional.group.windows import zero_where_masked
 from tg_equiattn.testing import act
 
 NAMES = ["ge_vit", "lifted"]  # whose outputs sum over several queries
@@ -13,9 +13,9 @@ OPTIONS = [{}, {"kernel_size": 5, "window_shape": "disk"}, {"padding_mode": "cir
 
 
 def heads_of(layer, x, mask=None, context=None):
-    query, key, value = layer._operands(*layer._features(x, mask, context, mask))
-    index = None if layer.index is None else layer.index(x.device)
-    return zero_where_masked(layer._weigh(query, key, value, index, mask, 0.0), mask), value
+    x = zero_where_masked(x, mask)
+    query, key, value = layer._operands(x, x if context is None else zero_where_masked(context, mask))
+    return zero_where_masked(layer._heads(query, key, value, mask, 0.0), mask), value
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -12,8 +12,7 @@ from states import take_weights
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic
 from tg_equiattn.nn import GlobalGroupAttention, GlobalPooling, GroupTransformer, RegularGlobalNorm, RegularLayerNorm
-from tg_equiattn.nn.group.norm import RegularBatchNorm
-from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
+from tg_equiattn.nn.group.layers import RegularBatchNorm, SpatialCrop, SpatialMaxPool
 from tg_equiattn.testing import act
 
 D4 = GROUPS["D4"]

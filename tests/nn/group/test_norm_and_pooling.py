@@ -3,8 +3,7 @@ import torch
 from small_groups import GROUPS
 
 from tg_equiattn.nn import GlobalPooling, RegularGlobalNorm, RegularLayerNorm
-from tg_equiattn.nn.group.norm import RegularBatchNorm
-from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
+from tg_equiattn.nn.group.layers import RegularBatchNorm, SpatialCrop, SpatialMaxPool
 from tg_equiattn.testing import equivariance_error
 
 X = torch.randn(2, 7, 4, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -8,7 +8,7 @@ import torch
 from group_layers import LAYERS, image, images_by_oracle
 
 from tg_equiattn import functional
-from tg_equiattn.functional.group.masks import fill_where_masked
+from tg_equiattn.functional.group.windows import fill_where_masked
 from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
 
 D2, C3, SCALES = dihedral(2), cyclic(3), dyadic(3)
@@ -98,8 +98,8 @@ def test_functions(name, kernel_size, randomise):
         mask, keys = seen, {}
     operands = zip(layer.project(*images), (mask, seen, seen), strict=True)
     q, k, v = (fill_where_masked(y, m, torch.nan) for y, m in operands)
-    rho, of_elements, space_bias, group_bias = layer._scores((3, 4), q.device)
-    more, index = {"mask": mask, "window": layer.window} | keys, layer.index and layer.index(q.device)
+    rho, of_elements, space_bias, group_bias, index = layer._terms((3, 4), q.device)
+    more = {"mask": mask, "window": layer.window} | keys
     if name == "lifting":
         heads = functional.lifting_attention(q, k, v, rho, space_bias=space_bias, **more)
     else:

@@ -12,7 +12,7 @@ from tg_equiattn.nn import (
     GroupTransformer,
     RegularGlobalNorm,
 )
-from tg_equiattn.nn.group.pooling import SpatialCrop
+from tg_equiattn.nn.group.layers import SpatialCrop
 from tg_equiattn.testing import off_lattice_errors
 
 C4, SCALES, X = cyclic(4), dyadic(3, cyclic(4)), torch.zeros(2, 3, 4, 4, 5)

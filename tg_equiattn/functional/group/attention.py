@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from ... import checks
 from ...grids import Window
-from ..hashed_dropout import draw_seed
-from ..operators import DEFINITION, choose_form
-from .definition import windowed_attention_definition
-from .dense import dense_attention
-from .masks import zero_where_masked, zero_without_keys
-from .operands import check_attention
-from .windowed import KERNELS, windowed_attention
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+from .heads import Terms, attention_of_heads
+from .windows import zero_where_masked
 
 
 def group_attention(
@@ -100,102 +89,15 @@ def group_attention(
     scores by the square root of the layer's input width; we divide by that of the head width. Frames are ours; Platonic
     Transformers (arXiv:2510.03511) use frames of group elements in three dimensions.
     """
-    encodings = offset_encoding, element_encoding
-    biases = space_bias, group_bias
-    check_attention(query, key, value, *encodings, index, window, *biases, dropout, mask, key_mask)
+    terms = Terms(offset_encoding, element_encoding, space_bias, group_bias, index)
+    _check(query, key, value, terms, window, dropout, mask, key_mask)
     if key_mask is None and key.shape[4:] == query.shape[4:]:
         key_mask = mask
     query = zero_where_masked(query, mask)
     key, value = (zero_where_masked(x, key_mask) for x in (key, value))
-    out, _ = group_attention_impl(query, key, value, *encodings, index, window, *biases, dropout, key_mask)
+    query = query.to(torch.promote_types(query.dtype, torch.float32)) * query.shape[2] ** -0.5
+    out, _ = attention_of_heads(query, key, value, terms, window, key_mask, dropout)
     return zero_where_masked(out, mask)
-
-
-def group_attention_impl(
-    query, key, value, offset_encoding, element_encoding, index, window, space_bias=None, group_bias=None, dropout=0.0,
-    key_mask=None, plain=False, step=1,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """:func:`group_attention` without checks. Operands must be finite at masked pixels; outputs are not masked.
-
-    ``index=None`` means frame attention, or lifting attention if queries, keys and values have one element.
-    ``key_mask`` is true at valid keys; queries without a valid key have the output zero. With a global window,
-    encodings may be ``None``, and keys may then lie on another grid. Neighbouring offsets of a window are ``step``
-    pixels apart.
-
-    Returns the output and the log-sum-exps of the scores of each query: ``(B, heads, |H|, *spatial)``, or ``(B, heads,
-    |H|, |H|, *spatial)`` with a sum over t. A global window has none.
-    """
-    dtype, kind = torch.promote_types(query.dtype, torch.float32), value.dtype
-    query, key, value = query.to(dtype) * query.shape[2] ** -0.5, key.to(dtype), value.to(dtype)
-    seed = draw_seed(dropout, query.device)
-    rows = next((x.shape[-axis] for x, axis in ((element_encoding, 2), (group_bias, 1)) if x is not None), 0)
-    elements = _table(query, (rows,), element_encoding, group_bias)
-    if window.is_global:
-        outputs = next((len(x) for x in (offset_encoding, index) if x is not None), query.shape[3])
-        rho = query.new_zeros(outputs, 0, query.shape[2]) if offset_encoding is None else offset_encoding.to(dtype)
-        bias = query.new_zeros(query.shape[1], outputs, 0) if space_bias is None else space_bias.to(dtype)
-        flat = None if key_mask is None else key_mask.flatten(1)
-        operands = query, key.flatten(4), value.flatten(4), rho, bias, elements, index, flat, seed, dropout
-        out = dense_attention(*operands, plain=plain)
-        return zero_where_masked(out, None if flat is None else flat.any(1)).to(kind), query.new_zeros(0)
-    tables = _table(query, offset_encoding.shape[:2], offset_encoding, space_bias), elements
-    # The definition keeps the products of queries and encodings in memory, and all scores for a backward pass.
-    numbers = query.shape[0] * math.prod(tables[0].shape[:-1]) * math.prod(query.shape[4:])
-    if index is not None:
-        numbers *= math.prod(index.shape[1:-1])
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
-            numbers *= index.shape[-1]
-    definition = choose_form(query, numbers // 4, plain, KERNELS.run(query, key, value)) == DEFINITION
-    attend = windowed_attention_definition if definition else windowed_attention
-    settings = window.kernel_size, window.selection, window.circular, dropout, step
-    out, lse = attend(query, key, value, *tables, index, key_mask, seed, *settings)
-    out = out if key_mask is None else zero_without_keys(out, lse)
-    return out.to(kind), lse.squeeze(3)
-
-
-def scaled_attention_impl(
-    query, key, value, offset_encoding: Float[Tensor, "M D C"], element_encoding: Float[Tensor, "U C"] | None,
-    index: Int[Tensor, "M M"] | None, window, space_bias: Float[Tensor, "heads M D"] | None,
-    group_bias: Float[Tensor, "heads U"] | None, dropout, key_mask, plain, scales, scale_window,
-) -> Tensor:  # fmt: skip
-    r"""Lifting and group attention over scales, without checks. Operands must be finite at masked pixels; outputs are
-    not masked. Queries without a key that is valid in ``key_mask`` have the output zero.
-
-    The group is the product of scales :math:`2^j` and a finite group M with elements m and n:
-
-    .. math::
-        \mathrm{out}(i, j, m) = \sum_{D, l, n} \mathrm{softmax}_{D, l, n}\big(c\, \langle q(i, j, m),\;
-        k(i + 2^j D, l, n) + \rho(m^{-1} D, (l - j, m^{-1} n)) \rangle + b\big)\; v(i + 2^j D, l, n)
-
-    The sum runs over the offsets D of the window and the scales l in ``scale_window`` around j. Operands are those of
-    :func:`group_attention`, except for these:
-
-    - query, key and value have all scales and elements, scales first; for lifting they have one element
-    - U = ``scale_window`` |M|, scales first
-    - index is that of relation "relative" of M; ``None`` for lifting
-    """
-    elements, reach, found = len(offset_encoding), scale_window // 2, []
-    for scale in range(scales):
-        operands, of_scales = (query, key, value), index
-        if index is not None:
-            seen = range(max(0, scale - reach), min(scales, scale + reach + 1))
-            keys = slice(seen.start * elements, seen.stop * elements)
-            of_scales = torch.cat([index + (other - scale + reach) * elements for other in seen], 1)
-            own = slice(scale * elements, (scale + 1) * elements)
-            operands = query[:, :, :, own], key[:, :, :, keys], value[:, :, :, keys]
-        encodings, biases = (offset_encoding, element_encoding), (space_bias, group_bias)
-        settings = dropout, key_mask, plain, 2**scale
-        out, _ = group_attention_impl(*operands, *encodings, of_scales, window, *biases, *settings)
-        found.append(out)
-    return torch.cat(found, 3)
-
-
-def _table(query: Tensor, rows: Sequence[int], rho: Tensor | None, bias: Tensor | None) -> Float[Tensor, "e *rows C+1"]:
-    """Encodings (*rows, C) with biases (e, *rows) as their last channel; ``None`` means zeros."""
-    heads, channels = query.shape[1:3]
-    rho = query.new_zeros(*rows, channels) if rho is None else rho.to(query.dtype)
-    bias = query.new_zeros(heads, *rows) if bias is None else bias.to(query.dtype)
-    return torch.cat([rho.expand(heads, *rho.shape), bias.unsqueeze(-1)], -1)
 
 
 def lifting_attention(
@@ -253,3 +155,88 @@ def lifting_attention(
         raise ValueError(f"offset_encoding must have shape (|H|, D, C), got {tuple(offset_encoding.shape)}")
     operands = query.unsqueeze(3), key.unsqueeze(3), value.unsqueeze(3), offset_encoding
     return group_attention(*operands, window=window, space_bias=space_bias, dropout=dropout, mask=mask)
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, terms: Terms, window: Window, dropout: float, mask: Tensor | None,
+    key_mask: Tensor | None,
+) -> None:  # fmt: skip
+    """Raise ValueError unless the operands of :func:`group_attention` fit each other."""
+    offset_encoding, element_encoding, space_bias, group_bias, index = terms
+    if not isinstance(window, Window):
+        raise ValueError(f"window must be a tg_equiattn.grids.Window, got {type(window).__name__}")
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim not in (6, 7):
+            raise ValueError(f"{name} must have shape (B, heads, C, |H|, *spatial), got {tuple(x.shape)}")
+    (batch, heads, channels, elements), spatial = query.shape[:4], query.shape[4:]
+    if key.shape[4:] != spatial and not (window.is_global and offset_encoding is None and space_bias is None):
+        raise ValueError(
+            f"key must have the pixels of query, {tuple(query.shape)}, got {tuple(key.shape)}; for keys from an image "
+            "of another size, use a global window (kernel_size=None) with offset_encoding=None and space_bias=None"
+        )
+    if min(key.shape[4:]) < 1:
+        raise ValueError(f"key must have at least one pixel on every spatial axis, got {tuple(key.shape)}")
+    if index is None and (element_encoding is not None or group_bias is not None):
+        raise ValueError(
+            "index must be given with element_encoding or group_bias, got None; make it with relation_index, or leave "
+            "both out for relation 'frame'"
+        )
+    if offset_encoding is None and not window.is_global:
+        raise ValueError(
+            "offset_encoding must be given for a window, got None; use a global window (kernel_size=None) for "
+            "attention without positions"
+        )
+    if index is not None and offset_encoding is not None and element_encoding is None:
+        raise ValueError(f"element_encoding must have shape ({elements}, {channels}), got None")
+    window.check(spatial)
+    outputs = elements
+    if index is not None:
+        outputs = len(index)
+        _check_index(index, query)
+    elif elements == 1 and offset_encoding is not None:  # lifting
+        outputs = len(offset_encoding)
+    checks.probability(dropout=dropout)
+    checks.pixel_mask(mask, batch, spatial, query.device)
+    checks.pixel_mask(key_mask, key.shape[0], key.shape[4:], key.device, "key_mask")
+    offsets = window.count(spatial)
+    for name, tensor, shape in (
+        ("query", query, tuple(query.shape)),
+        ("key", key, (*query.shape[:4], *key.shape[4:])),
+        ("value", value, (*key.shape[:2], value.shape[2], *key.shape[3:])),
+        ("offset_encoding", offset_encoding, (outputs, offsets, channels)),
+        ("element_encoding", element_encoding, (elements, channels)),
+        ("group_bias", group_bias, (heads, elements)),
+        ("space_bias", space_bias, (heads, outputs, offsets)),
+    ):
+        if tensor is None:
+            continue
+        if tensor.device != query.device:
+            raise ValueError(f"{name} must be on {query.device} as query is, got {tensor.device}")
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be a floating point tensor, got {tensor.dtype}")
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+        if name in ("key", "value") and tensor.dtype != query.dtype:
+            raise ValueError(f"{name} must be {query.dtype} as query is, got {tensor.dtype}")
+
+
+def _check_index(index: Tensor, query: Tensor) -> None:
+    elements = query.shape[3]
+    if index.device != query.device:
+        raise ValueError(f"index must be on {query.device} as query is, got {index.device}")
+    shapes = (len(index), elements, elements), (elements, elements)
+    if index.dtype != torch.int64 or tuple(index.shape) not in shapes:
+        raise ValueError(
+            f"index must be int64 of shape (|H|, {elements}, {elements}) or ({elements}, {elements}), "
+            f"got {index.dtype} of shape {tuple(index.shape)}"
+        )
+    _check_permutations(index)
+
+
+@checks.of_values
+def _check_permutations(index: Tensor) -> None:
+    """Raise ValueError unless each row of ``index`` is a permutation of the group elements."""
+    permutation = torch.arange(index.shape[-1])
+    if not torch.equal(index.sort(-1).values, permutation.expand_as(index)):
+        wanted = f"a permutation of 0 ... {index.shape[-1] - 1} along its last axis"
+        raise ValueError(f"index must be {wanted}, got other values; make it with relation_index")

@@ -27,17 +27,16 @@ and keeps scores in registers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from ...grids import Window
 from ...modes import full_precision
 from .. import hashed_dropout
-from .masks import MASKED_SCORE
-from .shifts import Shifts, shifts
+from .windows import MASKED_SCORE, Shifts, key_elements, key_penalty, pixel_hashes, shifts
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -47,51 +46,21 @@ def windowed_attention_definition(
     query: Float[Tensor, "B e C Q *spatial"], key: Float[Tensor, "B e C K *spatial"],
     value: Float[Tensor, "B e Cv K *spatial"], offset_table: Float[Tensor, "e H D C+1"],
     element_table: Float[Tensor, "e U C+1"], index: Int[Tensor, "H S"] | Int[Tensor, "H T S"] | None,
-    mask: Bool[Tensor, "#B *spatial"] | None, seed: Int[Tensor, ""], kernel_size: int, selection: Sequence[int],
-    circular: bool, dropout: float, step: int = 1,
+    mask: Bool[Tensor, "#B *spatial"] | None, seed: Int[Tensor, ""] | None, window: Window, dropout: float,
+    step: int = 1,
 ) -> tuple[Float[Tensor, "B e Cv H *spatial"], Float[Tensor, "B e H T *spatial"]]:  # fmt: skip
     """Attention, and the log-sum-exps of its scores.
 
-    ``mask`` is true at valid keys. ``kernel_size`` and ``selection`` are those of the window. Its offsets are multiples
-    of ``step``.
+    ``mask`` is true at valid keys. Neighbouring offsets of the window are ``step`` pixels apart. ``seed`` is that of
+    the dropout.
     """
-    at = shifts(kernel_size, selection, query.ndim - 4)
-    seen = key_elements(index)
-    valid = valid_keys(query, mask, circular)
-    penalty = None if valid is None else (1 - at.pad(valid, step, circular)) * MASKED_SCORE
-    row, column = pixel_hashes(query, offset_table, seen, seed, dropout)
-    key, value = (at.pad(x, step, circular) for x in (key, value))
+    at = shifts(cast(int, window.kernel_size), window.selection, window.dim)
+    penalty = key_penalty(query, mask, window.circular)
+    penalty = None if penalty is None else at.pad(penalty, step, window.circular, MASKED_SCORE)
+    row, column = pixel_hashes(query, offset_table, key_elements(index), seed)
+    key, value = (at.pad(x, step, window.circular) for x in (key, value))
     with full_precision(query.device):
         return attend(query, key, value, offset_table, element_table, index, penalty, row, column, at, step, dropout)
-
-
-def key_elements(index: Tensor | None) -> int:
-    """The size S of the axis of key elements."""
-    return 1 if index is None else index.shape[-1]
-
-
-def query_elements(index: Tensor | None) -> int:
-    """The size T of the axis of query elements."""
-    return 1 if index is None or index.ndim == 2 else index.shape[1]
-
-
-def valid_keys(query: Tensor, mask: Tensor | None, circular: bool) -> Float[Tensor, "#B *spatial"] | None:
-    """A mask with ones at valid keys and zeros at others; None if all windows have valid keys only."""
-    if mask is None:
-        return None if circular else query.new_ones(1, *query.shape[4:])
-    return mask.to(query.dtype)
-
-
-def pixel_hashes(
-    query: Tensor, offset_table: Tensor, seen: int, seed: Tensor, dropout: float
-) -> tuple[Int[Tensor, "B e *spatial"], Int[Tensor, "H S D"]] | tuple[None, None]:
-    """The hashes of queries and of weights for dropout; None without it."""
-    if not dropout:
-        return None, None
-    (batch, heads), spatial = query.shape[:2], query.shape[4:]
-    weights = offset_table.shape[1], seen, offset_table.shape[2]
-    row, column = hashed_dropout.hashes(batch * heads * math.prod(spatial), math.prod(weights), seed)
-    return row.view(batch, heads, *spatial), column.view(weights)
 
 
 def attend(
@@ -109,8 +78,7 @@ def attend(
 
     def on_window(x: Tensor) -> Tensor:
         """(..., S or 1, D) -> (..., 1, .., 1, S or 1, *window), with zeros between a disk and its square."""
-        x = at.to_square(x, -1)
-        return x.reshape(*x.shape[:-2], *[1] * dim, x.shape[-2], *[side] * dim)
+        return at.to_square(x.reshape(*x.shape[:-2], *[1] * dim, *x.shape[-2:]))
 
     def around(x: Tensor) -> Tensor:
         """(..., *padded) -> (..., *rows, 1, *window)."""
@@ -135,8 +103,8 @@ def attend(
         scores = scores + logits[:, :, element, u].movedim(4, -1)[(...,) + (None,) * dim]
     if penalty is not None:
         scores = scores + around(penalty)[:, None, None, None]
-    for one, other, encoding in zip(query.unbind(2), key.unbind(2), rho, strict=True):
-        scores = scores + of_queries(one) * (of_keys(other) + encoding)
+    for q, k, encoding in zip(query.unbind(2), key.unbind(2), rho, strict=True):
+        scores = scores + of_queries(q) * (of_keys(k) + encoding)
     flat = scores.flatten(-1 - dim)
     weight = flat.softmax(-1).view(scores.shape)  # softmax's derivatives round less than those of exp
     weight = weight if own else weight.sum(3, keepdim=True)

@@ -1,7 +1,7 @@
 """Group attention over all pixels, tile by tile, by matrix products.
 
-Scores are formed for one output element at a time and computed again in backward. In all matrices, channels come before
-pixels: if heads have few channels, products of such matrices are several times faster on a CPU.
+Scores are computed again in backward. In all matrices, channels come before pixels: if heads have few channels,
+products of such matrices are several times faster on a CPU.
 
 Sizes are those of :mod:`.definition`, with ``P`` query pixels, ``n`` of them in a tile, and ``M`` key pixels.
 """
@@ -9,7 +9,6 @@ Sizes are those of :mod:`.definition`, with ``P`` query pixels, ``n`` of them in
 from __future__ import annotations
 
 import itertools
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +17,7 @@ from torch import Tensor
 from .. import hashed_dropout
 from ..operators import Plan, tile_numbers, tile_operator
 from ..tiles import WHOLE, Call, Shape, Tile, is_whole
-from .definition import key_elements, query_elements
-from .masks import MASKED_SCORE
-from .shifts import offsets_of_pairs
+from .windows import key_elements, key_penalty, offsets_of_pairs, query_elements
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -33,7 +30,7 @@ _HEADS = 16
 
 def dense_attention(
     query: Tensor, key: Tensor, value: Tensor, offset_encoding: Tensor, space_bias: Tensor, element_table: Tensor,
-    index: Tensor | None, mask: Tensor | None, seed: Tensor, dropout: float, chunk: int = -1,
+    index: Tensor | None, mask: Tensor | None, seed: Tensor | None, dropout: float, chunk: int = -1,
     plain: bool = False,
 ) -> Tensor:  # fmt: skip
     """Attention of all query pixels to all key pixels: query (B, e, C, Q, *spatial), key (B, e, C, K, M), value (B, e,
@@ -41,20 +38,19 @@ def dense_attention(
 
     ``offset_encoding`` is (H, D, C) and ``space_bias`` is (e, H, D) with all D offsets of the image. If there
     are no encodings or biases, they have no offsets (D = 0). ``element_table`` (e, U, C + 1) holds encodings and biases
-    of elements u, and has no rows if scores do not depend on u. ``mask`` (B or 1, M) is true at valid keys. ``chunk``
-    is the largest number of scores of one t in memory at once; -1 means the default of the device.
-    ``plain`` asks for standard operations of torch where it is traced, instead of an operator.
+    of elements u, and has no rows if scores do not depend on u. ``mask`` (B or 1, M) is true at valid keys. ``seed`` is
+    that of the dropout. ``chunk`` is the largest number of scores of one t in memory at once; -1 means the default of
+    the device. ``plain`` asks for standard operations of torch where it is traced, instead of an operator.
     """
-    spatial, pairs, penalty, row, column = query.shape[4:], None, None, None, None
+    spatial, pairs, row, column = query.shape[4:], None, None, None
     if offset_encoding.shape[1] or space_bias.shape[2]:
         pairs = offsets_of_pairs(spatial, query.device)
-    if mask is not None:
-        penalty = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, MASKED_SCORE)[:, None, None, None]
+    penalty = key_penalty(query, mask)
     query = query.flatten(4)
-    if dropout:
-        (batch, heads), pixels, seen = query.shape[:2], query.shape[4], key_elements(index) * key.shape[4]
-        row, column = hashed_dropout.hashes(batch * heads * pixels, len(offset_encoding) * seen, seed)
-        row, column = row.view(batch, heads, pixels, 1), column.view(-1, seen)
+    if seed is not None:
+        (batch, heads), pixels, keys = query.shape[:2], query.shape[4], key_elements(index) * key.shape[4]
+        row, column = hashed_dropout.hashes(batch * heads * pixels, len(offset_encoding) * keys, seed)
+        row, column = row.view(batch, heads, pixels, 1), column.view(-1, keys)
     if chunk < 0:
         chunk = tile_numbers(query.device, _TILE, 6)
     tensors = query, key, value, offset_encoding, space_bias, element_table, index, pairs, penalty, row, column
@@ -63,62 +59,47 @@ def dense_attention(
 
 
 def _tile(
-    dropout: float, query: Float[Tensor, "b e C #T n"], key: Float[Tensor, "b e C #S M"],
-    value: Float[Tensor, "b e Cv #S M"], encoding: Float[Tensor, "1 D C"], bias: Float[Tensor, "e 1 D"],
-    table: Float[Tensor, "e U C+1"], index: Int[Tensor, "1 S"] | Int[Tensor, "1 T S"] | None,
-    pairs: Int[Tensor, "n M"] | None, penalty: Float[Tensor, "#b 1 1 1 M"] | None, row: Int[Tensor, "b e n 1"] | None,
-    column: Int[Tensor, "1 S*M"] | None, *, known: tuple[Tensor] | None = None,
-) -> Float[Tensor, "b e Cv n"]:  # fmt: skip
-    """Attention of some query pixels of one output element. If it is ``known``, only derivatives are wanted."""
-    one, seen = torch.cat([query, torch.ones_like(query[:, :, :1])], 2), key.shape[3]
+    dropout: float, query: Float[Tensor, "b e C Q n"], key: Float[Tensor, "b e C K M"],
+    value: Float[Tensor, "b e Cv K M"], encoding: Float[Tensor, "H D C"], bias: Float[Tensor, "e H D"],
+    table: Float[Tensor, "e U C+1"], index: Int[Tensor, "H S"] | Int[Tensor, "H T S"] | None,
+    pairs: Int[Tensor, "n M"] | None, penalty: Float[Tensor, "#b M"] | None, row: Int[Tensor, "b e n 1"] | None,
+    column: Int[Tensor, "H S*M"] | None, *, known: tuple[Tensor] | None = None,
+) -> Float[Tensor, "b e Cv H n"]:  # fmt: skip
+    """Attention of some query pixels of some output elements. If it is ``known``, only derivatives are wanted."""
+    outputs, queries, pixels = encoding.shape[0], query_elements(index), key.shape[4]
+    query, ones = query.transpose(2, 3), torch.ones_like(query[:, :, :1, :1])
+    # (b, e, H or 1, C, S, M), and for values (b, e, H, Cv, S M)
+    keys, values = (x.transpose(2, 3).unsqueeze(4) if index is None else x.unsqueeze(2) for x in (key, value))
+    values = values.flatten(4).expand(-1, -1, outputs, -1, -1)
     total: Any = None
     rho: Any = None
     logits: Any = None
     if pairs is not None and encoding.shape[1]:
-        rho = encoding[0].index_select(0, pairs.flatten()).unflatten(0, pairs.shape).mT  # (n, C, M)
+        rho = encoding.index_select(1, pairs.flatten()).unflatten(1, pairs.shape).mT  # (H, n, C, M)
     if pairs is not None and bias.shape[2]:
-        logits = bias[:, 0].index_select(1, pairs.flatten()).view(-1, 1, *pairs.shape)
-    last = torch.zeros_like(key[:, :, :1])  # one more channel for biases of elements and penalties
-    keys = torch.cat([key, last if penalty is None else last + penalty], 2)
-    for t in range(query_elements(index)):
-        of_t = one[:, :, :, t]
-        of_keys = keys
-        if table.shape[1] and index is not None:
-            of_keys = keys + table[:, index.view(-1, index.shape[-1])[t]].mT.unsqueeze(-1)
-        scores = (of_t.mT @ of_keys.flatten(3)).unflatten(-1, (seen, -1))  # (b, e, n, S, M)
+        logits = bias.index_select(2, pairs.flatten()).unflatten(2, pairs.shape).unsqueeze(3)  # (e, H, n, 1, M)
+    if penalty is not None:
+        penalty = penalty[:, None, None, None, None]
+        logits = penalty if logits is None else logits + penalty
+    for t in range(queries):
+        of_t, of_keys = query if queries == 1 else query[:, :, t : t + 1], keys
+        if table.shape[1] and index is not None:  # the last channel of the table holds biases
+            elements = table[:, index if index.ndim == 2 else index[:, t]].mT.unsqueeze(-1)  # (e, H, C + 1, S, 1)
+            of_keys = torch.nn.functional.pad(keys, (0, 0, 0, 0, 0, 1)) + elements
+            of_t = torch.cat([of_t, ones.expand(-1, -1, of_t.shape[2], -1, -1)], 3)
+        scores = (of_t.mT @ of_keys.flatten(4)).unflatten(-1, (-1, pixels))  # (b, e, H or 1, n, S, M)
         if rho is not None:
-            by_pixel = of_t[:, :, :-1].permute(3, 0, 1, 2).flatten(1, 2)  # (n, b*e, C)
-            found = (by_pixel @ rho).unflatten(1, one.shape[:2]).movedim(0, 2).unsqueeze(3)
-            scores = scores + found
-        scores = scores if logits is None else scores + logits.transpose(1, 2)
-        weight = scores.flatten(3).softmax(-1)
+            by_pixel = of_t[:, :, :, : encoding.shape[2]].permute(2, 4, 0, 1, 3).flatten(2, 3)  # (H or 1, n, b*e, C)
+            scores = scores + (by_pixel @ rho).unflatten(2, key.shape[:2]).permute(2, 3, 0, 1, 4).unsqueeze(4)
+        scores = scores if logits is None else scores + logits
+        weight = scores.flatten(4).softmax(-1)
         total = weight if total is None else total + weight
+    total = total.expand(-1, -1, outputs, -1, -1)
     if row is not None and column is not None:
-        total = total * hashed_dropout.keep(row, column, dropout, query.dtype)
+        total = total * hashed_dropout.keep(row[:, :, None], column[:, None], dropout, query.dtype)
     if known is None:
-        return value.flatten(3) @ total.mT
-    return _Known.apply(value.flatten(3), total, known[0])
-
-
-def _own(query: Tensor, key: Tensor, index: Tensor | None) -> tuple[bool, bool]:
-    """True if an output element has a query element of its own, and if it has a key element of its own."""
-    return query_elements(index) == 1 and query.shape[3] > 1, index is None and key.shape[3] > 1
-
-
-def _every_output(
-    dropout, query, key, value, encoding, bias, table, index, pairs, penalty, row, column
-) -> Float[Tensor, "B e Cv H P"]:
-    """Attention of all output elements and pixels."""
-    own_query, own_key = _own(query, key, index)
-    found = []
-    for h in range(encoding.shape[0]):
-        some = slice(h, h + 1)
-        of_query, of_key = some if own_query else slice(None), some if own_key else slice(None)
-        of_index, of_column = (x if x is None else x[some] for x in (index, column))
-        parts = query[:, :, :, of_query], key[:, :, :, of_key], value[:, :, :, of_key]
-        tables = encoding[some], bias[:, some], table
-        found.append(_tile(dropout, *parts, *tables, of_index, pairs, penalty, row, of_column))
-    return torch.stack(found, 3)
+        return (values @ total.mT).transpose(2, 3)
+    return _Known.apply(values, total, known[0].transpose(2, 3)).transpose(2, 3)
 
 
 class _Known(torch.autograd.Function):
@@ -140,25 +121,25 @@ def _plan(query, key, value, encoding, bias, table, index, pairs, penalty, row, 
     tensors = query, key, value, encoding, bias, table, index, pairs, penalty, row, column
     shape = Shape((batch, heads, value.shape[2], outputs, pixels), True)
     if is_whole(query):
-        return Call(_every_output, (Tile(dropout, (WHOLE,) * 11, (WHOLE,)),), (shape,), (False,) * 11), tensors
-    seen = key_elements(index) * key.shape[4]
-    step = max(1, min(pixels, chunk // (seen * max(1, min(_HEADS, batch * heads)))))
-    step = math.ceil(pixels / math.ceil(pixels / step))  # tiles of equal size
-    some = max(1, chunk // (step * seen))
-    steps = step, max(1, some // heads), min(heads, some)
-    own_query, own_key = _own(query, key, index)
+        return Call(_tile, (Tile(dropout, (WHOLE,) * 11, (WHOLE,)),), (shape,), (False,) * 11), tensors
+    keys = key_elements(index) * key.shape[4]
+    step = max(1, min(pixels, chunk // (keys * max(1, min(_HEADS, batch * heads)))))
+    step = -(-pixels // -(-pixels // step))  # equal numbers of pixels
+    rest = max(1, chunk // (step * keys))
+    steps = max(1, rest // (batch * heads)), step, max(1, rest // heads), min(heads, rest)
+    own_query = query_elements(index) == 1 and query.shape[3] > 1
+    own_key = index is None and key.shape[3] > 1
     every, tiles = slice(None), []
-    sizes = zip((pixels, batch, heads), steps, strict=True)
-    starts = itertools.product(range(outputs), *(range(0, max(1, size), step) for size, step in sizes))
-    for h, *first in starts:
-        place, image, head = (slice(n, n + step) for n, step in zip(first, steps, strict=True))
-        output = slice(h, h + 1)
+    sizes = zip((outputs, pixels, batch, heads), steps, strict=True)
+    for starts in itertools.product(*(range(0, size, step) for size, step in sizes)):
+        output, place, image, head = (slice(n, n + step) for n, step in zip(starts, steps, strict=True))
         of_query = image, head, every, output if own_query else every, place
         of_key = image, head, every, output if own_key else every
         mask = image if penalty is not None and len(penalty) > 1 else every
         cut = of_query, of_key, of_key, output, (head, output), head, output, place, mask, (image, head, place), output
-        tiles.append(Tile(dropout, cut, ((image, head, every, h, place),)))
-    once = own_query or outputs == 1, *[(own_key or outputs == 1) and steps[0] >= pixels] * 2, *[False] * 8
+        tiles.append(Tile(dropout, cut, ((image, head, every, output, place),)))
+    apart = steps[0] >= outputs
+    once = own_query or apart, *[(own_key or apart) and steps[1] >= pixels] * 2, *[False] * 8
     return Call(_tile, tuple(tiles), (shape,), once, True), tensors
 
 

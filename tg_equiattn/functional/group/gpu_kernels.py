@@ -24,9 +24,7 @@ from torch import Tensor
 
 from ...modes import cached
 from .. import hashed_dropout
-from .definition import key_elements, query_elements
-from .flat_images import FlatImages
-from .shifts import shifts as shifts_of
+from .windows import FlatImages, flat_images, key_elements, query_elements
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -344,7 +342,7 @@ def _launch(
     dropout, chunk,
 ) -> tuple[list[Tensor], tuple[int, ...], dict[str, Any]]:  # fmt: skip
     """Tensors, sizes and constants of the kernels, for the operands of the operator."""
-    at = FlatImages(tuple(spatial), shifts_of(kernel_size, selection, len(spatial)), circular, step)
+    at = flat_images(spatial, kernel_size, selection, circular, step)
     every = one, keys, values, table, elements, index, penalty, row, column, _shifts(at, one.device)
     tensors = [one if x is None else x.contiguous() for x in every]  # kernels do not read what is None
     (area, plane), pixels, padded = (

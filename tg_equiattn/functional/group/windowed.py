@@ -2,25 +2,29 @@
 
 Nothing but the operands, the outputs and the log-sum-exps of scores is kept for backward, which computes scores again.
 Products of queries and keys are shared by all outputs.
+
+There are three products: :class:`Dot`, :class:`Sum`, and the adjoint of the latter, :class:`Scatter`. The derivatives
+of each consist of the other two, so that they exist in any order. They take images with joined rows, those of
+:class:`.FlatImages`: features ``x`` of queries are (b, e, C, H or 1, *flat), features ``y`` of keys (b, e, C, H or 1,
+S, *padded), and weights (b, e, H, S, D, *flat).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...modes import full_precision, in_functorch_transform
+from ...modes import in_functorch_transform
 from .. import hashed_dropout
-from ..operators import Kernels, Plan, tile_numbers, tile_operator
+from ..operators import Kernels, Plan, are_few, tile_numbers, tile_operator
 from ..tiles import WHOLE, Call, Shape, Tile
-from .definition import attend, key_elements, pixel_hashes, query_elements, valid_keys
-from .flat_images import Dot, FlatImages, Sum
-from .masks import MASKED_SCORE
-from .shifts import shifts
+from .definition import attend
+from .windows import Block, FlatImages, flat_images, flat_operands, key_elements, query_elements
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -29,105 +33,115 @@ if TYPE_CHECKING:
 _TILE = 1 << 19
 
 
-def windowed_attention(
-    query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular, dropout,
-    step=1, chunk=-1,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same as :func:`.definition.windowed_attention_definition`, tile by tile.
-
-    ``chunk`` is the largest number of scores of one t in memory at once; -1 means the default of the device.
-    """
-    operands = flat_operands(
-        query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular, dropout,
-        step, tile_numbers(query.device, _TILE, 6) if chunk < 0 else chunk,
-    )  # fmt: skip
-    at = _images(*operands[9:14])
-    out, lse = attention_by_tiles(*operands)
-    return at.images(out), at.images(lse)
+def _of_block(weight: Tensor, block: Block, dim: int) -> Tensor:
+    """Weights of the offsets of a block, (..., *counts, *flat)."""
+    axis = weight.ndim - dim
+    return weight.narrow(axis, block.first, math.prod(block.counts)).unflatten(axis, block.counts)
 
 
-def _images(spatial, kernel_size, selection, circular, step) -> FlatImages:
-    return FlatImages(tuple(spatial), shifts(kernel_size, selection, len(spatial)), circular, step)
+def _by_offset(weight: Tensor) -> Sequence[Tensor]:
+    """Weights of one key element for each offset, (b, e, 1, H, *flat), which broadcast with features."""
+    return weight.squeeze(3).unsqueeze(2).unbind(4)
 
 
-def flat_operands(
-    query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular, dropout, step,
-    chunk,
-) -> tuple:  # fmt: skip
-    """The operands of :func:`attention_by_tiles`."""
-    spatial = [int(n) for n in query.shape[4:]] if torch.jit.is_tracing() else query.shape[4:]  # has no lists of sizes
-    geometry = spatial, kernel_size, selection, circular, step
-    at, valid = _images(*geometry), valid_keys(query, mask, circular)
-    with full_precision(query.device):
-        one = at.flat(torch.cat([query, torch.ones_like(query[:, :, :1])], 2).transpose(2, 3))
-        keys, values = (at.padded(x).unsqueeze(4 if index is None else 3) for x in (key, value))
-        penalty = None if valid is None else (1 - at.padded(valid))[:, None, None, None] * MASKED_SCORE
-    row, column = pixel_hashes(query, offset_table, key_elements(index), seed, dropout)
-    if row is not None and column is not None:
-        row, column = at.flat(row)[:, :, None, None, None], column[(...,) + (None,) * (at.shifts.dim - 1)]
-    return one, keys, values, offset_table, element_table, index, penalty, row, column, *geometry, dropout, chunk
+def _at_once(weight: Tensor, channels: int) -> bool:
+    """True if the products of weights with all channels are few enough to be in memory before they are added up."""
+    numbers = channels * weight.numel()
+    if weight.device.type == "cpu":  # an operation for each offset is slower only if it has few numbers
+        return are_few(numbers // max(1, weight.shape[4]))
+    return numbers <= tile_numbers(weight.device, 0, 12)
 
 
-class _Settings(NamedTuple):
-    at: FlatImages
-    dropout: float
+class Dot(torch.autograd.Function):
+    """start + sum_c x_c y_c at every offset + penalty. It is written into the memory of ``start``."""
+
+    @staticmethod
+    def forward(ctx: Any, start: Tensor | None, x: Tensor, y: Tensor, penalty: Tensor | None, at: FlatImages) -> Tensor:
+        ctx.save_for_backward(x, y)
+        ctx.at, ctx.started, dim = at, start is not None, at.shifts.dim
+        shape = *x.shape[:2], max(x.shape[3], y.shape[3]), y.shape[4], at.shifts.blocks[-1].offsets.stop, *x.shape[4:]
+        total = x.new_empty(shape) if start is None else start.detach()  # the operation that made it has not saved it
+        queries = x[(slice(None),) * 4 + (None,) * (1 + dim)].unbind(2)
+        for block in at.shifts.blocks:
+            scores = _of_block(total, block, dim)
+            for c, (query, key) in enumerate(zip(queries, at.shifted(y, block).unbind(2), strict=True)):
+                scores.addcmul_(query, key) if c or ctx.started else torch.mul(query, key, out=scores)
+            if penalty is not None:
+                scores += at.shifted(penalty, block)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, y = ctx.saved_tensors
+        to_x, to_y = Sum.apply(grad, y, ctx.at), Scatter.apply(grad, x, y.shape, ctx.at)
+        to_x = to_x if x.shape[3] == grad.shape[2] else to_x.sum(3, keepdim=True)
+        return grad if ctx.started else None, to_x, to_y, None, None
 
 
-def _tile(
-    settings: _Settings, one: Float[Tensor, "b e #H C+1 *flat"], keys: Float[Tensor, "b e C #H S *padded"],
-    values: Float[Tensor, "b e Cv #H S *padded"], table: Float[Tensor, "e H D C+1"],
-    elements: Float[Tensor, "e U C+1"], index: Int[Tensor, "H S"] | Int[Tensor, "H T S"] | None,
-    penalty: Float[Tensor, "#b 1 1 1 *padded"] | None, row: Int[Tensor, "b e 1 1 1 *flat"] | None,
-    column: Int[Tensor, "H S D *1"] | None, *, known: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Float[Tensor, "b e Cv H *flat"], Float[Tensor, "b e H T *flat"]]:  # fmt: skip
-    """Attention of some rows, from queries with a channel of ones. If the results are ``known``, only derivatives are
-    wanted."""
-    at, dropout = settings
-    if in_functorch_transform():  # which has begun since the forward pass: views by strides have no rules there
-        return _by_definition(at, dropout, one, keys, values, table, elements, index, penalty, row, column)
-    (outputs, offsets), queries, pixels = table.shape[1:3], query_elements(index), one.shape[4:]
-    own, lses = queries == 1, []
-    total: Any = None
-    for t in range(queries):
-        query = one if own else one.narrow(2, t, 1)
-        flat = query.flatten(4)
-        scores = torch.matmul(table.reshape(len(table), query.shape[2], -1, table.shape[-1]), flat)
-        scores = scores.view(*query.shape[:2], outputs, 1, offsets, *pixels)
-        if elements.shape[1] and index is not None:
-            logits = _by_key(torch.matmul(elements[:, None], flat), index.view(outputs, queries, -1)[:, t])
-            scores = scores + logits.unflatten(-1, pixels).unsqueeze(4)
-        features = query[:, :, :, :-1].transpose(2, 3)
-        if (query.shape[2], keys.shape[4]) == (outputs, scores.shape[3]):
-            scores = Dot.apply(scores, features, keys, penalty, at)
-        else:  # products that all outputs share
-            scores = scores + Dot.apply(None, features, keys, penalty, at)
-        # with several queries their share of a sum would suffer from the rounding of large log-sum-exps
-        weight, lse = _Softmax.apply(scores, known[1][:, :, :, t] if known and own else None)
-        total = weight if total is None else total + weight
-        lses.append(lse)
-    if row is not None and column is not None:
-        total = total * hashed_dropout.keep(row, column, dropout, one.dtype)
-    return Sum.apply(total, values, at, known is not None), torch.stack(lses, 3)
+class Sum(torch.autograd.Function):
+    """The sum over S and D of weights times y. If ``empty``, only derivatives are wanted, and values are left out."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, y: Tensor, at: FlatImages, empty: bool = False) -> Tensor:
+        ctx.save_for_backward(weight, y)
+        ctx.at, dim, channels = at, at.shifts.dim, y.shape[2]
+        shape = *weight.shape[:2], channels, weight.shape[2], *weight.shape[5:]
+        if empty:
+            return weight.new_empty(shape)
+        at_once = _at_once(weight, channels)
+        if weight.shape[3] == 1 and not at_once:
+            out = weight.new_zeros(shape)
+            for weights, view in zip(_by_offset(weight), at.views(y.squeeze(4)), strict=True):
+                out.addcmul_(weights, view)
+            return out
+        out, step, weight = weight.new_empty(shape), channels if at_once else 1, weight.unsqueeze(2)
+        products = weight.new_empty(*shape[:2], step, *weight.shape[3:])
+        factors = [(_of_block(weight, x, dim), _of_block(products, x, dim), at.shifted(y, x)) for x in at.shifts.blocks]
+        for c in range(0, channels, step):
+            for weights, product, values in factors:
+                torch.mul(weights, values[:, :, c : c + step], out=product)
+            torch.sum(products, (4, 5), out=out[:, :, c : c + step])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        weight, y = ctx.saved_tensors
+        return Dot.apply(None, grad, y, None, ctx.at), Scatter.apply(weight, grad, y.shape, ctx.at), None, None
 
 
-def _by_definition(
-    at, dropout, one, keys, values, table, elements, index, penalty, row, column
-) -> tuple[Tensor, Tensor]:
-    """:func:`_tile` in standard operations of torch."""
-    query = at.images(one[:, :, :, :-1].transpose(2, 3))
-    key, value = (at.padded_images(x.squeeze(4 if index is None else 3)) for x in (keys, values))
-    penalty = None if penalty is None else at.padded_images(penalty[:, 0, 0, 0])
-    if row is not None:
-        row, column = at.images(row[:, :, 0, 0, 0]), column.flatten(2)
-    found = attend(query, key, value, table, elements, index, penalty, row, column, at.shifts, at.step, dropout)
-    return at.flat(found[0]), at.flat(found[1])
+class Scatter(torch.autograd.Function):
+    """The adjoint of :class:`Sum` in y: weights times x, added to padded images of a shape."""
 
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, x: Tensor, shape: torch.Size, at: FlatImages) -> Tensor:
+        ctx.save_for_backward(weight, x)
+        ctx.at, dim = at, at.shifts.dim
+        if _at_once(weight, x.shape[2]):
+            products = weight.new_zeros(*x.shape[:3], *weight.shape[2:5], *shape[5:])
+            features, weights = x[(slice(None),) * 4 + (None,) * (1 + dim)], weight.unsqueeze(2)
+            for block in at.shifts.blocks:
+                torch.mul(_of_block(weights, block, dim), features, out=at.apart(products, block))
+            own = shape[3] == weight.shape[2]
+            return products.sum(5 if own else (3, 5)).view(shape)
+        y = weight.new_zeros(shape)
+        if weight.shape[3] == 1 and shape[3] == weight.shape[2]:
+            for weights, view in zip(_by_offset(weight), at.views(y.squeeze(4)), strict=True):
+                view.addcmul_(weights, x)
+            return y
+        sums = weight.new_zeros(*weight.shape[:2], x.shape[2], *weight.shape[3:])
+        x = x.expand(*x.shape[:3], weight.shape[2], *x.shape[4:])[:, :, :, :, None, None]
+        for weights, features in zip(weight.unsqueeze(2).unbind(3), x.unbind(3), strict=True):
+            sums.addcmul_(weights, features)
+        for view, sum_ in zip(at.views(y.squeeze(3)), sums.unbind(4), strict=True):
+            view += sum_
+        return y
 
-def _by_key(x: Float[Tensor, "b e #H U pixels"], order: Int[Tensor, "H S"]) -> Float[Tensor, "b e H S pixels"]:
-    """Gather logits of u into logits of key elements."""
-    if x.shape[2] == len(order):
-        order = order + x.shape[3] * torch.arange(len(order), device=x.device)[:, None]
-    return x.flatten(2, 3).index_select(2, order.flatten()).unflatten(2, (len(order), -1))
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        weight, x = ctx.saved_tensors
+        to_x = Sum.apply(weight, grad, ctx.at)
+        to_x = to_x if x.shape[3] == weight.shape[2] else to_x.sum(3, keepdim=True)
+        return Dot.apply(None, x, grad, None, ctx.at), to_x, None, None
 
 
 class _Softmax(torch.autograd.Function):
@@ -143,11 +157,9 @@ class _Softmax(torch.autograd.Function):
         if lse is None:
             mass = weight.sum((3, 4), keepdim=True)
             lse = (mass.log() + top)[:, :, :, 0, 0]
-            weight.mul_(mass.reciprocal_())
-        else:
-            lse = lse.clone()
+            weight.div_(mass)
         ctx.save_for_backward(weight)
-        return weight, lse
+        return weight, lse.view_as(lse)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
@@ -157,44 +169,111 @@ class _Softmax(torch.autograd.Function):
         return slope - weight * mean if torch.is_grad_enabled() else slope.addcmul_(weight, mean, value=-1), None
 
 
-def _plan(one, keys, values, table, elements, index, penalty, row, column, *settings) -> Plan:
+class _Settings(NamedTuple):
+    at: FlatImages
+    dropout: float
+
+
+def _tile(
+    settings: _Settings, query: Float[Tensor, "b e #H C+1 *flat"], key: Float[Tensor, "b e C #H S *padded"],
+    value: Float[Tensor, "b e Cv #H S *padded"], table: Float[Tensor, "e H D C+1"],
+    elements: Float[Tensor, "e U C+1"], index: Int[Tensor, "H S"] | Int[Tensor, "H T S"] | None,
+    penalty: Float[Tensor, "#b 1 1 1 *padded"] | None, row: Int[Tensor, "b e 1 1 1 *flat"] | None,
+    column: Int[Tensor, "H S D *1"] | None, *, known: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Float[Tensor, "b e Cv H *flat"], Float[Tensor, "b e H T *flat"]]:  # fmt: skip
+    """Attention of some rows, from queries with a channel of ones. If the results are ``known``, only derivatives are
+    wanted."""
+    at, dropout = settings
+    if in_functorch_transform():  # which has begun since the forward pass: views by strides have no rules there
+        return _by_definition(at, dropout, query, key, value, table, elements, index, penalty, row, column)
+    (outputs, offsets), queries, pixels = table.shape[1:3], query_elements(index), query.shape[4:]
+    own, lses = queries == 1, []
+    total: Any = None
+    for t in range(queries):
+        of_t = query if own else query.narrow(2, t, 1)
+        flat = of_t.flatten(4)
+        scores = torch.matmul(table.reshape(len(table), of_t.shape[2], -1, table.shape[-1]), flat)
+        scores = scores.view(*query.shape[:2], outputs, 1, offsets, *pixels)
+        if elements.shape[1] and index is not None:
+            logits = _by_key(torch.matmul(elements[:, None], flat), index.view(outputs, queries, -1)[:, t])
+            scores = scores + logits.unflatten(-1, pixels).unsqueeze(4)
+        features = of_t[:, :, :, :-1].transpose(2, 3)
+        if (of_t.shape[2], key.shape[4]) == (outputs, scores.shape[3]):
+            scores = Dot.apply(scores, features, key, penalty, at)
+        else:  # products that all outputs share
+            scores = scores + Dot.apply(None, features, key, penalty, at)
+        # with several queries their share of a sum would suffer from the rounding of large log-sum-exps
+        weight, lse = _Softmax.apply(scores, known[1][:, :, :, t] if known and own else None)
+        total = weight if total is None else total + weight
+        lses.append(lse)
+    if row is not None and column is not None:
+        total = total * hashed_dropout.keep(row, column, dropout, query.dtype)
+    return Sum.apply(total, value, at, known is not None), lses[0].unsqueeze(3) if own else torch.stack(lses, 3)
+
+
+def _by_definition(
+    at, dropout, query, key, value, table, elements, index, penalty, row, column
+) -> tuple[Tensor, Tensor]:
+    """:func:`_tile` in standard operations of torch."""
+    query = at.images(query[:, :, :, :-1].transpose(2, 3))
+    key, value = (at.padded_images(x.squeeze(4 if index is None else 3)) for x in (key, value))
+    penalty = None if penalty is None else at.padded_images(penalty[:, 0, 0, 0])
+    if row is not None:
+        row, column = at.images(row[:, :, 0, 0, 0]), column.flatten(2)
+    out, lse = attend(query, key, value, table, elements, index, penalty, row, column, at.shifts, at.step, dropout)
+    return at.flat(out), at.flat(lse)
+
+
+def _by_key(x: Float[Tensor, "b e #H U pixels"], order: Int[Tensor, "H S"]) -> Float[Tensor, "b e H S pixels"]:
+    """Gather logits of u into logits of key elements."""
+    if x.shape[2] == len(order):
+        order = order + x.shape[3] * torch.arange(len(order), device=x.device)[:, None]
+    return x.flatten(2, 3).index_select(2, order.flatten()).unflatten(2, (len(order), -1))
+
+
+def _plan(query, key, value, table, elements, index, penalty, row, column, *settings) -> Plan:
     """The arguments of :func:`.tiled`. A tile holds whole images if their scores fit, otherwise some heads of an image,
     otherwise some rows of a head, otherwise some outputs of a row."""
     *geometry, dropout, chunk = settings
-    at, (batch, heads), outputs, queries = _images(*geometry), one.shape[:2], table.shape[1], query_elements(index)
-    of_output = key_elements(index) * table.shape[2] * math.prod(at.spatial[1:])  # scores of a row
-    sizes, each = (outputs, at.spatial[0], heads, batch), of_output
+    at, (batch, heads), outputs, queries = (
+        flat_images(*geometry),
+        query.shape[:2],
+        table.shape[1],
+        query_elements(index),
+    )
+    sizes = outputs, at.spatial[0], heads, batch
+    each = key_elements(index) * table.shape[2] * math.prod(at.spatial[1:])  # scores of a row of an output
     steps: list[int] = []
     for size in sizes:
         steps.append(max(1, min(size, chunk // each)))
         each *= size
-    steps[1] = -(-sizes[1] // -(-sizes[1] // steps[1]))  # runs of equal size
+    steps[1] = -(-sizes[1] // -(-sizes[1] // steps[1]))  # equal numbers of rows
     every, setting, tiles = slice(None), _Settings(at, dropout), []
+    own_query, own_key = queries == 1 and query.shape[2] > 1, index is None and key.shape[3] > 1
     for starts in itertools.product(*(range(0, size, step) for size, step in zip(sizes, steps, strict=True))):
-        some, _, head, image = (slice(start, start + step) for start, step in zip(starts, steps, strict=True))
-        of_queries, of_keys = at.rows(starts[1], min(steps[1], sizes[1] - starts[1]))
-        query = image, head, some if queries == 1 and one.shape[2] > 1 else every, every, *of_queries
-        key = image, head, every, some if index is None and keys.shape[3] > 1 else every, every, *of_keys
-        masked = image if penalty is not None and len(penalty) > 1 else every, every, every, every, *of_keys
-        hashes = image, head, every, every, every, *of_queries
-        cut = query, key, key, (head, some), head, some, masked, hashes, some
-        place = (image, head, every, some, *of_queries), (image, head, some, every, *of_queries)
+        output, _, head, image = (slice(start, start + step) for start, step in zip(starts, steps, strict=True))
+        of_query, of_key = at.rows(starts[1], min(steps[1], sizes[1] - starts[1]))
+        cut_query = image, head, output if own_query else every, every, *of_query
+        cut_key = image, head, every, output if own_key else every, every, *of_key
+        masked = image if penalty is not None and len(penalty) > 1 else every, every, every, every, *of_key
+        hashes = image, head, every, every, every, *of_query
+        cut = cut_query, cut_key, cut_key, (head, output), head, output, masked, hashes, output
+        place = (image, head, every, output, *of_query), (image, head, output, every, *of_query)
         tiles.append(Tile(setting, cut, place))
     if len(tiles) == 1:
         tiles = [Tile(setting, (WHOLE,) * 9, (WHOLE,) * 2)]
-    shapes = (batch, heads, values.shape[2], outputs), (batch, heads, outputs, queries)
+    shapes = (batch, heads, value.shape[2], outputs), (batch, heads, outputs, queries)
     # several tiles read the same keys if they hold different rows, or outputs without a key of their own
     apart, whole = steps[0] >= outputs, steps[1] >= sizes[1]
-    of_keys_once = whole and (apart or (index is None and keys.shape[3] > 1))
-    once = apart or (queries == 1 and one.shape[2] > 1), of_keys_once, of_keys_once, *[False] * 6
-    call = Call(_tile, tuple(tiles), tuple(Shape((*x, *one.shape[4:]), True) for x in shapes), once, True)
-    return call, (one, keys, values, table, elements, index, penalty, row, column)
+    once = apart or own_query, *[whole and (apart or own_key)] * 2, *[False] * 6
+    call = Call(_tile, tuple(tiles), tuple(Shape((*x, *query.shape[4:]), True) for x in shapes), once, True)
+    return call, (query, key, value, table, elements, index, penalty, row, column)
 
 
-def _outputs(one, keys, values, table, elements, index, *rest) -> tuple[Tensor, ...]:
-    lead, outputs, pixels = one.shape[:2], table.shape[1], one.shape[4:]
-    out = one.new_empty(*lead, values.shape[2], outputs, *pixels)
-    return out, one.new_empty(*lead, outputs, query_elements(index), *pixels)
+def _outputs(query, key, value, table, elements, index, *rest) -> tuple[Tensor, ...]:
+    lead, outputs, pixels = query.shape[:2], table.shape[1], query.shape[4:]
+    out = query.new_empty(*lead, value.shape[2], outputs, *pixels)
+    return out, query.new_empty(*lead, outputs, query_elements(index), *pixels)
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> bool:
@@ -206,8 +285,23 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> bool:
 KERNELS = Kernels(".group.gpu_kernels", _fits)
 attention_by_tiles = tile_operator(
     "tg_equiattn::group_attention",
-    "Tensor one, Tensor keys, Tensor values, Tensor table, Tensor elements, Tensor? index, Tensor? penalty, "
+    "Tensor query, Tensor key, Tensor value, Tensor table, Tensor elements, Tensor? index, Tensor? penalty, "
     "Tensor? row, Tensor? column, SymInt[] spatial, SymInt kernel_size, SymInt[] selection, bool circular, "
     "SymInt step, float dropout, SymInt chunk",
     _plan, _outputs, moving=5, results=2, kernels=KERNELS,
 )  # fmt: skip
+
+
+def windowed_attention(
+    query, key, value, offset_table, element_table, index, mask, seed, window, dropout, step=1, chunk=-1
+) -> tuple[Tensor, Tensor]:
+    """The same as :func:`.definition.windowed_attention_definition`, tile by tile.
+
+    ``chunk`` is the largest number of scores of one t in memory at once; -1 means the default of the device.
+    """
+    chunk = tile_numbers(query.device, _TILE, 6) if chunk < 0 else chunk
+    tensors = query, key, value, offset_table, element_table, index, mask, seed
+    operands = flat_operands(*tensors, window, step)
+    at = flat_images(*operands[9:])
+    out, lse = attention_by_tiles(*operands, dropout, chunk)
+    return at.images(out), at.images(lse)

@@ -1,17 +1,21 @@
-"""Lifting and group self-attention layers."""
+"""Layers of lifting, group and global self-attention."""
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...functional.group.attention import group_attention_impl
-from ...functional.group.separable import lifting_by_position_impl
-from ...groups import DilationGroup, FiniteGroup
+from ... import checks
+from ...functional.group.heads import attention_of_heads, global_attention, lifting_by_position
+from ...groups import DilationGroup, FiniteGroup, check_group
+from ..performer.random_features import DrawsFeatures, RandomFeatures
 from .attention_layer import AttentionLayer
 from .linear import Pointwise, pointwise
+
+FAR = 4.0  # initial f of every second head; with strong locality the weights of a window sum to about e^2 to e^3
 
 
 class LiftingAttention(AttentionLayer):
@@ -68,7 +72,7 @@ class LiftingAttention(AttentionLayer):
         torch.Size([2, 20, 8, 9, 7])
     """
 
-    lifts = separable = True
+    lifts = True
 
     def __init__(
         self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
@@ -82,28 +86,26 @@ class LiftingAttention(AttentionLayer):
             content_heads=content_heads, context_channels=context_channels, dropout=dropout,
         )  # fmt: skip
 
-    def _attend(self, x: Tensor, context: Tensor | None, key_mask: Tensor | None, dropout: float) -> Tensor:
+    def _attend(self, x: Tensor, context: Tensor, key_mask: Tensor | None, dropout: float) -> Tensor:
         """Heads without content and the projections of their values and outputs are one convolution."""
-        count, window = self.content_heads, self.window
-        if count == self.heads or window.is_global:
+        if self.content_heads == self.heads or self.window.is_global:
             return super()._attend(x, context, key_mask, dropout)
-        context = x if context is None else context
-        offset_encoding, _, space_bias, _ = self._scores(tuple(x.shape[2:]), x.device)
-        width, rest = count * self.head_channels, (self.heads - count, self.head_channels)
-        value, out = cast(Pointwise, self.value), self.out
-        found = lifting_by_position_impl(
-            context, key_mask, value.weight[width:, :, 0].unflatten(0, rest), value.bias[width:].unflatten(0, rest),
-            out.weight[:, width:, 0].unflatten(1, rest), out.bias, space_bias[count:], window,
+        terms, bias = self._split(self._terms(tuple(x.shape[2:]), x.device))
+        width, value = self.content_heads * self.head_channels, cast(Pointwise, self.value)
+        widths, rest = (width, len(value.bias) - width), (-1, self.head_channels)
+        weights, by_position = value.weight.squeeze(-1).split(widths)
+        biases, bias_by_position = value.bias.split(widths)
+        out_weights, out_by_position = self.out.weight.squeeze(-1).split(widths, 1)
+        found = lifting_by_position(
+            context, key_mask, by_position.unflatten(0, rest), bias_by_position.unflatten(0, rest),
+            out_by_position.unflatten(1, rest), self.out.bias, bias, self.window,
         )  # fmt: skip
         if self.query is None or self.key is None:
             return found
-        maps = self.query(x), self.key(context), pointwise(context, value.weight[:width, :, 0], value.bias[:width])
-        query, key, values = (y.unflatten(1, (count, -1)).unsqueeze(3) for y in maps)
-        heads, _ = group_attention_impl(
-            query, key, values, offset_encoding, None, None, window, space_bias[:count], None, dropout, key_mask,
-            self.plain,
-        )  # fmt: skip
-        weight = out.weight[:, :width, 0].expand(x.shape[0], -1, -1)
+        projected = self.query(x, self.head_channels**-0.5), self.key(context), pointwise(context, weights, biases)
+        query, key, values = (y.unflatten(1, (self.content_heads, -1)).unsqueeze(3) for y in projected)
+        heads, _ = attention_of_heads(query, key, values, terms, self.window, key_mask, dropout, self.plain)
+        weight = out_weights.expand(x.shape[0], -1, -1)
         return torch.baddbmm(found.flatten(2), weight, heads.flatten(1, 2).flatten(2)).view_as(found)
 
 
@@ -184,4 +186,113 @@ class GroupAttention(AttentionLayer):
         torch.Size([2, 20, 4, 9, 7])
     """
 
-    separable = True
+
+@checks.python_numbers
+class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
+    r"""Global group self-attention of regular features: exact weights within a window, random features beyond.
+
+    .. math::
+        \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_j w\, v(j,h) \Big/ \sum_j w, \qquad
+        w = \frac{e^f}{n} \langle \phi(q(i,h)), \phi(k(j,h)) \rangle
+        + [j \text{ near } i]\, \exp\big(\mathrm{score}(i, h, j)\big)
+
+    The score is that of :class:`GroupAttention` with relation ``"frame"`` (encodings and locality); all heads have
+    content. With ``"relative"``, sums run over (j, s), the score is that of (i, h) and (j, s), and f depends on
+    :math:`h^{-1}s`. n is the number of keys. Each head learns f, which starts at 0, or at 4 in every second head; these
+    heads give most of their weight to distant pixels at the start. Time and memory are linear in the number of pixels,
+    and images may have any size. The layer is exactly equivariant for every draw of the random features.
+
+    Args:
+        group: The finite group H. Its dimension (2 or 3) is that of the input.
+        in_channels: Channels of the input, for each group element.
+        out_channels: Channels of the output, for each group element.
+        heads: Number of attention heads.
+        head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
+            rounded up, and at least one for each part of the axial encoding.
+        kernel_size: Odd side of the window in pixels, within which weights are exact.
+        window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the
+            pixel grid to itself (rotations by 45 degrees), since a square is not symmetric under them; else a square.
+        padding_mode: ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side.
+        relation: ``"frame"``: element h attends to h. ``"relative"``: h attends to all elements s, and the encoding
+            sees :math:`h^{-1}s`.
+        encoding: Encoding of relative positions in the window. ``"axial"`` is one MLP for each axis, ``"joint"`` one
+            MLP of the whole offset.
+        locality: Strength of the locality in the window in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e
+            |h^{-1}(x_j - x_i) - \Delta_e|^2` to its scores; both parameters are learned. With ``"relative"`` every head
+            starts with a preference for one group element as well. ``"auto"`` means 4, and 1 for groups with elements
+            that do not map the pixel grid to itself. ``None`` means no locality.
+        num_random_features: Number of random features m. More features make the weights of distant pixels more accurate
+            at proportional cost. ``None`` means :math:`d \log d`, d the width of a head, at least 16.
+        redraw_interval: Training steps between two draws of the random features. ``None`` keeps the first draw.
+            Checkpoints store the seed, the number of the draw and the number of steps since.
+        context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
+            attention; a call may still pass a context with ``in_channels``.
+        dropout: Probability, in training, of dropping an attention weight of the window and an output of the random
+            features.
+
+    Shapes:
+        ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
+
+    Raises:
+        ValueError: if an argument is not allowed, or does not fit another one.
+
+    Source: GE-ViT Eq. 16 with h = t for the window; Choromanski et al. (2021) for the features; their sum is ours.
+
+    Example:
+        >>> import torch
+        >>> from tg_equiattn.groups import cyclic
+        >>> layer = GlobalGroupAttention(cyclic(4), 20, 20, heads=2, kernel_size=5)
+        >>> layer(torch.randn(2, 20, 4, 9, 7)).shape
+        torch.Size([2, 20, 4, 9, 7])
+    """
+
+    separates = False
+
+    def __init__(
+        self, group: FiniteGroup, in_channels: int, out_channels: int, *, heads: int = 8,
+        head_channels: int | None = None, kernel_size: int = 5, window_shape: str | None = None,
+        padding_mode: str = "mask", relation: str = "frame", encoding: str = "axial",
+        locality: float | str | None = "auto", num_random_features: int | None = None,
+        redraw_interval: int | None = None, context_channels: int | None = None, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        if isinstance(group, DilationGroup):
+            raise ValueError(
+                f"group must be finite, without scales, got {group!r}: scaling moves features up one scale, which "
+                "changes the sum over all scales; use GroupAttention"
+            )
+        check_group(group)
+        if kernel_size is None:
+            raise ValueError(
+                "kernel_size must be a positive odd integer: the window within which weights are exact, got None; for "
+                "exact attention to all pixels use GroupAttention"
+            )
+        checks.choice("relation", relation, ("frame", "relative"))
+        super().__init__(
+            group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
+            window_shape=window_shape, padding_mode=padding_mode, relation=relation, encoding=encoding,
+            locality=locality, context_channels=context_channels, dropout=dropout,
+        )  # fmt: skip
+        width = self.head_channels
+        if num_random_features is None:
+            num_random_features = max(16, int(width * math.log(width)))
+        self.features = RandomFeatures(num_random_features, width, redraw_interval)
+        self.far_bias = nn.Parameter(torch.zeros(heads, 1 if self.relation == "frame" else len(group)))
+        with torch.no_grad():
+            self.far_bias[1::2] = FAR
+
+    def _operands(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.project(x, context)
+
+    def _heads(
+        self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, dropout: float, t: int | None = None,
+        step: bool = True,
+    ) -> Tensor:  # fmt: skip
+        draw = self.features if step else self.features.directions
+        projection = draw(query.device, torch.promote_types(query.dtype, torch.float32))
+        terms = self._terms(tuple(query.shape[4:]), query.device)
+        return global_attention(
+            query, key, value, terms, self.window, projection, self.far_bias, key_mask, dropout, self.plain
+        )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, num_random_features={self.features.num_random_features}"

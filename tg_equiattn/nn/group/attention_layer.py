@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings.group import GroupEncoding, rotated_offsets
-from ...encodings.locality import Locality
-from ...functional.group.attention import group_attention_impl, scaled_attention_impl
-from ...functional.group.masks import attention_weights, zero_where_masked
-from ...functional.group.separable import separable_attention_impl
+from ...encodings.group import CONTENT, RELATIONS, GroupEncoding, Locality, relation_index, rotated_offsets
+from ...functional.group.heads import (
+    Terms,
+    attention_by_position,
+    attention_of_heads,
+    attention_over_scales,
+    attention_weights,
+)
+from ...functional.group.windows import Checked, Mask, enter, leave, zero_where_masked
 from ...functional.tiles import joined
 from ...grids import Window
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ...tables import Tables
 from ..modules import NotScriptable, StoresSettings
-from .defaults import (
-    check_encoding,
-    default_content_heads,
-    default_head_channels,
-    default_locality,
-    default_relation,
-    default_scale_window,
-)
-from .linear import Masked, Pointwise
-from .relations import make_relation
+from .defaults import default_content_heads, default_relation, default_scale_window, default_strength
+from .layers import Masked
+from .linear import GroupLinear, Pointwise
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -45,7 +42,7 @@ def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], boo
     if not whole or pixels.ndim not in (1, 2) or pixels.shape[-1] != len(sides) or not len(pixels):
         raise ValueError(f"pixel must be {len(sides)} integers, or a list of such pixels, got {pixel!r}")
     several = pixels.view(-1, len(sides)).tolist()
-    if any(not 0 <= n < side for one in several for n, side in zip(one, sides, strict=True)):
+    if any(not 0 <= n < side for place in several for n, side in zip(place, sides, strict=True)):
         raise ValueError(f"pixel must be in an image of {sides} pixels, counted from 0, got {pixel!r}")
     return several, pixels.ndim == 1
 
@@ -62,7 +59,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
 
     plain = False  # true to use standard operators of torch only, for exporters
     lifts = False  # true if the input has no group elements
-    separable = False  # true if some heads have no content by default
+    separates = True  # true if some heads have no content by default
 
     def __init__(
         self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
@@ -74,6 +71,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         super().__init__()
         check_group(group, scales=True)
         self.relation = None if self.lifts else default_relation(group, relation)
+        self._relation = row = RELATIONS[self.relation or "lifting"]
         self.scale_window = default_scale_window(group, kernel_size, scale_window)
         checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads)
         self.crosses = context_channels is not None  # every call needs a context
@@ -81,43 +79,68 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         checks.positive(context_channels=context_channels)
         checks.probability(dropout=dropout)
         self.group, self.in_channels, self.out_channels, self.dropout = group, in_channels, out_channels, dropout
-        self.heads, self.context_channels = heads, context_channels
-        lattice = bool(group.isometries.lattice.all())  # true if all elements map pixels to pixels
-        check_encoding(encoding, kernel_size, locality)
-        strength = default_locality(locality, lattice, encoding)
+        self.heads, self.context_channels, self.encoding_name = heads, context_channels, encoding
+        isometries = group.isometries
+        lattice = bool(isometries.lattice.all())  # true if all elements map pixels to pixels
+        strength = default_strength(locality, lattice, encoding, kernel_size)
         if window_shape is None:
             window_shape = "square" if kernel_size is None or lattice else "disk"
         self.window = Window(group.dim, kernel_size, window_shape, padding_mode)
-        self._relation = make_relation(self.relation, group, self.scale_window, kernel_size is None)
-        parts = group.dim + (self._relation.arguments is not None)  # number of parts of the axial encoding
-        self.head_channels = default_head_channels(head_channels, heads, out_channels, parts)
-        head_channels = self.head_channels
-        separable = self.separable and self._relation.separates_heads and kernel_size is not None
+        # the number of elements u of the encoding: |H|, times the size of the window of scales if there is one
+        arguments = None if row.index is None else len(isometries) * (self.scale_window or 1)
+        if head_channels is None:  # as wide as the output, and a channel for each part of the axial encoding
+            head_channels = max(-(-out_channels // heads), group.dim + (arguments is not None))
+        checks.positive(head_channels=head_channels)
+        separable = row.separable and not isinstance(group, DilationGroup)
+        few = separable and self.separates and kernel_size is not None and strength is not None
+        self.head_channels = head_channels
         self.content_heads = default_content_heads(
-            content_heads, heads, self._relation.separates_heads, strength, separable=separable
+            content_heads, heads, separable, strength, self.crosses, -(-heads // 8) if few else heads
         )
-        if self.crosses and not self.content_heads:
-            raise ValueError(
-                "content_heads must be at least 1 with a context, got 0: heads without content have no queries, so the "
-                "output would not depend on the input"
-            )
         width = self.content_heads * head_channels
-        self.query = self._relation.matching(in_channels, width) if width else None
-        self.key = self._relation.matching(context_channels, width) if width else None
-        self.value = self._relation.valuing(context_channels, heads * head_channels)
+        self.query = self._projection(in_channels, width, kernel_size is None) if width else None
+        self.key = self._projection(context_channels, width, kernel_size is None) if width else None
+        self.value = self._projection(context_channels, heads * head_channels)
         self.out = Pointwise(heads * head_channels, out_channels)
-        self.encoding_name = encoding
         self.encoding: nn.Module | None = None
-        if self.query is not None and self.key is not None:
-            self._relation.start(self.query, self.key, self.content_heads, strength is not None, self.crosses)
+        if width:
+            self._start(strength is not None)
             if encoding is not None:
-                self.encoding = GroupEncoding(encoding, group.dim, head_channels, self._relation.arguments)
+                self.encoding = GroupEncoding(encoding, group.dim, head_channels, arguments)
         self.locality: Locality | None = None
         if strength is not None:
-            arguments, prefers = self._relation.arguments, self._relation.prefers_element
+            prefers = row.prefers_element
             self.locality = Locality(heads, self.window, strength, elements=arguments, element_preference=prefers)
-        self.geometry = Tables(functools.partial(_geometry, group.isometries, self.window))
-        self.index = self._relation.index()
+        self.geometry = Tables(functools.partial(_geometry, isometries, self.window))
+        indexed = cast(str, self.relation)
+        self.index = None if row.index is None else Tables(functools.partial(relation_index, isometries, indexed))
+
+    def _projection(self, in_channels: int, out_channels: int, mixes: bool = True) -> Pointwise | GroupLinear:
+        """The projection to values, or to queries and keys. In frames the former mixes group elements, and the latter
+        do so with a global window, so that a head can compare an element with another one."""
+        if self._relation.mixes_elements and mixes:
+            return GroupLinear(self.group.isometries, in_channels, out_channels)
+        return Pointwise(in_channels, out_channels)
+
+    def _start(self, by_locality: bool) -> None:
+        """Initialise the projections to queries and keys.
+
+        Outside of frames, queries are scaled down if there is locality, which then determines the weights at the start.
+        In frames with a global window, head e compares element h with h u, where u is the e-th element: its keys start
+        as the queries of element h u. Features that are equal up to a rotation then have large scores from the first
+        step.
+        """
+        query, key = cast(nn.Module, self.query), cast(nn.Module, self.key)
+        nn.init.normal_(cast(Tensor, query.bias))  # so that scores depend on offsets where the input is zero
+        with torch.no_grad():
+            if by_locality and not self._relation.mixes_elements:
+                for parameter in query.parameters():
+                    parameter.mul_(CONTENT)
+            if isinstance(query, GroupLinear) and not self.crosses:
+                table = relation_index(query.group, "relative").to(query.weight.device)  # u^-1 g
+                of_heads = query.weight.unflatten(0, (self.content_heads, -1))
+                rotated = [weight[..., table[head % len(table)]] for head, weight in enumerate(of_heads)]
+                cast(Tensor, key.weight).copy_(torch.cat(rotated))
 
     def settings(self) -> dict[str, Any]:
         window, isometries = self.window, self.group.isometries
@@ -136,9 +159,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         return rotated_offsets(geometry, self.window, spatial) if self.window.is_global else geometry
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None,
-        context_mask: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, x: Tensor, mask: Mask = None, *, context: Tensor | None = None, context_mask: Mask = None
+    ) -> Tensor:
         """Attention of the pixels of ``x`` to the pixels of ``x`` or of a context.
 
         Args:
@@ -152,20 +174,118 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 A query without a valid key has zero weights, so its output is the bias of the output projection.
                 ``None`` means ``mask``, which is the mask of the keys without a context, too.
         """
-        context_mask = self.mask_of_context(x, mask, context, context_mask)
-        x, context = self._features(x, mask, context, context_mask)
-        out = self._attend(x, context, context_mask, self.dropout if self.training else 0.0)
-        return zero_where_masked(out, mask)
+        x, _, context, key_mask = self.enter(x, mask, context, context_mask)
+        key_pixels = None if key_mask is None else key_mask.pixels
+        out = self._attend(x, x if context is None else context, key_pixels, self.dropout if self.training else 0.0)
+        return leave(out, mask)
 
-    def _attend(self, x: Tensor, context: Tensor | None, key_mask: Tensor | None, dropout: float) -> Tensor:
+    def enter(
+        self, x: Tensor, mask: Mask, context: Tensor | None, context_mask: Mask
+    ) -> tuple[Tensor, Any, Tensor | None, Any]:
+        """Check the arguments of :meth:`forward`. Return features with zeros at masked pixels and checked masks, for
+        the context those of the keys."""
+        axis = 2 if self.lifts else 3
+        elements, dim = None if self.lifts else self.group.order, self.window.dim
+        checks.features(x, self.in_channels, dim, elements, self.out.weight)
+        self.window.check(x.shape[axis:], 2 ** (getattr(self.group, "scales", 1) - 1))
+        entered, checked = enter(x, mask, axis)
+        if context is None:
+            if self.crosses:
+                raise ValueError(
+                    f"context must be given, with context_channels={self.context_channels}, got None; for "
+                    "self-attention, make the layer with context_channels=None"
+                )
+            if context_mask is not None:
+                raise ValueError("context_mask must be None without context, got a mask; pass it as mask")
+            return entered, checked, None, checked
+        if not self.content_heads:
+            raise ValueError(
+                f"context must be None with content_heads=0, got {checks.described(context)}: heads without content "
+                "have no queries, so the output would not depend on the input"
+            )
+        checks.features(context, self.context_channels, dim, elements, self.out.weight, "context")
+        by_content = self.encoding is None and self.locality is None
+        if context.shape[0] != x.shape[0] or (context.shape[2:] != x.shape[2:] and not by_content):
+            raise ValueError(
+                f"context must have the batch and the pixels of the input, {tuple(x.shape)}, got "
+                f"{tuple(context.shape)}; with kernel_size=None and encoding=None it may have another image size"
+            )
+        if context_mask is None and mask is not None and context.shape[axis:] != x.shape[axis:]:
+            raise ValueError(
+                f"context_mask must be given if mask, {(x.shape[0], *x.shape[axis:])}, does not fit the context, "
+                f"{tuple(context.shape)}, got None"
+            )
+        if context_mask is None:
+            return entered, checked, zero_where_masked(context, checked), checked
+        return entered, checked, *enter(context, context_mask, axis, "context_mask")
+
+    def _attend(self, x: Tensor, context: Tensor, key_mask: Tensor | None, dropout: float) -> Tensor:
         """Attention with all projections, without checks. Features must be zero at masked pixels."""
-        index = None if self.index is None else self.index(x.device)
-        out = self._weigh(*self._operands(x, context), index, key_mask, dropout)
-        return self.out(out.flatten(1, 2))
+        return self.out(self._heads(*self._operands(x, context), key_mask, dropout).flatten(1, 2))
+
+    def _operands(
+        self, x: Tensor, context: Tensor
+    ) -> tuple[Float[Tensor, "B e C #H *pixels"], Float[Tensor, "B e C #H *keys"], Float[Tensor, "B E C #H *keys"]]:
+        """Queries, which are scaled, keys and values. The first e of the E heads have content."""
+        query, key, value = self.project(x, context, self.head_channels**-0.5)
+        return (query.unsqueeze(3), key.unsqueeze(3), value.unsqueeze(3)) if self.lifts else (query, key, value)
+
+    def project(self, x: Tensor, context: Tensor | None = None, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+        """Project features to queries times a scale, keys and values, each ``(B, heads, head_channels, [|H|,]
+        *spatial)``. Without content heads, queries and keys have no heads."""
+        context = x if context is None else context
+        value = self.value(context).unflatten(1, (self.heads, -1))
+        if self.query is None or self.key is None:
+            return value[:, :0], value[:, :0], value
+        split = (self.content_heads, -1)
+        return self.query(x, scale).unflatten(1, split), self.key(context).unflatten(1, split), value
+
+    def _terms(self, spatial: tuple[int, ...], device: torch.device) -> Terms:
+        """The terms of scores for a grid of this size. Biases are those of all heads."""
+        index = None if self.index is None else self.index(device)
+        if self.encoding is None and self.locality is None:
+            return Terms(None, element_index=index)
+        dtype = torch.promote_types(self.out.weight.dtype, torch.float32)
+        offsets, unit = self.offsets(spatial, device, dtype), self.window.scale(spatial)
+        encodings = (None, None) if self.encoding is None else self.encoding(offsets / unit)
+        biases = (None, None) if self.locality is None else self.locality(offsets)
+        return Terms(*encodings, *biases, index)  # type: ignore[call-arg]
+
+    def _heads(
+        self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, dropout: float, t: int | None = None,
+        step: bool = True,
+    ) -> Float[Tensor, "B heads channels H *spatial"]:  # fmt: skip
+        """Outputs of the heads. They are linear in ``value``, which may have any number of channels. ``t`` chooses a
+        query element among those over which outputs are sums. With ``step``, a layer in training counts a step."""
+        terms, count = self._terms(tuple(value.shape[4:]), value.device), self.content_heads
+        if t is not None and terms.element_index is not None:
+            query, terms = query[:, :, :, t : t + 1], terms._replace(element_index=terms.element_index[:, t : t + 1])
+        if isinstance(self.group, DilationGroup):
+            return attention_over_scales(
+                query, key, value, terms, self.window, self.group.scales, cast(int, self.scale_window), key_mask,
+                dropout, self.plain,
+            )  # fmt: skip
+        parts: list[Tensor] = []
+        by_content, by_position, bias = value, value, terms.space_bias
+        if count < self.heads:
+            by_content, by_position = value.split((count, self.heads - count), 1)
+            terms, bias = self._split(terms)
+        if count:
+            out, _ = attention_of_heads(query, key, by_content, terms, self.window, key_mask, dropout, self.plain)
+            parts.append(out.expand(-1, -1, -1, self.group.order, *out.shape[4:]))  # one element without encoding
+        if count < self.heads:
+            masked = zero_where_masked(by_position, key_mask)  # biases do not mask keys
+            parts.append(attention_by_position(masked, cast(Tensor, bias), self.window))
+        return joined(parts, 1)
+
+    def _split(self, terms: Terms) -> tuple[Terms, Tensor]:
+        """The terms of heads with content, and the biases of offsets of the other heads."""
+        biases = cast(Tensor, terms.space_bias).split((self.content_heads, self.heads - self.content_heads))
+        return terms._replace(space_bias=biases[0]), biases[1]
 
     def attention_map(
-        self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
-        context: Tensor | None = None, context_mask: Tensor | None = None,
+        self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Mask = None, *,
+        context: Tensor | None = None, context_mask: Mask = None,
     ) -> Tensor:  # fmt: skip
         r"""Attention weights of chosen query pixels, without dropout. It does not work in torch.compile or torch.vmap.
 
@@ -191,129 +311,26 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         """
         if torch.is_inference_mode_enabled():  # inference mode has no derivatives
             with torch.inference_mode(False), torch.no_grad():
-                mask, context, context_mask = (None if t is None else t.clone() for t in (mask, context, context_mask))
-                return self.attention_map(x.clone(), pixel, mask, context=context, context_mask=context_mask)
-        context_mask = self.mask_of_context(x, mask, context, context_mask)
-        query, key, value = self._operands(*self._features(x, mask, context, context_mask))
-        table = None if self.index is None else self.index(x.device)
-        several, one = _pixels(pixel, tuple(query.shape[4:]) if self.query is not None else tuple(value.shape[4:]))
+                given: Any = (t.pixels if isinstance(t, Checked) else t for t in (x, mask, context, context_mask))
+                copies: list[Any] = [t if t is None else t.clone() for t in given]
+                return self.attention_map(copies[0], pixel, copies[1], context=copies[2], context_mask=copies[3])
+        x, mask, context, key_mask = self.enter(x, mask, context, context_mask)
+        several, single = _pixels(pixel, tuple(x.shape[2 if self.lifts else 3 :]))
+        key_pixels = None if key_mask is None else key_mask.pixels
+        query, key, value = self._operands(x, x if context is None else context)
 
-        def of_query_elements(t: slice) -> Tensor:
-            summed = table is not None and table.ndim == 3
-            index, part = (table[:, t], query[:, :, :, t]) if summed and table is not None else (table, query)
+        def weights(t: int | None) -> Tensor:
+            def heads(value: Tensor) -> Tensor:
+                return zero_where_masked(self._heads(query, key, value, key_pixels, 0.0, t, step=False), mask)
 
-            def weigh(value: Tensor) -> Tensor:
-                return zero_where_masked(self._weigh(part, key, value, index, context_mask, 0.0, step=False), mask)
+            return attention_weights(heads, value, self.group.order, several)
 
-            return attention_weights(weigh, value, len(self.group), several)
-
-        count = query.shape[3] if table is not None and table.ndim == 3 else 1
-        maps = torch.stack([of_query_elements(slice(t, t + 1)) for t in range(count)], 4)
-        if self.relation == "frame":  # outputs of h depend on values of h only
+        sums = self.index is not None and self.index(x.device).ndim == 3
+        maps = torch.stack([weights(t) for t in range(query.shape[3])] if sums else [weights(None)], 4)
+        if self._relation.mixes_elements:  # outputs of h depend on values of h only
             maps = maps.diagonal(0, 3, 5).movedim(-1, 3).unsqueeze(5)
-        maps = zero_where_masked(maps, context_mask)
-        return maps[:, 0] if one else maps
-
-    def mask_of_context(
-        self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
-    ) -> Tensor | None:
-        """The mask of the keys. Raise ValueError if a required context is missing, or if the context or its mask does
-        not fit the input."""
-        if context is None:
-            if self.crosses:
-                raise ValueError(
-                    f"context must be given, with context_channels={self.context_channels}, got None; for "
-                    "self-attention, make the layer with context_channels=None"
-                )
-            if context_mask is not None:
-                raise ValueError("context_mask must be None without context, got a mask; pass it as mask")
-            return mask
-        if not self.content_heads:
-            raise ValueError(
-                f"context must be None with content_heads=0, got {checks.described(context)}: heads without content "
-                "have no queries, so the output would not depend on the input"
-            )
-        elements, dim = len(self.group) if self._relation.input_has_elements else None, self.window.dim
-        checks.features(context, self.context_channels, dim, elements, self.out.weight, "context")
-        by_content = self.encoding is None and self.locality is None
-        if context.shape[0] != x.shape[0] or (context.shape[2:] != x.shape[2:] and not by_content):
-            raise ValueError(
-                f"context must have the batch and the pixels of the input, {tuple(x.shape)}, got "
-                f"{tuple(context.shape)}; with kernel_size=None and encoding=None it may have another image size"
-            )
-        spatial = tuple(context.shape[-dim:])
-        if context_mask is None and mask is not None and tuple(mask.shape[1:]) != spatial:
-            raise ValueError(
-                f"context_mask must be given if mask, {tuple(mask.shape)}, does not fit the context, "
-                f"{tuple(context.shape)}, got None"
-            )
-        name, context_mask = ("mask", mask) if context_mask is None else ("context_mask", context_mask)
-        checks.pixel_mask(context_mask, context.shape[0], spatial, context.device, name)
-        return context_mask
-
-    def _features(
-        self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Check the input. Return its features and the features of the context, both zero at masked pixels."""
-        elements = len(self.group) if self._relation.input_has_elements else None
-        checks.features(x, self.in_channels, self.window.dim, elements, self.out.weight)
-        spatial = x.shape[-self.window.dim :]
-        self.window.check(spatial, 2 ** (getattr(self.group, "scales", 1) - 1))
-        checks.pixel_mask(mask, x.shape[0], spatial, x.device)
-        context = None if context is None else zero_where_masked(context, context_mask)
-        return zero_where_masked(x, mask), context
-
-    def _operands(
-        self, x: Tensor, context: Tensor | None
-    ) -> tuple[Float[Tensor, "B e C #H *pixels"], Float[Tensor, "B e C #H *keys"], Float[Tensor, "B E C #H *keys"]]:
-        """Queries, keys and values. The first e of the E heads have content."""
-        query, key, value = self.project(x, context)
-        return (query.unsqueeze(3), key.unsqueeze(3), value.unsqueeze(3)) if self.lifts else (query, key, value)
-
-    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Project features to queries, keys and values, each ``(B, heads, head_channels, [|H|,] *spatial)``. Without
-        content heads, queries and keys have no heads."""
-        context = x if context is None else context
-        value = self.value(context).unflatten(1, (self.heads, -1))
-        if self.query is None or self.key is None:
-            return value[:, :0], value[:, :0], value
-        split = (self.content_heads, -1)
-        return self.query(x).unflatten(1, split), self.key(context).unflatten(1, split), value
-
-    def _scores(self, spatial: tuple[int, ...], device: torch.device) -> tuple[Any, ...]:
-        """Encodings of offsets and of elements, and biases of offsets and of elements, for a grid of this size. Each is
-        None if the layer does not have it."""
-        if self.encoding is None and self.locality is None:
-            return None, None, None, None
-        dtype = torch.promote_types(self.out.weight.dtype, torch.float32)
-        offsets, unit = self.offsets(spatial, device, dtype), self.window.scale(spatial)
-        rho = (None, None) if self.encoding is None else self.encoding(offsets / unit)
-        return *rho, *((None, None) if self.locality is None else self.locality(offsets))
-
-    def _weigh(
-        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float,
-        step: bool = True,
-    ) -> Float[Tensor, "B heads channels H *spatial"]:  # fmt: skip
-        """Outputs of the heads. They are linear in ``value``, which may have any number of channels. With ``step``, a
-        layer in training counts the call as a step."""
-        offset_encoding, element_encoding, space_bias, group_bias = self._scores(tuple(value.shape[4:]), value.device)
-        count, parts = self.content_heads, []
-        if isinstance(self.group, DilationGroup):
-            return scaled_attention_impl(
-                query, key, value, offset_encoding, element_encoding, index, self.window, space_bias, group_bias,
-                dropout, key_mask, self.plain, self.group.scales, self.scale_window,
-            )  # fmt: skip
-        if count:
-            bias = space_bias if space_bias is None else space_bias[:count]
-            out, _ = group_attention_impl(
-                query, key, value[:, :count], offset_encoding, element_encoding, index, self.window, bias, group_bias,
-                dropout, key_mask, self.plain,
-            )  # fmt: skip
-            parts.append(out.expand(-1, -1, -1, len(self.group), *out.shape[4:]))  # one element without encoding
-        if count < self.heads:
-            masked = zero_where_masked(value[:, count:], key_mask)  # biases do not mask keys
-            parts.append(separable_attention_impl(masked, space_bias[count:], self.window))
-        return joined(parts, 1)
+        maps = zero_where_masked(maps, key_mask)
+        return maps[:, 0] if single else maps
 
     def extra_repr(self) -> str:
         window = self.window

@@ -8,16 +8,14 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.masks import zero_where_masked
+from ...functional.group.windows import Checked, Mask, zero_where_masked
 from ..modules import StoresSettings
 from ..performer.random_features import DrawsFeatures
-from .attention import GroupAttention
+from .attention import GlobalGroupAttention, GroupAttention
 from .attention_layer import AttentionLayer
 from .defaults import check_scales
-from .global_attention import GlobalGroupAttention
-from .linear import Masked, MaskedSequential, Pointwise, call_masked
-from .norm import make_norm
-from .pooling import SpatialCrop
+from .layers import Masked, MaskedSequential, SpatialCrop, call_masked, make_norm
+from .linear import Pointwise
 
 
 @checks.python_numbers
@@ -104,9 +102,8 @@ class GroupAttentionBlock(Masked, DrawsFeatures, StoresSettings):
         return self.crop.mask_after(mask)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None,
-        context_mask: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, x: Tensor, mask: Mask = None, *, context: Tensor | None = None, context_mask: Mask = None
+    ) -> Tensor:
         """Apply the block.
 
         Args:
@@ -119,36 +116,38 @@ class GroupAttentionBlock(Masked, DrawsFeatures, StoresSettings):
                 A query without a valid key has zero weights. ``None`` means ``mask``.
         """
         _, _, attention, norm, swish, drop = self.attention
-        checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
-        x = zero_where_masked(x, mask)
-        seen, context = self._normalised(x, mask, context, context_mask)
-        attended_to = attention(seen, mask, context=context, context_mask=context_mask)
-        branch = drop(swish(call_masked(norm, attended_to, mask)))
-        x = self.crop(self.shortcut(x) + branch, mask)
-        mask = None if mask is None else self.crop.mask_after(mask)
-        return zero_where_masked(x + self.mlp(x, mask), mask)
+        x, checked, *of_keys = cast(AttentionLayer, attention).enter(x, mask, context, context_mask)
+        normalised, *of_keys = self._normalised(x, checked, *of_keys)
+        attended = attention(normalised, checked, context=of_keys[0], context_mask=of_keys[1])
+        x = self.shortcut(x) + drop(swish(call_masked(norm, attended, checked)))
+        x = self.crop(zero_where_masked(x, checked))
+        after = None if checked is None else Checked(self.crop.mask_after(checked.pixels))
+        out = x + self.mlp(x, after)
+        return out if isinstance(mask, Checked) else zero_where_masked(out, after)
 
     def attention_map(
-        self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
-        context: Tensor | None = None, context_mask: Tensor | None = None,
+        self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Mask = None, *,
+        context: Tensor | None = None, context_mask: Mask = None,
     ) -> Tensor:  # fmt: skip
         """Attention weights of chosen query pixels in the block's attention; arguments and result are those of
         :meth:`GroupAttention.attention_map`. In training mode, the call updates the statistics of batch norms."""
-        x, context = self._normalised(x, mask, context, context_mask)
         attention: Any = self.attention[2]
-        return attention.attention_map(x, pixel, mask, context=context, context_mask=context_mask)
+        x, checked, *of_keys = attention.enter(x, mask, context, context_mask)
+        x, context, key_mask = self._normalised(x, checked, *of_keys)
+        return attention.attention_map(x, pixel, checked, context=context, context_mask=key_mask)
 
     def _normalised(
-        self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Apply norm and swish to the input and to the context of the attention."""
-        norm, swish, attention, *_ = self.attention
-        context_mask = cast(AttentionLayer, attention).mask_of_context(x, mask, context, context_mask)
-        if context is not None:
-            if self.context_norm is None and isinstance(norm, nn.modules.batchnorm._BatchNorm):
-                raise ValueError(
-                    "context_channels must be given with norm='batch', got None and a context; make the attention with "
-                    "context_channels, so that the context has its own statistics, or use norm='layer'"
-                )
-            context = swish(call_masked(self.context_norm or norm, context, context_mask))
-        return swish(call_masked(norm, x, mask)), context
+        self, x: Tensor, mask: Checked | None, context: Tensor | None, context_mask: Checked | None
+    ) -> tuple[Tensor, Tensor | None, Checked | None]:
+        """Apply norm and swish to the input and to the context of the attention; the last result is the mask of the
+        context."""
+        norm, swish, *_ = self.attention
+        if context is None:
+            return swish(call_masked(norm, x, mask)), None, None
+        if self.context_norm is None and isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(
+                "context_channels must be given with norm='batch', got None and a context; make the attention with "
+                "context_channels, so that the context has its own statistics, or use norm='layer'"
+            )
+        context = swish(call_masked(self.context_norm or norm, context, context_mask))
+        return swish(call_masked(norm, x, mask)), context, context_mask

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
+
 from ... import checks
-from ...encodings.group import RELATIONS
+from ...encodings.group import INDEXED, RELATIONS
 from ...groups import DilationGroup, FiniteGroup
+
+
+def default_relation(group: FiniteGroup | DilationGroup, relation: str | None) -> str:
+    """The relation of group attention: by default ``"frame"``, and ``"relative"`` for groups of scales."""
+    scales = isinstance(group, DilationGroup)
+    if relation is None:
+        return "relative" if scales else "frame"
+    checks.choice("relation", relation, ("frame", *INDEXED))
+    if scales and not RELATIONS[relation].for_scales:
+        raise ValueError(
+            f"relation must be 'relative' or None for groups of scales (dyadic), got {relation!r}: other relations "
+            "need the same window at all scales, but windows of two scales contain different pixels"
+        )
+    if not RELATIONS[relation].equivariant:
+        warnings.warn(
+            f"relation={relation!r} (GSA-Nets section 5.2) is not equivariant and serves to reproduce the papers' "
+            "comparison; use 'frame', 'ge_vit', 'lifted' or 'relative' for an equivariant layer",
+            stacklevel=4,
+        )
+    return relation
 
 
 def default_scale_window(
@@ -30,40 +52,21 @@ def default_scale_window(
     return scale_window
 
 
-def default_relation(group: FiniteGroup | DilationGroup, relation: str | None) -> str:
-    """The relation of group attention: by default ``"frame"``, and ``"relative"`` for groups of scales, which allow no
-    other relation."""
-    scales = isinstance(group, DilationGroup)
-    if relation is None:
-        return "relative" if scales else "frame"
-    checks.choice("relation", relation, ("frame", *RELATIONS))
-    if scales and relation != "relative":
-        raise ValueError(
-            f"relation must be 'relative' or None for groups of scales (dyadic), got {relation!r}: other relations "
-            "need the same window at all scales, but windows of two scales contain different pixels"
-        )
-    return relation
-
-
-def check_encoding(encoding: str | None, kernel_size: int | None, locality: float | str | None) -> None:
-    """Raise ValueError if ``encoding=None``, attention by content only, is combined with arguments that need
-    offsets."""
-    if encoding is not None:
-        return
-    if kernel_size is not None:
+def default_strength(
+    locality: float | str | None, lattice: bool, encoding: str | None, kernel_size: int | None
+) -> float | None:
+    """The initial strength of the locality in 1 / pixel^2; ``None`` means no locality. Raise ValueError if
+    ``encoding=None``, attention by content only, is combined with arguments that need offsets."""
+    if encoding is None and kernel_size is not None:
         raise ValueError(
             f"kernel_size must be None with encoding=None, got {kernel_size!r}: a window depends on offsets. Set an "
             "encoding or kernel_size=None"
         )
-    if locality not in (None, "auto"):
+    if encoding is None and locality not in (None, "auto"):
         raise ValueError(
             f"locality must be None or 'auto' with encoding=None, got {locality!r}: it depends on offsets. Set an "
             "encoding or locality=None"
         )
-
-
-def default_locality(locality: float | str | None, lattice: bool, encoding: str | None) -> float | None:
-    """The initial strength of the locality in 1 / pixel^2; ``None`` means no locality."""
     if locality == "auto":
         return None if encoding is None else (4.0 if lattice else 1.0)
     if isinstance(locality, str):
@@ -71,23 +74,13 @@ def default_locality(locality: float | str | None, lattice: bool, encoding: str 
     return locality
 
 
-def default_head_channels(head_channels: int | None, heads: int, out_channels: int, parts: int) -> int:
-    """The channels of a head. By default all heads together are as wide as the output, and a head has a channel for
-    each of the ``parts`` of the axial encoding."""
-    if head_channels is None:
-        return max(-(-out_channels // heads), parts)
-    checks.positive(head_channels=head_channels)
-    return head_channels
-
-
 def default_content_heads(
-    content_heads: int | None, heads: int, separates_heads: bool, strength: float | None, *, separable: bool
+    content_heads: int | None, heads: int, separable: bool, strength: float | None, crosses: bool, default: int
 ) -> int:
-    """The number of heads with content. The default is an eighth of the heads, rounded up, if the others may run as a
-    ``separable`` convolution, and otherwise all heads."""
+    """The number of heads with content. Others are possible if they are ``separable``."""
     if content_heads is None:
-        return -(-heads // 8) if separable and strength is not None else heads
-    if not separates_heads and content_heads != heads:
+        content_heads = default
+    elif not separable and content_heads != heads:
         raise ValueError(
             f"content_heads must be None or heads={heads} unless relation is 'frame', and for groups of scales, got "
             f"{content_heads!r}: all heads have content"
@@ -98,6 +91,11 @@ def default_content_heads(
         raise ValueError(
             f"content_heads={content_heads} needs locality: heads without content weight pixels by position only. Set "
             f"locality or content_heads={heads}"
+        )
+    if crosses and not content_heads:
+        raise ValueError(
+            "content_heads must be at least 1 with a context, got 0: heads without content have no queries, so the "
+            "output would not depend on the input"
         )
     return content_heads
 

@@ -1,4 +1,4 @@
-"""Pointwise linear maps, and modules that take a mask of valid pixels."""
+"""Pointwise linear maps of channels, and of channels and group elements."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-def columns(x: Float[Tensor, "B C *any"]) -> Float[Tensor, "B C n"]:
-    """Flatten pixels."""
-    return x.flatten(2) if x.ndim > 2 else x[..., None]
-
-
 def pointwise(
-    x: Float[Tensor, "B C *any"], weight: Float[Tensor, "out C"], bias: Float[Tensor, " out"] | None
+    x: Float[Tensor, "B C *any"], weight: Float[Tensor, "out C"], bias: Float[Tensor, " out"] | None, scale: float = 1.0
 ) -> Float[Tensor, "B out *any"]:
-    """A linear map of channels, in one batched product."""
-    weights, flat = weight.expand(x.shape[0], -1, -1), columns(x)
-    out = torch.bmm(weights, flat) if bias is None else torch.baddbmm(bias[:, None], weights, flat)
+    """A linear map of channels, times a number, in one batched product."""
+    weights, flat = weight.expand(x.shape[0], -1, -1), x.flatten(2) if x.ndim > 2 else x[..., None]
+    if bias is None:
+        out = torch.bmm(weights, flat if scale == 1 else flat * scale)
+    else:
+        out = torch.baddbmm(bias[:, None], weights, flat, beta=scale, alpha=scale)
     return out.view(x.shape[0], weight.shape[0], *x.shape[2:])
 
 
@@ -47,11 +45,11 @@ class Pointwise(nn.Conv1d):
         nn.init.normal_(self.weight, std=math.sqrt(2 / self.in_channels))
         nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.in_channels:
             raise ValueError(f"input must have shape (B, {self.in_channels}, ...), got {tuple(x.shape)}")
         checks.same_kind(x, self.weight)
-        return pointwise(x, self.weight.squeeze(-1), self.bias)
+        return pointwise(x, self.weight.squeeze(-1), self.bias, scale)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
@@ -112,57 +110,14 @@ class GroupLinear(StoresSettings):
         """The weights as one matrix, ``(out_channels |H|, in_channels |H|)``."""
         return self.weight[:, :, self.index(self.weight.device)].transpose(1, 2).flatten(2).flatten(0, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         elements = self.weight.shape[-1]
         if x.ndim < 3 or tuple(x.shape[1:3]) != (self.in_channels, elements):
             raise ValueError(f"input must have shape (B, {self.in_channels}, {elements}, ...), got {tuple(x.shape)}")
         checks.same_kind(x, self.weight)
         bias = None if self.bias is None else self.bias[:, None].expand(-1, elements).flatten()
-        out = pointwise(x.flatten(1, 2), self.matrix(), bias)
+        out = pointwise(x.flatten(1, 2), self.matrix(), bias, scale)
         return out.view(x.shape[0], self.out_channels, elements, *x.shape[3:])
 
     def extra_repr(self) -> str:
         return f"{self.group!r}, {self.in_channels}, {self.out_channels}, bias={self.bias is not None}"
-
-
-class Masked:
-    """A mixin for modules whose ``forward`` takes a ``mask``, bool (B or 1, *spatial), true at valid pixels, and
-    returns zeros at masked pixels."""
-
-    def mask_after(self, mask: Tensor) -> Tensor:
-        """The mask of the output's valid pixels."""
-        return mask
-
-
-def call_masked(module: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Call a module, with the mask if the module takes masks.
-
-    Raises:
-        RuntimeError: if a mask is given for a batch norm of torch, which would include masked pixels in its statistics.
-            ``SyncBatchNorm.convert_sync_batchnorm`` replaces our batch norms by such modules.
-    """
-    if mask is None:
-        return module(x)
-    if isinstance(module, Masked):
-        return module(x, mask)  # type: ignore[operator]
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        raise RuntimeError(
-            f"mask must be None with {type(module).__name__}, which does not support masks, got a mask; to train with "
-            "masks on several processes, build the model with norm='layer'"
-        )
-    return module(x)
-
-
-class MaskedSequential(Masked, nn.Sequential):
-    """A sequence of modules that passes the mask to each module that takes masks."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        for module in self:
-            x = call_masked(module, x, mask)
-            mask = module.mask_after(mask) if mask is not None and isinstance(module, Masked) else mask
-        return x
-
-    def mask_after(self, mask: Tensor) -> Tensor:
-        for module in self:
-            mask = module.mask_after(mask) if isinstance(module, Masked) else mask
-        return mask

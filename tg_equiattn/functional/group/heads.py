@@ -1,0 +1,278 @@
+"""Outputs of attention heads, without checks: within a window, over all pixels, over scales, and by position alone.
+
+Operands are finite at masked pixels, and outputs are not masked. ``key_mask`` is true at valid keys. Queries without a
+valid key have the output zero. Queries are already multiplied by the scale of scores, :math:`1/\\sqrt{C}`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...grids import Window
+from ...modes import full_precision
+from ...ranks import merge_attentions
+from .. import hashed_dropout
+from ..operators import DEFINITION, choose_form
+from ..performer.linear_attention import Inputs, feature_attention, feature_norm
+from .definition import windowed_attention_definition
+from .dense import dense_attention
+from .windowed import KERNELS, windowed_attention
+from .windows import offsets_of_pairs, shifts, zero_where_masked, zero_without_keys
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+
+class Terms(NamedTuple):
+    """Terms of scores beside the products of queries and keys; ``None`` stands for zeros.
+
+    ``element_index`` holds the element u of each output, query and key element. ``None`` means frame attention, or
+    lifting attention if queries, keys and values have one element.
+    """
+
+    offset_encoding: Float[Tensor, "H D C"] | None
+    element_encoding: Float[Tensor, "U C"] | None = None
+    space_bias: Float[Tensor, "heads H D"] | None = None
+    group_bias: Float[Tensor, "heads U"] | None = None
+    element_index: Int[Tensor, "H T S"] | Int[Tensor, "H S"] | None = None
+
+
+def attention_of_heads(
+    query: Float[Tensor, "B heads C Q *spatial"], key: Float[Tensor, "B heads C K *keys"],
+    value: Float[Tensor, "B heads Cv K *keys"], terms: Terms, window: Window,
+    key_mask: Bool[Tensor, "#B *keys"] | None = None, dropout: float = 0.0, plain: bool = False, step: int = 1,
+) -> tuple[Float[Tensor, "B heads Cv H *spatial"], Float[Tensor, "B heads H *spatial"] | None]:  # fmt: skip
+    """:func:`.attention.group_attention`, and the log-sum-exps of the scores of each query.
+
+    Log-sum-exps are ``(B, heads, |H|, |H|, *spatial)`` with a sum over t, and ``None`` for a global window. With a
+    global window, keys may lie on another grid if no term depends on offsets. Neighbouring offsets of a window are
+    ``step`` pixels apart.
+    """
+    dtype, kind = torch.promote_types(query.dtype, torch.float32), value.dtype
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    offset_encoding, element_encoding, space_bias, group_bias, index = terms
+    seed = hashed_dropout.draw_seed(dropout, query.device) if dropout else None
+    rows = next((x.shape[-axis] for x, axis in ((element_encoding, 2), (group_bias, 1)) if x is not None), 0)
+    elements = _table(query, (rows,), element_encoding, group_bias)
+    if window.is_global:
+        outputs = next((len(x) for x in (offset_encoding, index) if x is not None), query.shape[3])
+        rho = query.new_zeros(outputs, 0, query.shape[2]) if offset_encoding is None else offset_encoding.to(dtype)
+        bias = query.new_zeros(query.shape[1], outputs, 0) if space_bias is None else space_bias.to(dtype)
+        flat = None if key_mask is None else key_mask.flatten(1)
+        operands = query, key.flatten(4), value.flatten(4), rho, bias, elements, index, flat, seed, dropout
+        out = dense_attention(*operands, plain=plain)
+        return zero_where_masked(out, None if flat is None else flat.any(1)).to(kind), None
+    offsets = _table(query, cast(Tensor, offset_encoding).shape[:2], offset_encoding, space_bias)
+    # The definition keeps the products of queries and encodings in memory, and all scores for a backward pass.
+    numbers = query.shape[0] * math.prod(offsets.shape[:-1]) * math.prod(query.shape[4:])
+    if index is not None:
+        numbers *= math.prod(index.shape[1:-1])
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+            numbers *= index.shape[-1]
+    definition = choose_form(query, numbers // 4, plain, KERNELS.run(query, key, value)) == DEFINITION
+    attend = windowed_attention_definition if definition else windowed_attention
+    out, lse = attend(query, key, value, offsets, elements, index, key_mask, seed, window, dropout, step)
+    out = out if key_mask is None else zero_without_keys(out, lse)
+    return out.to(kind), lse.squeeze(3)
+
+
+def _table(query: Tensor, rows: Sequence[int], rho: Tensor | None, bias: Tensor | None) -> Float[Tensor, "e *rows C+1"]:
+    """Encodings (*rows, C) with biases (e, *rows) as their last channel; ``None`` means zeros."""
+    heads, channels = query.shape[1:3]
+    rho = query.new_zeros(*rows, channels) if rho is None else rho.to(query.dtype)
+    bias = query.new_zeros(heads, *rows) if bias is None else bias.to(query.dtype)
+    return torch.cat([rho.expand(heads, *rho.shape), bias.unsqueeze(-1)], -1)
+
+
+def attention_over_scales(
+    query: Tensor, key: Tensor, value: Tensor, terms: Terms, window: Window, scales: int, scale_window: int,
+    key_mask: Bool[Tensor, "#B *spatial"] | None, dropout: float, plain: bool,
+) -> Tensor:  # fmt: skip
+    r"""Lifting and group attention over the product of scales :math:`2^j` and a finite group M with elements m and n.
+
+    .. math::
+        \mathrm{out}(i, j, m) = \sum_{D, l, n} \mathrm{softmax}_{D, l, n}\big(c\, \langle q(i, j, m),\;
+        k(i + 2^j D, l, n) + \rho(m^{-1} D, (l - j, m^{-1} n)) \rangle + b\big)\; v(i + 2^j D, l, n)
+
+    The sum runs over the offsets D of the window and the scales l in ``scale_window`` around j. Queries, keys and
+    values have all scales and elements, scales first, or one element for lifting. The terms have U = ``scale_window``
+    |M| elements, scales first, and the index of relation "relative" of M.
+    """
+    elements, reach, outs = len(cast(Tensor, terms.offset_encoding)), scale_window // 2, []
+    for scale in range(scales):
+        operands, of_scale = (query, key, value), terms
+        if terms.element_index is not None:
+            keys = range(max(0, scale - reach), min(scales, scale + reach + 1))
+            window_of_keys = slice(keys.start * elements, keys.stop * elements)
+            index = [terms.element_index + (other - scale + reach) * elements for other in keys]
+            of_scale = terms._replace(element_index=torch.cat(index, 1))
+            of_query = query[:, :, :, scale * elements : (scale + 1) * elements]
+            operands = of_query, key[:, :, :, window_of_keys], value[:, :, :, window_of_keys]
+        outs.append(attention_of_heads(*operands, of_scale, window, key_mask, dropout, plain, 2**scale)[0])
+    return torch.cat(outs, 3)
+
+
+def global_attention(
+    query: Tensor, key: Tensor, value: Tensor, terms: Terms, window: Window,
+    projection: Float[Tensor, "features C"], far_bias: Float[Tensor, "heads U"],
+    key_mask: Bool[Tensor, "#B *spatial"] | None, dropout: float, plain: bool,
+) -> Tensor:  # fmt: skip
+    r"""Attention to all pixels in linear time: exact weights in a window, random features beyond.
+
+    The weight of the key (j, s) for the output (i, h) is, with u = ``index[h, s]``,
+
+    .. math::
+        w = \frac{e^{f(u)}}{n} \langle \phi(q(i,h)), \phi(k(j,s)) \rangle
+        + [j \text{ near } i]\, \exp\big(c\, \langle q(i,h),\; k(j,s) + \rho_{space}(h^{-1}(x_j - x_i))
+        + \rho_{group}(u) \rangle + b_{space}(h^{-1}(x_j - x_i)) + b_{group}(u)\big),
+
+    and outputs are averages of the values with these weights. :math:`\langle \phi(q), \phi(k) \rangle` is a random
+    feature estimate of :math:`\exp(c \langle q, k \rangle)` with :math:`c = 1/\sqrt{C}`, by which queries are not yet
+    multiplied here. n is the number of keys, so that the ratio of both terms does not depend on the size of the image.
+    The group does not act on channels, on which the features depend, so attention is exactly equivariant for every draw
+    of the features.
+
+    The index is (H, S) and means relation ``"relative"``, or ``None``, which means ``"frame"``. ``projection`` holds
+    the directions of the random features, and ``far_bias`` holds f, (heads, 1) in frames.
+    """
+    near, lse = attention_of_heads(
+        query * query.shape[2] ** -0.5, key, value, terms, window, key_mask, dropout, plain
+    )  # fmt: skip
+    if terms.element_index is None:  # in frames, (head, element) pairs act as heads
+        bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1)
+    else:
+        bias = far_bias[:, terms.element_index]
+    far, far_lse = _far(query, key, value, projection, bias, key_mask)
+    with full_precision(near.device):
+        outs = torch.stack([near, F.dropout(far, dropout)])
+        out, _ = merge_attentions(outs, torch.stack([cast(Tensor, lse), far_lse.to(near.dtype)]).unsqueeze(3))
+    return out.to(near.dtype)
+
+
+def _merge_elements(
+    content: Float[Tensor, "B*heads*S m e"], lse: Float[Tensor, "B*heads*S m"], far_bias: Float[Tensor, "heads H S"]
+) -> tuple[Float[Tensor, "B*heads*H m e"], Float[Tensor, "B*heads*H m"]]:
+    """From softmax averages and log-sum-exps over the pixels of each key element, those of all key elements for each
+    output element, with biases ``far_bias``."""
+    heads, _, elements = far_bias.shape
+    lse = lse.unflatten(0, (-1, heads, 1, elements)) + far_bias[..., None].to(lse.dtype)
+    content = content.unflatten(0, (-1, heads, elements)).movedim(2, 0)  # (S, B, heads, m, e)
+
+    def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
+        return weight.sum(0), torch.einsum("sbnhmx,sbnme->bnhme", weight, content)
+
+    content, lse = merge_attentions(content, lse.movedim(3, 0).unsqueeze(-1), sums=sums)
+    return content.flatten(0, 2), lse.squeeze(-1).flatten(0, 2)
+
+
+def _far(
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, far_bias: Float[Tensor, "heads H S"],
+    mask: Bool[Tensor, "#B *spatial"] | None,
+) -> tuple[Float[Tensor, "B heads Cv H *spatial"], Float[Tensor, "B heads H *spatial"]]:  # fmt: skip
+    """Attention by random features only, and its log-sum-exps."""
+    heads_and_elements, spatial = query.shape[1:4:2], query.shape[4:]
+    # (B, heads |H|, pixels, C)
+    q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(1, 2) for x in (query, key, value))
+    mask = None if mask is None else mask.flatten(1).expand(query.shape[0], -1)
+    key_mask = None if mask is None else mask.repeat_interleave(q.shape[1], 0)
+    merge = functools.partial(_merge_elements, far_bias=far_bias)
+    flat_q, flat_k, flat_v = (x.flatten(0, 1) for x in (q, k, v))
+    out, lse = feature_attention(Inputs(flat_q, flat_k, flat_v, projection), key_mask, merge)
+    out, lse = (x.unflatten(0, q.shape[:2]) for x in (out, lse))
+    lse = lse + feature_norm(q.to(lse.dtype), projection)
+    if mask is None:
+        keys = lse.new_full((), k.shape[2] * far_bias.shape[2])
+    else:
+        keys = (mask.sum(1).clamp(min=1)[:, None, None, None] * far_bias.shape[2]).to(lse.dtype)
+    lse = (lse - keys.log()).unflatten(1, heads_and_elements).squeeze(-1).unflatten(3, spatial)
+    return out.unflatten(1, heads_and_elements).permute(0, 1, 4, 2, 3).unflatten(4, spatial), lse
+
+
+def attention_by_position(
+    value: Float[Tensor, "B heads Cv T *spatial"], space_bias: Float[Tensor, "heads H D"], window: Window
+) -> Float[Tensor, "B heads Cv H *spatial"]:
+    """Frame and lifting attention of heads without content, a grouped convolution.
+
+    out(i, h) = sum_D softmax_D(b(h^-1 D)) v(i + D, h), where b is ``space_bias``. ``value`` is zero at masked pixels
+    and outside of the image. It has T = H elements, or one for lifting.
+
+    Source: Cordonnier et al. (2020), Theorem 1, for attention by offsets alone; Chollet, Xception (2017), for separable
+    convolutions.
+    """
+    spatial, (heads, channels, keys) = value.shape[4:], value.shape[1:4]
+    weight = _weights(space_bias)
+    if window.is_global:
+        pairs = weight[..., offsets_of_pairs(spatial, value.device)].to(value.dtype)
+        every = value.flatten(4).expand(-1, -1, -1, weight.shape[1], -1)
+        return torch.einsum("ehij,bechj->bechi", pairs, every).unflatten(-1, spatial)
+    filters = weight[:, None].expand(-1, channels, -1, -1).flatten(0, 2)[:, None]
+    out = _convolve(value.flatten(1, 3), filters, window, groups=heads * channels * keys)
+    return out.unflatten(1, (-1, channels, weight.shape[1]))
+
+
+def lifting_by_position(
+    x: Float[Tensor, "B in *spatial"], mask: Bool[Tensor, "#B *spatial"] | None,
+    value_weight: Float[Tensor, "e Cv in"], value_bias: Float[Tensor, "e Cv"], out_weight: Float[Tensor, "out e Cv"],
+    out_bias: Float[Tensor, " out"], space_bias: Float[Tensor, "e H D"], window: Window,
+) -> Float[Tensor, "B out H *spatial"]:  # fmt: skip
+    """Lifting attention of heads without content, with the projections before and after it: one convolution.
+
+    Its filters are sums over heads of products of the projections and the weights of offsets. ``x`` is zero at masked
+    pixels.
+    """
+    mask = x.new_ones(1, *x.shape[2:]) if mask is None else mask.to(x.dtype)
+    x = torch.cat([x, mask[:, None].expand(x.shape[0], 1, *x.shape[2:])], 1)  # the last channel multiplies value_bias
+    with full_precision(x.device):
+        values = torch.cat([value_weight, value_bias[..., None]], -1)
+        maps = torch.bmm(out_weight.transpose(0, 1), values).flatten(1)  # (e, out in)
+        filters = maps.mT @ _weights(space_bias).to(values.dtype).flatten(1)
+    elements = space_bias.shape[1]
+    filters = filters.view(len(out_bias), -1, elements, space_bias.shape[2]).transpose(1, 2).flatten(0, 1)
+    bias = out_bias[:, None].expand(-1, elements).flatten()
+    return _convolve(x, filters, window, bias=bias).unflatten(1, (-1, elements))
+
+
+def _weights(space_bias: Tensor) -> Tensor:
+    """Softmax weights of offsets."""
+    with full_precision(space_bias.device):
+        return space_bias.to(torch.promote_types(space_bias.dtype, torch.float32)).softmax(-1)
+
+
+def _convolve(
+    x: Tensor, filters: Float[Tensor, "o i D"], window: Window, groups: int = 1, bias: Tensor | None = None
+) -> Tensor:
+    """Convolve images with filters over the window, with zeros or the opposite side of the image beyond its border."""
+    side = cast(int, window.kernel_size)
+    at, padding = shifts(side, window.selection, window.dim), side // 2
+    if window.circular:
+        x, padding = at.pad(x, circular=True), 0
+    convolve = F.conv2d if window.dim == 2 else F.conv3d
+    bias = None if bias is None else bias.to(x.dtype)
+    return convolve(x, at.to_square(filters).to(x.dtype), bias, padding=padding, groups=groups)
+
+
+def attention_weights(
+    attend: Callable[[Float[Tensor, "B heads C S *spatial"]], Float[Tensor, "B heads C H *query_spatial"]],
+    value: Float[Tensor, "B heads _ S *spatial"], outputs: int, pixels: Sequence[Sequence[int]],
+) -> Float[Tensor, "B pixels heads H S *spatial"]:  # fmt: skip
+    """Attention weights of chosen query pixels.
+
+    Outputs are linear in the values, so the weights are the derivatives of the outputs by the values. ``attend`` maps
+    values to outputs, each channel separately and linearly. ``value`` gives the sizes, dtype and device; its number of
+    channels is not used. Weights can be differentiated if gradients are enabled.
+    """
+    recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        shape = (*value.shape[:2], len(pixels) * outputs, *value.shape[3:])
+        probe = torch.zeros(shape, dtype=value.dtype, device=value.device, requires_grad=True)
+        out = attend(probe).unflatten(2, (-1, outputs)).diagonal(0, 3, 4)  # (B, heads, pixels, *spatial, H)
+        chosen = [out[(slice(None), slice(None), n, *pixel)].sum() for n, pixel in enumerate(pixels)]
+        (weights,) = torch.autograd.grad(torch.stack(chosen).sum(), probe, create_graph=recorded)
+    return weights.unflatten(2, (-1, outputs)).transpose(1, 2)

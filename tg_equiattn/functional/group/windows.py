@@ -1,0 +1,294 @@
+"""Windows over images: masks, offsets as shifts of padded images, and images whose rows are joined.
+
+Sizes are those of :mod:`.definition`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ... import checks
+from ...grids import Window
+from ...modes import cached
+from .. import hashed_dropout
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+# Score of a masked key. It is finite because minus infinity gives NaN for queries whose window has no valid key.
+MASKED_SCORE = -1e30
+
+
+class Checked(NamedTuple):
+    """A mask that is checked, as modules within a block get it."""
+
+    pixels: Bool[Tensor, "#B *spatial"]
+
+
+Mask = Tensor | Checked | None
+
+
+def enter(x: Tensor, mask: Mask, axis: int = 3, name: str = "mask") -> tuple[Tensor, Checked | None]:
+    """Set masked pixels of features to zero, whose pixel axes begin at ``axis``, and check the mask unless it is."""
+    if mask is not None and not isinstance(mask, Checked):
+        checks.pixel_mask(mask, x.shape[0], x.shape[axis:], x.device, name)
+        mask = Checked(mask)
+    return zero_where_masked(x, mask), mask
+
+
+def leave(x: Tensor, mask: Mask) -> Tensor:
+    """Set masked pixels of an output to zero. Within a block the next module does so when it is entered."""
+    return x if isinstance(mask, Checked) else zero_where_masked(x, mask)
+
+
+def fill_where_masked(x: Tensor, mask: Mask, value: float) -> Tensor:
+    """Set masked pixels of features (B, ..., *spatial) to a value; ``mask``, (B or 1, *spatial), is true at valid
+    pixels."""
+    if mask is None:
+        return x
+    pixels = mask.pixels if isinstance(mask, Checked) else mask
+    return x.masked_fill(~pixels.view(pixels.shape[0], *[1] * (x.ndim - pixels.ndim), *pixels.shape[1:]), value)
+
+
+def zero_where_masked(x: Tensor, mask: Mask) -> Tensor:
+    """Set masked pixels of features (B, ..., *spatial) to zero."""
+    return fill_where_masked(x, mask, 0.0)
+
+
+def zero_without_keys(out: Tensor, lse: Float[Tensor, "B heads H T *spatial"]) -> Tensor:
+    """Set outputs (B, ..., *spatial) of queries without a valid key to zero; ``lse`` are the log-sum-exps of scores.
+
+    Such a query has the score :data:`MASKED_SCORE` for each key. Attention gives it an average of masked values, and
+    its backward cannot tell how many there are. The fill removes both, so that outputs and gradients are zero. All
+    heads and elements of a pixel have the same keys.
+    """
+    return zero_where_masked(out, lse[:, 0, 0, 0] > MASKED_SCORE / 2)
+
+
+class Block(NamedTuple):
+    """Offsets of a window that fill a box.
+
+    ``start`` is the first offset, ``counts`` the number of offsets along every axis, and ``first`` the number of the
+    first offset among all offsets of the window.
+    """
+
+    start: tuple[int, ...]
+    counts: tuple[int, ...]
+    first: int
+
+    @property
+    def offsets(self) -> slice:
+        """The slice of these offsets among all offsets of the window."""
+        return slice(self.first, self.first + math.prod(self.counts))
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """The offsets of a window, counted from its first corner, in the order of ``Window.offsets``.
+
+    Images are (..., *spatial) with ``dim`` spatial axes. Windows reach ``radius`` pixels to either side. ``blocks``
+    contain all offsets: a square is one block; a disk has one block for each of its rows.
+    """
+
+    radius: int
+    dim: int
+    blocks: tuple[Block, ...]
+
+    def pad(self, x: Tensor, step: int = 1, circular: bool = False, value: float = 0.0) -> Tensor:
+        """Pad images by ``step * radius`` pixels at every side: with a value, or with pixels of the opposite side
+        (``circular``)."""
+        reach = step * self.radius
+        if not circular:
+            return F.pad(x, [reach] * (2 * self.dim), value=value)
+        for axis in range(x.ndim - self.dim, x.ndim):
+            last = x.narrow(axis, x.shape[axis] - reach, reach)
+            x = torch.cat([last, x, x.narrow(axis, 0, reach)], axis)
+        return x
+
+    def to_square(self, x: Float[Tensor, "*lead D"]) -> Float[Tensor, "*lead *window"]:
+        """Place values of the window's offsets in the square around the window, with zeros at other offsets."""
+        if len(self.blocks) > 1:
+            x = F.pad(x, (0, 1)).index_select(-1, _order_in_square(self, x.device))
+        return x.unflatten(-1, [2 * self.radius + 1] * self.dim)
+
+
+@cached(maxsize=32)
+def _order_in_square(shifts: Shifts, device: torch.device) -> Int[Tensor, " square"]:
+    """The number of each offset of the square among the offsets of the window; other offsets have the number after the
+    last."""
+    side, (*_, last) = 2 * shifts.radius + 1, shifts.blocks
+    order = torch.full([side] * shifts.dim, last.offsets.stop, device=device)
+    for block in shifts.blocks:
+        box = tuple(slice(start, start + count) for start, count in zip(block.start, block.counts, strict=True))
+        order[box] = torch.arange(block.offsets.start, block.offsets.stop, device=device).view(block.counts)
+    return order.flatten()
+
+
+@cached(maxsize=32)
+def shifts(kernel_size: int, selection: tuple[int, ...], dim: int) -> Shifts:
+    """The shifts of a square window, or of the offsets of ``selection`` in it (flat indices; empty means all)."""
+    every = list(itertools.product(*[range(kernel_size)] * dim))
+    if len(selection) in (0, len(every)):
+        whole = Block((0,) * dim, (kernel_size,) * dim, 0)
+        return Shifts(kernel_size // 2, dim, (whole,))
+    blocks, first = [], 0
+    for end in range(1, len(selection) + 1):  # offsets of a row are contiguous
+        if end == len(selection) or selection[end] // kernel_size != selection[first] // kernel_size:
+            counts = (*[1] * (dim - 1), end - first)
+            blocks.append(Block(every[selection[first]], counts, first))
+            first = end
+    return Shifts(kernel_size // 2, dim, tuple(blocks))
+
+
+def offsets_of_pairs(spatial: Sequence[int], device: torch.device) -> Int[Tensor, "query_pixels key_pixels"]:
+    """The index of the offset of each pair of pixels among all offsets of a global window."""
+    axes = torch.meshgrid(*(torch.arange(n, device=device) for n in spatial), indexing="ij")
+    flat: Tensor | int = 0
+    for n, axis in zip(spatial, axes, strict=True):
+        along = axis.flatten()
+        flat = flat * (2 * n - 1) + (along[None] - along[:, None] + n - 1)
+    return torch.as_tensor(flat)
+
+
+def key_elements(index: Tensor | None) -> int:
+    """The size S of the axis of key elements."""
+    return 1 if index is None else index.shape[-1]
+
+
+def query_elements(index: Tensor | None) -> int:
+    """The size T of the axis of query elements."""
+    return 1 if index is None or index.ndim == 2 else index.shape[1]
+
+
+def key_penalty(
+    query: Tensor, mask: Bool[Tensor, "#B *pixels"] | None, circular: bool = True
+) -> Float[Tensor, "#B *pixels"] | None:
+    """Numbers that are added to the scores of keys; None if all windows have valid keys only."""
+    if mask is not None:
+        return query.new_zeros(mask.shape).masked_fill(~mask, MASKED_SCORE)
+    return None if circular else query.new_zeros(1, *query.shape[4:])
+
+
+def pixel_hashes(
+    query: Tensor, offset_table: Tensor, keys: int, seed: Tensor | None
+) -> tuple[Int[Tensor, "B e *spatial"], Int[Tensor, "H S D"]] | tuple[None, None]:
+    """The hashes of queries and of weights for dropout; None without a seed."""
+    if seed is None:
+        return None, None
+    (batch, heads), spatial = query.shape[:2], query.shape[4:]
+    weights = offset_table.shape[1], keys, offset_table.shape[2]
+    row, column = hashed_dropout.hashes(batch * heads * math.prod(spatial), math.prod(weights), seed)
+    return row.view(batch, heads, *spatial), column.view(weights)
+
+
+@dataclass(frozen=True)
+class FlatImages:
+    """Images whose last two axes are one, *flat*, in which the offsets of windows are shifts.
+
+    Rows are as long as those of padded images. Every operation then runs over all rows of a tile at once, which halves
+    the time on a CPU. Results beyond the end of a row are finite and are discarded. ``spatial`` is the size of an
+    image; neighbouring offsets of a window are ``step`` pixels apart.
+    """
+
+    spatial: tuple[int, ...]
+    shifts: Shifts
+    circular: bool
+    step: int
+
+    @property
+    def margin(self) -> int:
+        """The number of pixels by which padded images are longer."""
+        return 2 * self.step * self.shifts.radius
+
+    @property
+    def width(self) -> int:
+        """The number of pixels in a padded row."""
+        return self.spatial[-1] + self.margin
+
+    def flat(self, x: Tensor) -> Tensor:
+        """Join the rows of images (..., *spatial), with zeros after every row."""
+        return F.pad(x, (0, self.margin)).flatten(-2)
+
+    def images(self, x: Tensor) -> Tensor:
+        """The inverse of :meth:`flat`."""
+        return x.unflatten(-1, (-1, self.width)).narrow(-1, 0, self.spatial[-1])
+
+    def padded(self, x: Tensor, value: float = 0.0) -> Tensor:
+        """Pad images (..., *spatial) for the windows and join their rows. One more row at the end serves the windows of
+        the discarded pixels of the last row."""
+        reach = [self.margin // 2] * (2 * self.shifts.dim)
+        if self.circular:
+            x, reach = self.shifts.pad(x, self.step, True), [0] * (2 * self.shifts.dim)
+        reach[3] += 1  # F.pad begins with the last axis
+        return F.pad(x, reach, value=value).flatten(-2)
+
+    def padded_images(self, x: Tensor) -> Tensor:
+        """The padded images, whose rows :meth:`padded` has joined."""
+        return x.unflatten(-1, (-1, self.width)).narrow(-2, 0, x.shape[-1] // self.width - 1)
+
+    def rows(self, start: int, count: int) -> tuple[tuple, tuple]:
+        """The indices of some rows in flat images, and of all rows that their windows cover in padded images."""
+        end, more = start + count, self.margin
+        if self.shifts.dim == 3:
+            return (slice(start, end), slice(None)), (slice(start, end + more), slice(None))
+        start, end, width = start * self.width, end * self.width, self.width
+        return (slice(start, end),), (slice(start, end + (more + 1) * width),)
+
+    def shifted(self, y: Tensor, block: Block) -> Tensor:
+        """The pixels of padded images shifted by each offset of a block: a view (..., *counts, *flat)."""
+        lead, strides = y.ndim + 1 - self.shifts.dim, y.stride()
+        outer = y.shape[lead:-1]
+        steps = [self.step * n for n in (*strides[lead:-1], self.width, 1)]
+        first = y.storage_offset() + sum(n * step for n, step in zip(block.start, steps, strict=True))
+        pixels = *(n - self.margin for n in outer), y.shape[-1] - (self.margin + 1) * self.width
+        return y.as_strided(
+            [*y.shape[:lead], *block.counts, *pixels], [*strides[:lead], *steps, *strides[lead:]], first
+        )
+
+    def apart(self, y: Float[Tensor, "*lead D *padded"], block: Block) -> Float[Tensor, "*lead *counts *flat"]:
+        """The view of :meth:`shifted` of padded images that each offset of the window has for itself."""
+        axis = y.ndim - self.shifts.dim
+        view, each = self.shifted(y.select(axis, 0), block), y.stride(axis)
+        strides, dim = list(view.stride()), self.shifts.dim
+        for n in range(dim):
+            strides[axis + n] += each * math.prod(block.counts[n + 1 :])
+        return y.as_strided(view.shape, strides, view.storage_offset() + each * block.first)
+
+    def views(self, y: Tensor) -> list[Tensor]:
+        """The pixels of padded images shifted by every offset: views (..., *flat)."""
+        views, axis = [], y.ndim + 1 - self.shifts.dim
+        for block in self.shifts.blocks:
+            each = [self.shifted(y, block)]
+            for _ in block.counts:
+                each = [view for x in each for view in x.unbind(axis)]
+            views += each
+        return views
+
+
+def flat_images(
+    spatial: Sequence[int], kernel_size: int, selection: Sequence[int], circular: bool, step: int
+) -> FlatImages:
+    return FlatImages(tuple(spatial), shifts(kernel_size, tuple(selection), len(spatial)), circular, step)
+
+
+def flat_operands(query, key, value, offset_table, element_table, index, mask, seed, window: Window, step=1) -> tuple:
+    """The first operands of :func:`.windowed.attention_by_tiles`: images with joined rows, and the window."""
+    spatial = [int(n) for n in query.shape[4:]] if torch.jit.is_tracing() else query.shape[4:]  # has no lists of sizes
+    geometry: Any = spatial, window.kernel_size, window.selection, window.circular, step
+    at, ones = flat_images(*geometry), [0, 0] * (window.dim - 1) + [0, 1]
+    flat = F.pad(query.transpose(2, 3), (0, at.margin, *ones), value=1.0).flatten(-2)  # one channel is one
+    keys, values = (at.padded(x).unsqueeze(4 if index is None else 3) for x in (key, value))
+    penalty = key_penalty(query, mask, window.circular)
+    penalty = None if penalty is None else at.padded(penalty, MASKED_SCORE)[:, None, None, None]
+    row, column = pixel_hashes(query, offset_table, key_elements(index), seed)
+    if row is not None and column is not None:
+        row, column = at.flat(row)[:, :, None, None, None], column[(...,) + (None,) * (window.dim - 1)]
+    return flat, keys, values, offset_table, element_table, index, penalty, row, column, *geometry
