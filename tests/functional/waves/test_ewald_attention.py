@@ -226,3 +226,23 @@ def test_cells_in_one_matrix_and_bounded_vectors_change_nothing():
     sizes = {"batch_size": 5, "max_num_nodes": 11}
     bounded = ewald_attention(*tensors, batch, **cells, max_hkl=(6, 6, 17), **sizes)
     assert error(bounded, wanted) <= 1e-6
+
+
+@pytest.mark.parametrize("method", ["ewald", "nufft", "auto"])
+def test_kernels_that_share_vectors_are_sums_over_each_kernel(method):
+    """Wide kernels before narrow ones, two of one width, in two cells of other sizes: outputs and slopes by cells."""
+    widths = torch.tensor([[3.2, 0.8, 1.6, 0.8]], dtype=torch.float64)
+    gains, (q, k, v, pos) = torch.randn(1, 4, 2, dtype=torch.float64), operands(9, heads=1, spread=6.0)
+    batch, cell = batch_of([4, 5]), 3 * torch.tensor(CELL, dtype=torch.float64).expand(2, 3, 3).clone()
+    cell = (cell * torch.tensor([1.0, 0.8])[:, None, None]).requires_grad_()
+    options = {"cell": cell, "method": method, "error": 1e-6}
+
+    def attend(*columns):
+        bounds = tuple((float(w), float(w)) for w in widths[0, list(columns)])
+        kernel = Coulomb(widths[:, columns], gains[:, columns], bounds)
+        out = ewald_attention(q[:, :, columns], k[:, :, columns], v, pos, [kernel], batch, **options)
+        return [out, *torch.autograd.grad(out.square().sum(), cell, retain_graph=True)]
+
+    each = [attend(c)[0] for c in range(4)]
+    wanted = [sum(each), *torch.autograd.grad(sum(each).square().sum(), cell)]
+    assert max(error(a, b) for a, b in zip(attend(0, 1, 2, 3), wanted, strict=True)) <= 1e-5

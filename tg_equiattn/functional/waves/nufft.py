@@ -80,10 +80,7 @@ def _slopes(angles: Tensor, indices: Tensor, table: Tensor, at_nodes: Tensor, er
     return torch.stack([(sums_at_nodes(angles, indices, x, error) * at_nodes).sum(2) for x in along], 2)
 
 
-def _over_nodes(
-    angles: Float[Tensor, "nodes 3"], indices: Int[Tensor, "vectors 3"], sources: Float[Tensor, "nodes channels"],
-    error: float,
-) -> Float[Tensor, "2 vectors channels"]:  # fmt: skip
+def _over_nodes(angles: Tensor, indices: Tensor, sources: Tensor, error: float) -> Tensor:
     """:func:`sums_over_nodes` of one graph. A pair of channels is the real and imaginary part of one transform."""
     sides, index, opposite = _grid(indices)
     pairs = torch.complex(*_in_pairs(sources.T).unbind(1)).contiguous()
@@ -97,10 +94,7 @@ def _over_nodes(
     return torch.stack([sums.real, -sums.imag]).mT
 
 
-def _at_nodes(
-    angles: Float[Tensor, "nodes 3"], indices: Int[Tensor, "vectors 3"], table: Float[Tensor, "2 vectors channels"],
-    error: float,
-) -> Float[Tensor, "nodes channels"]:  # fmt: skip
+def _at_nodes(angles: Tensor, indices: Tensor, table: Tensor, error: float) -> Tensor:
     """:func:`sums_at_nodes` of one graph: the real parts of sums of exp(i n x) (T^cos - i T^sin). A pair of channels is
     the real and imaginary part of one transform, each with modes that are conjugate at opposite vectors."""
     sides, index, opposite = _grid(indices)
@@ -130,10 +124,7 @@ def _grid(indices: Tensor) -> tuple[tuple[int, int, int], Tensor, Tensor]:
     return (first, second, third), index, opposite
 
 
-def _transform(
-    kind: int, angles: Float[Tensor, "nodes 3"], data: Tensor,
-    sides: tuple[int, int, int], error: float,
-) -> Tensor:  # fmt: skip
+def _transform(kind: int, angles: Tensor, data: Tensor, sides: tuple[int, int, int], error: float) -> Tensor:
     """Non-uniform transforms of (transforms, nodes) to modes (kind 1, with exp(-i n x)), or of (transforms, *sides) to
     nodes (kind 2, with exp(i n x)).
 

@@ -42,16 +42,6 @@ class ChargeOutputs(NamedTuple):
     shared: Float[Tensor, " graphs"]
 
 
-class _Charges(NamedTuple):
-    """Charges of nodes, their first moments, the part of their energies that elements have by themselves, and the
-    charge of each graph that is shared."""
-
-    charges: Float[Tensor, " nodes"]
-    moments: Float[Tensor, "nodes 3"]
-    offsets: Float[Tensor, " nodes"]
-    shared: Float[Tensor, " graphs"]
-
-
 class ChargeSettings(NamedTuple):
     """Settings of a layer of charges, which :class:`ChargeInteraction` describes."""
 
@@ -146,8 +136,9 @@ class ChargeLayer(NotScriptable, StoresSettings):
 
     def _charges(
         self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None, *inputs: Tensor | None
-    ) -> _Charges:
-        """The charges. ``inputs`` are features, edges and vectors of edges."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Charges of nodes, their first moments, the part of their energies that elements have by themselves, and the
+        charge of each graph that is shared. ``inputs`` are features, edges and vectors of edges."""
         raise NotImplementedError
 
     def born_charges(self, dipole: Tensor, pos: Tensor, create_graph: bool = False) -> Float[Tensor, "nodes 3 3"]:
@@ -268,7 +259,7 @@ class ChargeInteraction(ChargeLayer):
 
     def _charges(
         self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None, *inputs: Tensor | None
-    ) -> _Charges:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         constants = self.constants.index_select(0, elements)
         self.check(constants.detach(), elements, total_charge, node_batch)
         charges = self.scale * constants
@@ -276,7 +267,7 @@ class ChargeInteraction(ChargeLayer):
         if self.weights is not None:
             charges, moments = self._with_transfers(charges, moments, *inputs)
         offsets = self.scale.square() * self.offsets.index_select(0, elements)
-        return _Charges(charges, moments, offsets, charges.new_zeros(node_batch.count))
+        return charges, moments, offsets, charges.new_zeros(node_batch.count)
 
     def check(self, constants: Tensor, elements: Tensor, total_charge: Tensor | None, node_batch: NodeBatch) -> None:
         """Raise ValueError if a charge is missing, or if charges of a graph do not sum to its total charge."""
@@ -394,7 +385,7 @@ class PredictedChargeInteraction(ChargeLayer):
 
     def _charges(
         self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None, *inputs: Tensor | None
-    ) -> _Charges:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if total_charge is None:
             raise ValueError(
                 "total_charge must be given for predicted charges, which sum to it, got None: give the total charge of "
@@ -413,6 +404,5 @@ class PredictedChargeInteraction(ChargeLayer):
         share = weights / node_batch.spread(node_batch.sum(weights))
         missing = share * node_batch.spread(shared)
         still = own[:, 0] + missing  # charges that do not move along edges
-        return _Charges(
-            charges + missing, moments + still[:, None] * pos, self.offsets.index_select(0, elements), shared
-        )
+        moments, offsets = moments + still[:, None] * pos, self.offsets.index_select(0, elements)
+        return charges + missing, moments, offsets, shared
