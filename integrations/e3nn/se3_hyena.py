@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tg_equiattn import checks
 from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
-from tg_equiattn.nn.modules import NotScriptable, StoresSettings
+from tg_equiattn.nn.modules import NotScriptable, StoresSettings, reset_children
 from tg_equiattn.nn.vector.operator import FILTERS, OperatorSettings, TokenModel, TokenNetwork
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
 from tg_equiattn.nn.vector.sequences import ChainArguments
@@ -130,7 +130,7 @@ class IrrepsModule(NotScriptable, StoresSettings):
         return out.index_select(1, self.columns_out(out.device))
 
     def reset_parameters(self) -> None:
-        self.module.reset_parameters()
+        reset_children(self)
 
     def __repr__(self) -> str:
         return describe(self)

@@ -260,9 +260,6 @@ class MultivectorMLP(nn.Module):
         """A parameter with the dtype and device that the input must have."""
         return next(self.out.parameters())
 
-    def reset_parameters(self) -> None:
-        reset_children(self)
-
 
 @checks.python_numbers
 class CliffordMLP(nn.Module):
@@ -315,7 +312,7 @@ class CliffordMLP(nn.Module):
             return out.view(*x.shape[:-2], self.out_channels, COMPONENTS)
 
     def reset_parameters(self) -> None:
-        self.mlp.reset_parameters()
+        reset_children(self)
 
 
 def _of_tokens(

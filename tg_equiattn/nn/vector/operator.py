@@ -20,7 +20,7 @@ from ...functional.tiles import map_tiles
 from ...modes import full_precision, runs_eagerly
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
-from ..modules import StoresSettings, reset_children
+from ..modules import StoresSettings
 from .clifford import GRADE_NAMES, POSITION, CliffordLinear, Grades, MultivectorMLP, features, joined, with_position
 from .convolutions import ShortConv
 from .sequences import ChainArguments, Placement, TokenBatch
@@ -153,9 +153,6 @@ class TokenNetwork(StoresSettings):
         """A parameter with the dtype and device that the input must have."""
         return next(self.out.parameters())
 
-    def reset_parameters(self) -> None:
-        reset_children(self)
-
 
 def _check_no_later_source(time: Int[Tensor, "2 edges"]) -> None:
     """Raise ValueError unless sources come no later than targets."""
@@ -209,9 +206,6 @@ class LocalContext(nn.Module):
         difference = tokens.index_select(0, source) - tokens.index_select(0, target)
         others, step = (self.message, self.grades, self.edge_grades), self.message.tokens_per_block(tokens.device)
         return map_tiles(_message, step, (difference, scalars), *others)
-
-    def reset_parameters(self) -> None:
-        reset_children(self)
 
 
 def _message(

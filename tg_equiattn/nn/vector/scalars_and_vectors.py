@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ..modules import NotScriptable
+from ..modules import NotScriptable, reset_children
 from ..tokens import read_tokens
 from .clifford import Grades
 from .operator import OperatorSettings, TokenNetwork
@@ -126,7 +126,7 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         return self.module.options.order
 
     def reset_parameters(self) -> None:
-        self.module.reset_parameters()
+        reset_children(self)
 
     def extra_repr(self) -> str:
         inside, outside = self.module.in_grades, self.module.out_grades

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import as_numbers, is_concrete, is_readable, runs_eagerly
+from ...modes import as_numbers, is_readable, runs_eagerly
 from ...neighbors import NeighborList
 from ...node_batch import NodeBatch, PaddedBatch
 from ...orders import ORDERS, check_order, radial_order
@@ -138,8 +138,7 @@ def _by_chain(node_batch: NodeBatch, chain: Int[Tensor, " tokens"]) -> Int[Tenso
     """An order of tokens in which chains are contiguous. Tokens keep their order within a chain, graphs theirs, and
     padding stays at the end of its graph."""
     order = chain.argsort(stable=True)
-    graph = 2 * node_batch.batch
-    graph = graph if node_batch.mask is None else graph + (~node_batch.mask).long()
+    graph = 2 * node_batch.batch if node_batch.mask is None else 2 * node_batch.batch + (~node_batch.mask).long()
     return order[graph[order].argsort(stable=True)]
 
 
@@ -165,7 +164,7 @@ def _sequences_of(node_batch: NodeBatch, along: ChainArguments) -> Sequences:
     sequence = (first.cumsum(0) - 1).clamp(min=0)
     spans, tokens = (step.new_zeros(count).index_add(0, sequence, x) for x in (step, step.sign()))
     slot, closed = step.cumsum(0) - 1, _closed(ring, sequence, count, valid)
-    if is_concrete(spans) or (longest is None and is_readable(spans)):
+    if is_readable(spans) and (longest is None or spans.device.type == "cpu"):
         rows = _flat_rows(spans, longest)
     else:
         rows = _dense_rows(spans, longest)
@@ -332,10 +331,11 @@ class Placement:
         if order is not None:
             slots, chain = Slots.of_order(order), None if chain is None else chain[order]
             x, centred = slots.pack(x), slots.pack(centred)
-        if pos is not None and not self.checked and runs_eagerly() and is_concrete(centred) and node_batch.nodes:
+        if pos is not None and not self.checked and runs_eagerly() and node_batch.nodes:
             self._check_length(centred, node_batch, chain)
         return x.T.contiguous(), TokenBatch(centred.T.contiguous(), node_batch, sequences, slots)
 
+    @checks.of_values
     def _check_length(
         self, pos: Float[Tensor, "tokens 3"], node_batch: NodeBatch, chain: Int[Tensor, " tokens"] | None
     ) -> None:
