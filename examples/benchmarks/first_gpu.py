@@ -3,9 +3,9 @@
 Every result is a line of OUT/results.jsonl at once, and items that have a line are skipped, so a second start goes on
 where the first ended. An item that fails is one line that says so. The report, OUT/report.md, is written at the end.
 
-The order: the environment and one compiled exponential; every case of tests/helpers/cases.py of the hosts that are
-installed, forward and backward against the CPU in float32, under float16 autocast, and without waiting for the device;
-the layers of the launch table in eager mode and compiled.
+The order: the environment and one compiled exponential; the GPU kernels; every case of tests/helpers/cases.py of the
+installed hosts, forward and backward against the CPU in float32, under float16 autocast, and without waiting for the
+device; the layers of the launch table in eager mode, with GPU kernels and compiled.
 
     python examples/benchmarks/first_gpu.py                      # on a GPU
     python examples/benchmarks/first_gpu.py --device cpu --tiny  # a dry run
@@ -34,10 +34,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tg_equiattn.functional import use_gpu_kernels
+from tg_equiattn.testing import check_gpu_kernels
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "helpers")]
 
 Item = Callable[["Machine"], dict[str, Any]]
+WITH_KERNELS = ("GroupAttention", "LiftingAttention", "VectorSelfAttention")
 HOSTS = ("torch", "escnn", "torch_geometric", "e3nn", "finufft", "cufinufft", "triton")
 
 
@@ -85,6 +89,13 @@ def environment(machine: Machine) -> dict[str, Any]:
     return found
 
 
+def kernels(machine: Machine) -> dict[str, Any]:
+    """The library's GPU kernels against their definitions."""
+    text = check_gpu_kernels(machine.device)
+    assert "WRONG" not in text, text
+    return {"check": text.splitlines()}
+
+
 def difference(got: Any, wanted: Any) -> float:
     """The largest difference of outputs and gradients, relative to the largest value of each."""
     worst = 0.0
@@ -122,21 +133,19 @@ def case(name: str, machine: Machine) -> dict[str, Any]:
     return found
 
 
-def timed(name: str, compiled: bool, machine: Machine) -> dict[str, Any]:
+def timed(name: str, way: str, machine: Machine) -> dict[str, Any]:
     """A layer of the launch table: time of the host and of the device, and kernels, forward and in training."""
     from launches import LAYERS
     from torch.profiler import ProfilerActivity, profile
 
-    if compiled and not machine.compiles:
+    if way == "compiled" and not machine.compiles:
         return {"left out": "nothing compiles here"}
     layer = LAYERS[name]
     module = layer.make().to(machine.device)
-    inputs = tree_map(
-        lambda x: torch.randn_like(x) if _floating(x) else x, layer.given("small" if machine.tiny else "large")
-    )
-    inputs = tree_map(lambda x: x.requires_grad_() if _floating(x) else x, machine.move(inputs))
+    inputs = machine.move(layer.given("small" if machine.tiny else "large"))
+    inputs = tree_map(lambda x: torch.randn_like(x, requires_grad=True) if _floating(x) else x, inputs)
     torch.compiler.reset()  # each layer is a program of its own
-    run = torch.compile(module) if compiled else module
+    run = torch.compile(module) if way == "compiled" else module
 
     def forward() -> None:
         with torch.no_grad():
@@ -146,14 +155,15 @@ def timed(name: str, compiled: bool, machine: Machine) -> dict[str, Any]:
         sum(x.float().square().mean() for x in tree_leaves(run(**inputs)) if _floating(x)).backward()
 
     found: dict[str, Any] = {}
-    for way, call in (("forward", forward), ("training", training)):
-        found[way] = {"seconds": machine.seconds(call)}
-        if machine.is_cuda and torch.backends.cuda.is_built():
-            with profile(activities=[ProfilerActivity.CUDA]) as trace:
-                call()
-                machine.wait()
-            events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-            found[way] |= {"device seconds": sum(e.device_time for e in events) / 1e6, "kernels": len(events)}
+    for kind, call in (("forward", forward), ("training", training)):
+        with use_gpu_kernels(way == "GPU kernels"):
+            found[kind] = {"seconds": machine.seconds(call)}
+            if machine.is_cuda and torch.backends.cuda.is_built():
+                with profile(activities=[ProfilerActivity.CUDA]) as trace:
+                    call()
+                    machine.wait()
+                events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+                found[kind] |= {"device seconds": sum(e.device_time for e in events) / 1e6, "kernels": len(events)}
     return found
 
 
@@ -164,11 +174,11 @@ def first_items(machine: Machine) -> dict[str, Item]:
     present = [name for name, made in CASES.items() if made.host == "torch" or has(made.host)]
     layers = [name for name in LAYERS if "Conv" not in name or has("torch_geometric")]
     present, layers = (present[::40], layers[:1]) if machine.tiny else (present, layers)
-    items: dict[str, Item] = {"environment": environment}
+    items: dict[str, Item] = {"environment": environment, "GPU kernels": kernels}
     items |= {f"case: {name}": functools.partial(case, name) for name in present}
-    for compiled in (False, True):
-        way = "compiled" if compiled else "eager"
-        items |= {f"{way}: {name}": functools.partial(timed, name, compiled) for name in layers}
+    for way in ("eager", "GPU kernels", "compiled"):
+        chosen = [name for name in layers if way != "GPU kernels" or name.split(",")[0] in WITH_KERNELS]
+        items |= {f"{way}: {name}": functools.partial(timed, name, way) for name in chosen}
     return items
 
 

@@ -48,7 +48,7 @@ def _channels(start, stride, pixel, inside, C: tl.constexpr):
     """Channels of pixels; zero where not inside."""
     out = ()
     for c in tl.static_range(C):
-        out = out + (tl.load(start + c * stride + pixel, mask=inside, other=0.0),)
+        out = out + (tl.load(start + (c * stride + pixel), mask=inside, other=0.0),)
     return out
 
 
@@ -88,7 +88,7 @@ def _dot(total, x, y, C: tl.constexpr):
 @triton.jit
 def _store(start, stride, pixel, inside, x, C: tl.constexpr):
     for c in tl.static_range(C):
-        tl.store(start + c * stride + pixel, x[c], mask=inside)
+        tl.store(start + (c * stride + pixel), x[c], mask=inside)
 
 
 @triton.jit
@@ -251,25 +251,25 @@ def _backward_of_keys(
     """Gradients of keys and values of a key element, and sums over pixels for the gradient of the table of elements."""
     p, live, block, s, e, b = _program(padded, BLOCK, heads, K)
     head, z, r = b * heads + e, p // plane, p % plane
-    k = _channels(keys + (head * C * K + s) * padded, K * padded, p, live, C)
     v = _channels(values + (head * CV * K + s) * padded, K * padded, p, live, CV)
     zero = tl.zeros((BLOCK,), one.dtype.element_ty)
     masked = tl.load(penalty + b * masks + p, mask=live, other=0.0) if MASKED else zero
-    of_keys, of_values = _zeros(zero, C), _zeros(zero, CV)
+    sums, of_values = _zeros(zero, C + 1), _zeros(zero, CV)
     for o in range(1 if (S == 1) and (K > 1) else H):
         h = s if (S == 1) and (K > 1) else o
         for t in range(T):
             own = t if T > 1 else (h if Q > 1 else 0)
             line = (h * T + t) * S + (s if S > 1 else 0)
-            sums = _zeros(zero, C + 1)
-            more = _element(elements, index, e, line, C, U) if U > 0 else 0
+            bias, start = 0.0, masked
+            k = _channels(keys + (head * C * K + s) * padded, K * padded, p, live, C)
+            if U > 0:
+                sums, more = _zeros(zero, C + 1), _element(elements, index, e, line, C, U)
+                k, bias = _add(k, 1.0, more, C), more[C]
             for d in range(offsets):
                 before, within = z - tl.load(shifts + 2 * d), r - tl.load(shifts + 2 * d + 1)
                 inside = live & (before >= 0) & (before * area < pixels) & (within >= 0) & (within < area)
                 n = before * area + within
                 rho = _numbers(table + ((e * H + h) * offsets + d) * (C + 1), C + 1)
-                if U > 0:
-                    rho = _add(rho, 1.0, more, C + 1)
                 q = _channels(one + (head * Q + own) * (C + 1) * pixels, pixels, n, inside, C + 1)
                 g = _channels(grad + (head * CV * H + h) * pixels, H * pixels, n, inside, CV)
                 at = ((head * H + h) * T + t) * pixels + n
@@ -280,18 +280,23 @@ def _backward_of_keys(
                     hashes = tl.load(row + head * pixels + n, mask=inside, other=0)
                     columns = (h * S + (s if S > 1 else 0)) * offsets + d
                     keep = _keep(hashes, tl.load(column + columns), RATE, THRESHOLD, zero)
-                weight, change = _weight(q, k, rho, masked, level, g, v, keep, zero, C, CV)
+                if U > 0:
+                    start = masked + q[C] * bias
+                weight, change = _weight(q, k, rho, start, level, g, v, keep, zero, C, CV)
                 sums = _add(sums, weight * (change - mean), q, C + 1)
                 of_values = _add(of_values, weight * keep, g, CV)
-            of_keys = _add(of_keys, 1.0, sums, C)
-            if U > 0:  # the index is a permutation along s, so programs of other elements write to other u
+            if U > 0:  # gradients of keys are added up in memory: they are too many for registers
+                before = _channels(to_keys + (head * C * K + s) * padded, K * padded, p, live & (o + t > 0), C)
+                _store(to_keys + (head * C * K + s) * padded, K * padded, p, live, _add(before, 1.0, sums, C), C)
+                # the index is a permutation along s, so programs of other elements write to other u
                 u = tl.load(index + line).to(tl.int32)
                 at = partial + ((((b * tl.cdiv(padded, BLOCK) + block) * heads + e) * H * T + h * T + t) * U + u) * (
                     C + 1
                 )
                 for c in tl.static_range(C + 1):
                     tl.store(at + c, tl.sum(sums[c], 0))
-    _store(to_keys + (head * C * K + s) * padded, K * padded, p, live, of_keys, C)
+    if U == 0:
+        _store(to_keys + (head * C * K + s) * padded, K * padded, p, live, sums, C)
     _store(to_values + (head * CV * K + s) * padded, K * padded, p, live, of_values, CV)
 
 
