@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tg_equiattn.nn.performer.random_features import RandomFeatures
 from tg_equiattn.tables import Tables
 
 DEVICE = torch.device("meta")
@@ -93,7 +94,7 @@ def emulated(x):
 def to_accelerator(module, there=emulated):
     """Put copies of a module's parameters, buffers and tables there, in place."""
     for part in module.modules():
-        if isinstance(part, Tables):
+        if isinstance(part, (Tables, RandomFeatures)):
             here = {kind: x for (device, kind), x in part._copies.items() if device.type == "cpu"}
             part._copies |= {(DEVICE, kind): tree_map(there, x) for kind, x in here.items()}
         for name, p in list(part._parameters.items()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -210,6 +211,13 @@ class RandomFeatures(nn.Module):
 
     # constants while torch.compile traces
     _update_copies._dynamo_marked_constant = _draw._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RandomFeatures:
+        """Make the copy where the module moves to, so that no call has to wait for it."""
+        super()._apply(fn, recurse)
+        if is_ordinary(self.seed_digits):
+            self._update_copies((self.seed_digits.device, torch.promote_types(self.seed_digits.dtype, torch.float32)))
+        return self
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
