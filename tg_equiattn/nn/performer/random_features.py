@@ -214,8 +214,10 @@ class RandomFeatures(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RandomFeatures:
         """Make the copy where the module moves to, so that no call has to wait for it."""
+        self._draw()
         super()._apply(fn, recurse)
         if is_ordinary(self.seed_digits):
+            self.seed_digits.copy_(digits_of(self.seed))  # to_empty leaves other numbers
             self._update_copies((self.seed_digits.device, torch.promote_types(self.seed_digits.dtype, torch.float32)))
         return self
 
