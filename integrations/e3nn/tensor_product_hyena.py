@@ -143,11 +143,11 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         self.shortcut = o3.Linear(self.irreps_in + o3.Irreps("1o") if self._starts_on_pos else self.irreps_in, hidden)
         self.out = o3.Linear(hidden, self.irreps_out)
         without_pos = _reachable(self.irreps_in, hidden)
-        found = without_pos if causal else _reachable(self.irreps_in + o3.Irreps("1o"), hidden)
+        possible = without_pos if causal else _reachable(self.irreps_in + o3.Irreps("1o"), hidden)
         if short_conv is None and all(ir == o3.Irrep("0e") for mul, ir in self.irreps_in if mul):
-            found -= {o3.Irrep("0o")}  # all vectors of a node lie along its position
+            possible -= {o3.Irrep("0o")}  # all vectors of a node lie along its position
         wanted = {ir for mul, ir in self.irreps_out if mul}
-        zero = [str(ir) for ir in wanted - found]
+        zero = [str(ir) for ir in wanted - possible]
         if zero:
             raise ValueError(
                 f"irreps_out must be reachable through irreps_hidden={hidden}, got {' + '.join(zero)} that would "
@@ -275,6 +275,6 @@ def _products(left: set[o3.Irrep], right: set[o3.Irrep], hidden: o3.Irreps) -> s
 
 def _reachable(irreps_in: o3.Irreps, hidden: o3.Irreps) -> set[o3.Irrep]:
     """The irreps of the output that can differ from zero by selection rules."""
-    given = {ir for mul, ir in irreps_in if mul}
-    query = {ir for _, ir in hidden if ir in given}
+    inside = {ir for mul, ir in irreps_in if mul}
+    query = {ir for _, ir in hidden if ir in inside}
     return query | _products(_products(query, query, hidden), query, hidden)

@@ -41,11 +41,11 @@ def read_tokens(
     flat = isinstance(first, Tensor) and first.ndim == 1 + axes
     shape = tuple(first.shape[: 1 if flat else 2]) if isinstance(first, Tensor) else ()
     out = []
-    for name, x, own in (("scalars", scalars, (channels[0],)), ("vectors", vectors, (channels[1], 3))):
-        if x is None and not own[0]:
-            x = first.new_zeros(*shape, *own)
-        if not isinstance(x, Tensor) or x.ndim != len(shape) + len(own) or tuple(x.shape) != (*shape, *own):
-            layout = f"(B, N, {', '.join(map(str, own))}), or (T, {', '.join(map(str, own))}) with batch"
+    for name, x, sizes in (("scalars", scalars, (channels[0],)), ("vectors", vectors, (channels[1], 3))):
+        if x is None and not sizes[0]:
+            x = first.new_zeros(*shape, *sizes)
+        if not isinstance(x, Tensor) or x.ndim != len(shape) + len(sizes) or tuple(x.shape) != (*shape, *sizes):
+            layout = f"(B, N, {', '.join(map(str, sizes))}), or (T, {', '.join(map(str, sizes))}) with batch"
             same = "with the same B, N or T in scalars and vectors"
             raise ValueError(f"{name} must be {layout}, {same}, got {checks.shape_of(x)}")
         checks.of_points(x, reference, name)

@@ -6,6 +6,7 @@ from clouds import close, gradients
 from oracles import beyond, lag_sums, long_convolution
 
 from tg_equiattn.functional import scalar_long_conv, vector_long_conv
+from tg_equiattn.functional.hyena import long_conv as module
 from tg_equiattn.functional.hyena.long_conv import MODES, lag_convolution, zero_beyond
 
 B, C = 3, 2
@@ -59,3 +60,20 @@ def test_equals_the_definition(kind, mode, n, ragged, device):
     holes = [beyond(x, own), beyond(y, own) if kind in DATA else y]
     out = KINDS[kind](*(x.to(device) for x in holes), lengths, mode)
     compare(out, by_definition(kind, x, y, own, mode), holes, (x, y))
+
+
+@pytest.mark.parametrize("scalars", [0, 5, 17])
+def test_tiles_of_channels_change_nothing(scalars, monkeypatch):
+    """Of 17 features, the first of which are scalars and the others components of vectors; two derivatives."""
+    features, lengths = scalars + (17 - scalars) // 3 * 3, torch.tensor([13, 4, 0])
+    a, b = (torch.randn(features, 3, 13, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def results():
+        x, y = zero_beyond(a, lengths), zero_beyond(b, lengths)
+        out = zero_beyond(module.long_convolution(x, y, scalars, lengths, "circular"), lengths)
+        first = torch.autograd.grad(out.pow(2).sum(), (a, b), create_graph=True)
+        return out, *first, *torch.autograd.grad(sum(x.pow(2).sum() for x in first), (a, b))
+
+    wanted = results()
+    monkeypatch.setattr(module, "_TILE_NUMBERS", 400)
+    torch.testing.assert_close(results(), wanted, rtol=1e-11, atol=1e-11)

@@ -141,7 +141,7 @@ class ProductTables(NamedTuple):
 
 
 def product_tables(grades: tuple[int, ...]) -> ProductTables:
-    left, out = ([n for n in range(COMPONENTS) if GRADE_OF[n] in some] for some in (grades, grades_of_products(grades)))
+    left, out = ([n for n in range(COMPONENTS) if GRADE_OF[n] in kept] for kept in (grades, grades_of_products(grades)))
     pairs, grade = [(j, i, RIGHT[j][i]) for j in out for i in left], [GRADE_OF[n] for n in left]
     eye = torch.eye(len(PATHS), dtype=torch.float64)
     return ProductTables(

@@ -76,12 +76,12 @@ class Grades(NamedTuple):
         """True for grades that can differ from zero after this number of geometric products and a bias of scalars, if
         the channels are independent. A mirror through one or two polar vectors changes no scalar and none of these
         vectors, so they give no pseudoscalar; one gives no axial vector."""
-        found = {0} | {grade for grade, channels in enumerate(self) if channels}
+        grades = {0} | {grade for grade, channels in enumerate(self) if channels}
         for _ in range(products):
-            found |= set(grades_of_products(found))
+            grades |= set(grades_of_products(grades))
         if not self.bivectors and not self.pseudoscalars:
-            found -= {2, 3} if self.vectors < 2 else {3} if self.vectors < 3 else set()
-        return tuple(grade in found for grade in range(4))  # type: ignore[return-value]
+            grades -= {2, 3} if self.vectors < 2 else {3} if self.vectors < 3 else set()
+        return tuple(grade in grades for grade in range(4))  # type: ignore[return-value]
 
 
 POSITION = Grades(vectors=1)

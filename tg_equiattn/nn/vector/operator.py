@@ -112,8 +112,8 @@ class TokenNetwork(StoresSettings):
             wanted = "given with local_context=True" if edge_index is None else "None without local_context=True"
             raise ValueError(f"edge_index must be {wanted}, got {'None' if edge_index is None else 'edges'}")
         if (edge_attr is not None) != bool(channels):
-            came = "None" if edge_attr is None else "some"
-            raise ValueError(f"edge_attr must have edge_channels={channels} scalars an edge, got {came}")
+            text = "None" if edge_attr is None else "some"
+            raise ValueError(f"edge_attr must have edge_channels={channels} scalars an edge, got {text}")
         if edge_index is None:
             return None
         check_edges(edge_index, graphs.nodes)
@@ -134,7 +134,7 @@ class TokenNetwork(StoresSettings):
         """Raise ValueError if part of the output would always be zero. ``name`` is the argument of its channels."""
         reachable = self.reachable(self.in_grades if self.options.causal else self.in_grades.plus(POSITION))
         grades = zip(GRADE_NAMES, self.out_grades, reachable, strict=True)
-        zero = [grade for grade, wanted, found in grades if wanted and not found]
+        zero = [grade for grade, channels, possible in grades if channels and not possible]
         if zero:
             raise ValueError(
                 f"{name} must be reachable by geometric products, got {' + '.join(zero)} that would always be zero: "
@@ -158,11 +158,11 @@ def _check_no_later_source(time: Int[Tensor, "2 edges"]) -> None:
     """Raise ValueError unless sources come no later than targets."""
     earlier = time[0] <= time[1]
 
-    def given() -> str:
+    def first() -> str:
         source, target = time[:, ~earlier][:, 0].tolist()
         return f", got an edge from {source} to {target} along the sequence: leave such edges out"
 
-    checks.must_hold(earlier.all(), "edge_index must join no later token to an earlier one with causal=True", given)
+    checks.must_hold(earlier.all(), "edge_index must join no later token to an earlier one with causal=True", first)
 
 
 class LocalContext(nn.Module):
@@ -191,8 +191,8 @@ class LocalContext(nn.Module):
         if torch.is_grad_enabled() or not runs_eagerly():
             sums = sums.index_add(0, target, self._messages(tokens, source, target, scalars))
         else:  # messages of all edges together might not fit into memory
-            for some in zip(*(y.split(16 * step) for y in (source, target, scalars)), strict=True):
-                sums.index_add_(0, some[1], self._messages(tokens, *some))
+            for part in zip(*(y.split(16 * step) for y in (source, target, scalars)), strict=True):
+                sums.index_add_(0, part[1], self._messages(tokens, *part))
         degree = x.new_zeros(len(tokens)).index_add(0, target, torch.ones_like(target, dtype=x.dtype))
         mean = (sums / degree.clamp(min=1)[:, None]).T.contiguous()
         others, step = (self.update, self.grades, self.messages), self.update.tokens_per_block(x.device)

@@ -237,7 +237,7 @@ def _slots_of_tokens(slot: Int[Tensor, " tokens"], slots: int, valid: Bool[Tenso
 def _check_increasing(step: Int[Tensor, " tokens"], index: Int[Tensor, " tokens"]) -> None:
     """Raise ValueError unless steps are positive."""
 
-    def given() -> str:
+    def first_step() -> str:
         at = int((step <= 0).nonzero()[0])
         return (
             f", got {int(index[at])} after {int(index[at - 1])}: pass chain if a graph has several chains; residue "
@@ -245,7 +245,7 @@ def _check_increasing(step: Int[Tensor, " tokens"], index: Int[Tensor, " tokens"
             "of mmCIF), as 'Files of structures' in docs/chains.md shows"
         )
 
-    checks.must_hold((step > 0).all(), "index must increase strictly within every chain", given)
+    checks.must_hold((step > 0).all(), "index must increase strictly within every chain", first_step)
 
 
 class TokenBatch(NamedTuple):
