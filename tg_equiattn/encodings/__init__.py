@@ -1,4 +1,4 @@
-"""Positional encodings of all families: of offsets, distances, directions and group elements."""
+"""Positional encodings that families share: of offsets, directions, distances and group elements."""
 
 from .group import relation_index
 
