@@ -25,7 +25,8 @@ interpreter.InterpretedFunction.__call__ = call
 def interpreted(code):
     """What Python prints for some code."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-W", "error", "-c", FASTER + code]
+    own = "ignore:Conversion of an array:DeprecationWarning"  # of Triton 3.4 with a new numpy
+    command = [sys.executable, "-W", "error", "-W", own, "-c", FASTER + code]
     found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert not found.returncode, found.stderr
     return found.stdout
