@@ -21,18 +21,20 @@ _WIDTH = 8  # torch's kernels on GPUs need widths that are multiples of this
 
 
 def softmax_attention(
-    q: Float[Tensor, "rows nodes channels"], k: Float[Tensor, "rows nodes d"], v: Float[Tensor, "rows nodes e"],
-    mask: Bool[Tensor, "rows nodes"] | None, dropout: float = 0.0,
+    q: Float[Tensor, "rows nodes channels"], k: Float[Tensor, "rows keys d"], v: Float[Tensor, "rows keys e"],
+    mask: Bool[Tensor, "rows keys"] | None, dropout: float = 0.0,
 ) -> Float[Tensor, "rows nodes channels"]:  # fmt: skip
     """Softmax attention within rows, with all channels as one head, over the keys that are true in ``mask``.
 
-    Scores are inner products, without a factor. ``mask=None`` means all keys. Outputs of a row without keys, and of
-    queries outside the mask, are finite. If queries have one more channel than keys, it is the score of one more key,
-    whose value is zero. It is never dropped, and its weight is one more channel of the output.
+    Scores are inner products, without a factor. ``mask=None`` means all keys. If there are as many queries, the mask is
+    theirs, too. Outputs of a row without keys, and of queries outside the mask, are finite. If queries have one more
+    channel than keys, it is the score of one more key, whose value is zero. It is never dropped, and its weight is one
+    more channel of the output.
     """
     extra, channels = q.shape[-1] - k.shape[-1], v.shape[-1]
     if mask is not None:
-        q, k, v = (torch.where(mask[..., None], x, 0.0) for x in (q, k, v))
+        q = torch.where(mask[..., None], q, 0.0) if q.shape[1] == k.shape[1] else q
+        k, v = (torch.where(mask[..., None], x, 0.0) for x in (k, v))
         mask = F.pad(mask, (0, extra), value=True) if extra else mask
         mask = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a softmax over no keys would be NaN
     if extra or q.shape[-1] != channels:  # torch's kernels need one width

@@ -21,6 +21,7 @@ from ...ranks import merge_attentions
 from .. import hashed_dropout
 from ..operators import DEFINITION, choose_form
 from ..performer.linear_attention import Inputs, feature_attention, feature_norm
+from ..softmax_attention import softmax_attention
 from .definition import windowed_attention_definition
 from .dense import dense_attention
 from .windowed import KERNELS, windowed_attention
@@ -62,10 +63,13 @@ def attention_of_heads(
     rows = next((x.shape[-axis] for x, axis in ((element_encoding, 2), (group_bias, 1)) if x is not None), 0)
     elements = _table(query, (rows,), element_encoding, group_bias)
     if window.is_global:
+        flat = None if key_mask is None else key_mask.flatten(1)
+        if seed is None and not (plain or rows or space_bias is not None or offset_encoding is not None):
+            out = _by_content(query, key.flatten(4), value.flatten(4), index, flat)
+            return zero_where_masked(out, None if flat is None else flat.any(1)).to(kind), None
         outputs = next((len(x) for x in (offset_encoding, index) if x is not None), query.shape[3])
         rho = query.new_zeros(outputs, 0, query.shape[2]) if offset_encoding is None else offset_encoding.to(dtype)
         bias = query.new_zeros(query.shape[1], outputs, 0) if space_bias is None else space_bias.to(dtype)
-        flat = None if key_mask is None else key_mask.flatten(1)
         operands = query, key.flatten(4), value.flatten(4), rho, bias, elements, index, flat, seed, dropout
         out = dense_attention(*operands, plain=plain)
         return zero_where_masked(out, None if flat is None else flat.any(1)).to(kind), None
@@ -81,6 +85,28 @@ def attention_of_heads(
     out, lse = attend(query, key, value, offsets, elements, index, key_mask, seed, window, dropout, step)
     out = out if key_mask is None else zero_without_keys(out, lse)
     return out.to(kind), lse.squeeze(3)
+
+
+def _by_content(
+    query: Float[Tensor, "B heads C Q *spatial"], key: Float[Tensor, "B heads C K M"],
+    value: Float[Tensor, "B heads Cv K M"], index: Int[Tensor, "H T S"] | Int[Tensor, "H S"] | None,
+    mask: Bool[Tensor, "#B M"] | None,
+) -> Float[Tensor, "B heads Cv H *spatial"]:  # fmt: skip
+    """Attention over all pixels without encodings and biases, where scores do not depend on the output element: softmax
+    attention of pixels, or of pairs of a pixel and an element if there is an index, by torch's kernels."""
+    spatial, (batch, heads, _, elements) = query.shape[4:], query.shape[:4]
+    tokens = [x.flatten(4).permute(0, 1, 3, 4, 2).flatten(0, 2) for x in (query, key, value)]
+    if index is not None:
+        tokens = [x.unflatten(0, (batch * heads, -1)).flatten(1, 2) for x in tokens]
+    if mask is not None:
+        mask = mask.expand(batch, -1).repeat_interleave(len(tokens[1]) // batch, 0)
+        mask = mask.repeat(1, tokens[1].shape[1] // mask.shape[1])
+    out = softmax_attention(*tokens, mask).unflatten(0, (batch, heads, -1))
+    out = out if index is None else out.squeeze(2).unflatten(2, (elements, -1))  # (B, heads, Q, pixels, Cv)
+    out = out.permute(0, 1, 4, 2, 3)
+    if index is not None and index.ndim == 3:
+        out = out.sum(3, keepdim=True).expand(-1, -1, -1, len(index), -1)
+    return out.unflatten(-1, spatial)
 
 
 def _table(query: Tensor, rows: Sequence[int], rho: Tensor | None, bias: Tensor | None) -> Float[Tensor, "e *rows C+1"]:
