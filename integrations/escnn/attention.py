@@ -45,7 +45,7 @@ class RdLiftingAttention(_Layer):
 
 
 class R2LiftingAttention(RdLiftingAttention):
-    """Lifting self-attention of images, from trivial to regular fields.
+    """Lifting self-attention of images, from trivial to regular fields. By default, one head of eight has content.
 
     The formula and its source are at :class:`tg_equiattn.nn.LiftingAttention`.
 
@@ -150,9 +150,9 @@ class R2GroupAttention(RdGroupAttention):
             offset and prefers pixels near it. With ``relation="relative"`` every head also prefers one group element at
             the start. ``"auto"`` means 4, and 1 for groups with elements that do not map the pixel grid to itself.
             ``None`` means no locality.
-        content_heads (int): Number of heads with queries and keys; needs ``relation="frame"``. The other heads weight
-            pixels by position alone, which makes them a separable group convolution. ``None`` means an eighth of the
-            heads, rounded up, and all of them without locality or over all pixels.
+        content_heads (int): Number of heads with queries and keys. The other heads weight pixels by position alone,
+            which makes them a separable group convolution. ``None`` means half of the heads, rounded up, for
+            ``"frame"`` within a window and with locality, and otherwise all of them.
         context_type (FieldType): Type of the ``context`` of cross attention: fields of the same kind and gspace as
             ``in_type``, which every call then needs. ``None`` is self-attention; a call may still pass a context of
             ``in_type``.

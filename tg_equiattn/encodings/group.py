@@ -39,7 +39,7 @@ class Relation:
             ``None`` if encodings do not depend on elements.
         has_elements: true if the input has group elements.
         mixes_elements: true if a linear map of values mixes elements. If not, attention does.
-        separable: true if heads without content run as a separable convolution.
+        content: share of the heads that have content by default, within a window and with locality.
         prefers_element: true if each head starts with a preference for one group element.
         for_scales: true if groups of scales allow the relation. For others, all scales would need the same window, but
             windows of two scales contain different pixels.
@@ -49,7 +49,7 @@ class Relation:
     index: Callable[[FiniteGroup], Tensor] | None = None
     has_elements: bool = True
     mixes_elements: bool = False
-    separable: bool = False
+    content: float = 1.0
     prefers_element: bool = False
     for_scales: bool = False
     equivariant: bool = True
@@ -74,8 +74,8 @@ def _gsa(group: FiniteGroup) -> Tensor:
 
 
 RELATIONS = {
-    "lifting": Relation(has_elements=False, separable=True, for_scales=True),
-    "frame": Relation(mixes_elements=True, separable=True),
+    "lifting": Relation(has_elements=False, content=1 / 8, for_scales=True),
+    "frame": Relation(mixes_elements=True, content=1 / 2),
     "ge_vit": Relation(_ge_vit),
     "lifted": Relation(_lifted),
     "relative": Relation(_relative, prefers_element=True, for_scales=True),

@@ -67,7 +67,8 @@ def test_group_linear(name):
 def test_which_heads_look_by_content(make, randomise):
     """As many as asked for, from the start: their maps change with the input, those of the others do not."""
     group, pixel = GROUPS["C4"], (2, 2)
-    for heads, given, count in ((9, None, 2), (8, None, 1), (2, None, 1), (9, 4, 4), (3, 0, 0)):
+    default = 5 if make is attention else 2
+    for heads, given, count in ((9, None, default), (2, None, 1), (9, 4, 4), (3, 0, 0)):
         layer = make(group, heads=heads, content_heads=given).double()
         assert layer.content_heads == count
         images = (image(group, (5, 6), make is attention, batch=1) for _ in range(2))
@@ -77,6 +78,26 @@ def test_which_heads_look_by_content(make, randomise):
         assert (changed[count:] == 0).all()
     assert make(group, kernel_size=None, heads=9).content_heads == 9
     assert make(group, locality=None, heads=9).content_heads == 9
+
+
+@pytest.mark.parametrize("relation", ["ge_vit", "lifted", "relative"])
+def test_heads_without_content_of_every_relation(relation, randomise):
+    """They are heads whose queries are zero, where no key is outside of the image, and they are equivariant. Their maps
+    are their weights."""
+    group = GROUPS["D4"]
+    options = {"heads": 2, "kernel_size": 3, "relation": relation, "locality": 1.0, "padding_mode": "circular"}
+    few, every = (randomise(attention(group, content_heads=count, **options)).double() for count in (1, 2))
+    state = every.state_dict()
+    for name, x in few.state_dict().items():
+        if isinstance(x, torch.Tensor):
+            x.copy_(state[name][: len(x)])
+    for projection in (every.query.weight, every.query.bias):
+        projection.data[len(few.query.bias) :] = 0
+    x = image(group, (4, 5), True, batch=2)
+    torch.testing.assert_close(few(x), every(x), rtol=0, atol=1e-12)
+    maps = (layer.attention_map(x, (1, 2)) for layer in (few, every))
+    torch.testing.assert_close(*maps, rtol=0, atol=1e-12)
+    assert equivariance_error(few, group, image(group, (5, 5), True, batch=1)) < 1e-12
 
 
 def test_lifting_keeps_less_than_its_scores_for_backward():

@@ -59,7 +59,8 @@ REFUSED = [
     ("content_heads must be at least 1 with a context, got 0", made(context_channels=5, content_heads=0)),
     ("context must be None with content_heads=0, got torch.float32 of shape", lambda: attention(
         C4, content_heads=0)(X, context=X)),
-    ("content_heads must be None or heads=2 unless relation is 'frame'", made(content_heads=1, relation="ge_vit")),
+    (r"content_heads must be None or heads=2 for groups of scales \(dyadic\), got 1",
+     lambda: attention(dyadic(2), content_heads=1)),
     ("locality must be .*a finite number of at least 0, got '4'", made(locality="4")),
     ("padding_mode must be 'mask' where kernel_size is None", made(padding_mode="circular", kernel_size=None)),
     (r"kernel_size must be at most 5 with padding_mode='circular' .* got 7", circular(C4, 7, 2, 5)),

@@ -95,13 +95,13 @@ def _by_content(
     """Attention over all pixels without encodings and biases, where scores do not depend on the output element: softmax
     attention of pixels, or of pairs of a pixel and an element if there is an index, by torch's kernels."""
     spatial, (batch, heads, _, elements) = query.shape[4:], query.shape[:4]
-    tokens = [x.flatten(4).permute(0, 1, 3, 4, 2).flatten(0, 2) for x in (query, key, value)]
+    q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(0, 2) for x in (query, key, value))
     if index is not None:
-        tokens = [x.unflatten(0, (batch * heads, -1)).flatten(1, 2) for x in tokens]
+        q, k, v = (x.unflatten(0, (batch * heads, -1)).flatten(1, 2) for x in (q, k, v))
     if mask is not None:
-        mask = mask.expand(batch, -1).repeat_interleave(len(tokens[1]) // batch, 0)
-        mask = mask.repeat(1, tokens[1].shape[1] // mask.shape[1])
-    out = softmax_attention(*tokens, mask).unflatten(0, (batch, heads, -1))
+        mask = mask.expand(batch, -1).repeat_interleave(len(k) // batch, 0)
+        mask = mask.repeat(1, k.shape[1] // mask.shape[1])
+    out = softmax_attention(q, k, v, mask).unflatten(0, (batch, heads, -1))
     out = out if index is None else out.squeeze(2).unflatten(2, (elements, -1))  # (B, heads, Q, pixels, Cv)
     out = out.permute(0, 1, 4, 2, 3)
     if index is not None and index.ndim == 3:
@@ -222,18 +222,24 @@ def _far(
 
 
 def attention_by_position(
-    value: Float[Tensor, "B heads Cv T *spatial"], space_bias: Float[Tensor, "heads H D"], window: Window
+    value: Float[Tensor, "B heads Cv S *spatial"], terms: Terms, window: Window
 ) -> Float[Tensor, "B heads Cv H *spatial"]:
-    """Frame and lifting attention of heads without content, a grouped convolution.
+    """Attention of heads without content, a separable group convolution.
 
-    out(i, h) = sum_D softmax_D(b(h^-1 D)) v(i + D, h), where b is ``space_bias``. ``value`` is zero at masked pixels
-    and outside of the image. It has T = H elements, or one for lifting.
+    out(i, h) = sum_D softmax_D(b(h^-1 D)) v(i + D, h), where b is the bias of offsets. If the terms have an index,
+    v(j, h) is replaced by sum_t sum_s softmax_s(g(u)) v(j, s), where g is the bias of u = ``index[h, t, s]``: the
+    softmax over pixels and elements is the product of both. ``value`` is zero at masked pixels and outside of the
+    image. It has one element for lifting.
 
     Source: Cordonnier et al. (2020), Theorem 1, for attention by offsets alone; Chollet, Xception (2017), for separable
     convolutions.
     """
+    if terms.element_index is not None:
+        of_elements = cast(Tensor, terms.group_bias)[:, terms.element_index].softmax(-1).to(value.dtype)
+        of_elements = of_elements.sum(2) if of_elements.ndim == 4 else of_elements
+        value = torch.einsum("ehs,becs...->bech...", of_elements, value)
     spatial, (heads, channels, keys) = value.shape[4:], value.shape[1:4]
-    weight = _weights(space_bias)
+    weight = _weights(cast(Tensor, terms.space_bias))
     if window.is_global:
         pairs = weight[..., offsets_of_pairs(spatial, value.device)].to(value.dtype)
         every = value.flatten(4).expand(-1, -1, -1, weight.shape[1], -1)

@@ -19,7 +19,7 @@ FAR = 4.0  # initial f of every second head; with strong locality the weights of
 
 
 class LiftingAttention(AttentionLayer):
-    r"""Lifting self-attention: images or volumes in, regular features of a finite group out.
+    r"""Lifting self-attention: images or volumes in, regular features out. By default, one head of eight has content.
 
     .. math::
         \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_{j \in \eta(i)}
@@ -90,7 +90,7 @@ class LiftingAttention(AttentionLayer):
         """Heads without content and the projections of their values and outputs are one convolution."""
         if self.content_heads == self.heads or self.window.is_global:
             return super()._attend(x, context, key_mask, dropout)
-        terms, bias = self._split(self._terms(tuple(x.shape[2:]), x.device))
+        terms, other = self._split(self._terms(tuple(x.shape[2:]), x.device))
         width, value = self.content_heads * self.head_channels, cast(Pointwise, self.value)
         widths, rest = (width, len(value.bias) - width), (-1, self.head_channels)
         weights, by_position = value.weight.squeeze(-1).split(widths)
@@ -98,7 +98,7 @@ class LiftingAttention(AttentionLayer):
         out_weights, out_by_position = self.out.weight.squeeze(-1).split(widths, 1)
         found = lifting_by_position(
             context, key_mask, by_position.unflatten(0, rest), bias_by_position.unflatten(0, rest),
-            out_by_position.unflatten(1, rest), self.out.bias, bias, self.window,
+            out_by_position.unflatten(1, rest), self.out.bias, cast(Tensor, other.space_bias), self.window,
         )  # fmt: skip
         if self.query is None or self.key is None:
             return found
@@ -159,9 +159,9 @@ class GroupAttention(AttentionLayer):
             - \Delta_e|^2` to its scores; both parameters are learned. With ``"relative"`` every head starts with a
             preference for one group element as well. ``"auto"`` means 4, and 1 for groups with elements that do not map
             the pixel grid to itself. ``None`` means no locality, as in the papers.
-        content_heads: Number of heads with queries and keys; needs ``relation="frame"``. The other heads weight pixels
-            by position alone, which makes them a separable group convolution. ``None`` means an eighth of the heads,
-            rounded up, and all of them without locality or over all pixels.
+        content_heads: Number of heads with queries and keys. The other heads weight pixels by position alone, which
+            makes them a separable group convolution. ``None`` means half of the heads, rounded up, for ``"frame"``
+            within a window and with locality, and otherwise all of them.
         scale_window: Number of scales that one scale attends to, odd, centred at its own; only for groups of scales.
             ``None`` means 3.
         context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -91,11 +92,11 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         if head_channels is None:  # as wide as the output, and a channel for each part of the axial encoding
             head_channels = max(-(-out_channels // heads), group.dim + (arguments is not None))
         checks.positive(head_channels=head_channels)
-        separable = row.separable and not isinstance(group, DilationGroup)
-        few = separable and self.separates and kernel_size is not None and strength is not None
+        scales = isinstance(group, DilationGroup)
+        every = scales or not self.separates or kernel_size is None or strength is None
         self.head_channels = head_channels
         self.content_heads = default_content_heads(
-            content_heads, heads, separable, strength, self.crosses, -(-heads // 8) if few else heads
+            content_heads, heads, scales, strength, self.crosses, heads if every else math.ceil(row.content * heads)
         )
         width = self.content_heads * head_channels
         self.query = self._projection(in_channels, width, kernel_size is None) if width else None
@@ -266,22 +267,23 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 dropout, self.plain,
             )  # fmt: skip
         parts: list[Tensor] = []
-        by_content, by_position, bias = value, value, terms.space_bias
+        by_content, by_position, rest = value, value, terms
         if count < self.heads:
             by_content, by_position = value.split((count, self.heads - count), 1)
-            terms, bias = self._split(terms)
+            terms, rest = self._split(terms)
         if count:
             out, _ = attention_of_heads(query, key, by_content, terms, self.window, key_mask, dropout, self.plain)
             parts.append(out.expand(-1, -1, -1, self.group.order, *out.shape[4:]))  # one element without encoding
         if count < self.heads:
             masked = zero_where_masked(by_position, key_mask)  # biases do not mask keys
-            parts.append(attention_by_position(masked, cast(Tensor, bias), self.window))
+            parts.append(attention_by_position(masked, rest, self.window))
         return joined(parts, 1)
 
-    def _split(self, terms: Terms) -> tuple[Terms, Tensor]:
-        """The terms of heads with content, and the biases of offsets of the other heads."""
-        biases = cast(Tensor, terms.space_bias).split((self.content_heads, self.heads - self.content_heads))
-        return terms._replace(space_bias=biases[0]), biases[1]
+    def _split(self, terms: Terms) -> tuple[Terms, Terms]:
+        """The terms of heads with content, and those of the other heads."""
+        count, biases = self.content_heads, (terms.space_bias, terms.group_bias)
+        space, group = ((None, None) if x is None else (x[:count], x[count:]) for x in biases)
+        return tuple(terms._replace(space_bias=space[n], group_bias=group[n]) for n in (0, 1))  # type: ignore
 
     def attention_map(
         self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Mask = None, *,

@@ -75,15 +75,14 @@ def default_strength(
 
 
 def default_content_heads(
-    content_heads: int | None, heads: int, separable: bool, strength: float | None, crosses: bool, default: int
+    content_heads: int | None, heads: int, scales: bool, strength: float | None, crosses: bool, default: int
 ) -> int:
-    """The number of heads with content. Others are possible if they are ``separable``."""
+    """The number of heads with content. With groups of scales, all heads have content."""
     if content_heads is None:
         content_heads = default
-    elif not separable and content_heads != heads:
+    elif scales and content_heads != heads:
         raise ValueError(
-            f"content_heads must be None or heads={heads} unless relation is 'frame', and for groups of scales, got "
-            f"{content_heads!r}: all heads have content"
+            f"content_heads must be None or heads={heads} for groups of scales (dyadic), got {content_heads!r}"
         )
     if type(content_heads) is not int or not 0 <= content_heads <= heads:
         raise ValueError(f"content_heads must be an integer from 0 to heads={heads}, got {content_heads!r}")
