@@ -126,22 +126,24 @@ def irreps(kind: Any, size: str, **options: Any) -> Case:
     return Case(first, second, (HIDDEN.randn(len(batch), -1), pos), first)
 
 
+GROUP_ATTENTION: dict[str, dict[str, Any]] = {
+    "": {}, "1 of 8 heads by content, ": {"content_heads": 1}, "all heads by content, ": {"content_heads": 8},
+    "relative, ": {"relation": "relative"},
+    "relative, 2 of 8 heads by content, ": {"relation": "relative", "content_heads": 2},
+}  # fmt: skip
 # name: what it is beside, and the case for a size; add rows for other libraries here
 CASES: dict[str, tuple[str, Callable[[str], Case]]] = {
     **{
-        f"R2GroupAttention, C{n}": ("R2Conv", lambda size, n=n: fields(R2GroupAttention, n, size)) for n in (4, 8)
+        f"R2GroupAttention, {name}C{n}": (
+            "R2Conv", lambda size, n=n, options=options: fields(R2GroupAttention, n, size, **options)
+        )
+        for name, options in GROUP_ATTENTION.items() for n in (4, 8)
     },
     **{
         f"R2LiftingAttention, C{n}": ("R2Conv", lambda size, n=n: fields(R2LiftingAttention, n, size, lifts=True))
         for n in (4, 8)
     },
     "R2GlobalAttention, C4": ("R2Conv", lambda size: fields(R2GlobalAttention, 4, size)),
-    **{
-        f"R2GroupAttention, relative, C{n}": (
-            "R2Conv", lambda size, n=n: fields(R2GroupAttention, n, size, relation="relative")
-        )
-        for n in (4, 8)
-    },
     **{
         f"RelativePerformerConv, {method}": ("PerformerAttention", functools.partial(performer, method))
         for method in ("pairs", "features")

@@ -64,6 +64,7 @@ class RotatedDigits(Settings):
         "learning_rate",
         "heads",
         "head_channels",
+        "content_heads",
         "channels",
         "blocks",
         "data",
@@ -91,6 +92,8 @@ class RotatedDigits(Settings):
     """of every attention layer"""
     head_channels: int | None = 2
     """width of a head; None is half the channels"""
+    content_heads: int | None = None
+    """of frames; None is an eighth of the heads"""
     epochs: int = 8
     """passes over the training images"""
     batch: int = 16
@@ -171,6 +174,7 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
     gspace = GSPACES[name]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="relation='gsa'")
+        count = -(-settings.heads // 8) if settings.content_heads is None else settings.content_heads
         model = GroupTransformer(
             group_from_gspace(gspace),
             1,
@@ -183,7 +187,7 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
             norm="batch",
             attn_kwargs={
                 "head_channels": settings.head_channels,
-                "content_heads": 0 if relation == "separable" else None,
+                "content_heads": {"separable": 0, "frame": count}.get(relation),
                 "encoding": "joint",
                 "window_shape": "square",  # as the papers, with 8 and 12 rotations too
                 "locality": locality,
@@ -295,9 +299,11 @@ def in_frames(rows: list[Row]) -> str:
     """Frames and separable convolutions beside the G-CNN of the same group, with every number of epochs and at every
     rate they were trained with."""
     lines = []
-    for group in grouped(rows, "models", "relation", "epochs", "learning_rate").values():
+    for group in grouped(rows, "models", "relation", "content_heads", "epochs", "learning_rate").values():
         name, epochs, rate = (group[0].setting(key) for key in ("models", "epochs", "learning_rate"))
         what = "-" if is_convolution(group[0]) else group[0].setting("relation")
+        count = group[0].setting("content_heads")
+        what += "" if count is None else f", {count} of {group[0].setting('heads')} heads by content"
         order = epochs, GROUPS[name], what, rate
         cells = [name, what, f"{rate:g}", f"{group[0].parameters:,}", values(group), str(len(group))]
         lines.append((order, [str(epochs), *cells]))
