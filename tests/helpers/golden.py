@@ -22,7 +22,8 @@ NODES = (1, 5, 2), (1, 5, 1, 3), {"pos": (1, 5, 3)}
 FAMILIES = {  # a module, shapes of its arguments, and those of named ones
     "group": (lambda: nn.GEViT(cyclic(4), 1, 3, channels=(4, 4), heads=2, kernel_size=3), (1, 1, 7, 7), {}),
     "frames": (
-        lambda: nn.GroupAttention(cyclic(4), 3, 2, heads=4, head_channels=3, kernel_size=3), (1, 3, 4, 5, 6), {},
+        lambda: nn.GroupAttention(cyclic(4), 3, 2, heads=4, head_channels=3, kernel_size=3, content_heads=1),
+        (1, 3, 4, 5, 6), {},
     ),
     "performer": (
         lambda: nn.PerformerAttention(
