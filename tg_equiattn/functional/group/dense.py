@@ -75,9 +75,11 @@ def _tile(
     rho: Any = None
     logits: Any = None
     if pairs is not None and encoding.shape[1]:
-        rho = encoding.index_select(1, pairs.flatten()).unflatten(1, pairs.shape).mT  # (H, n, C, M)
+        rho = encoding.transpose(0, 1).flatten(1).index_select(0, pairs.flatten())  # of matrices, since it is faster
+        rho = rho.view(*pairs.shape, *encoding.shape[::2]).permute(2, 0, 3, 1)  # (H, n, C, M)
     if pairs is not None and bias.shape[2]:
-        logits = bias.index_select(2, pairs.flatten()).unflatten(2, pairs.shape).unsqueeze(3)  # (e, H, n, 1, M)
+        logits = bias.flatten(0, 1).index_select(1, pairs.flatten())
+        logits = logits.view(*bias.shape[:2], pairs.shape[0], 1, pairs.shape[1])  # (e, H, n, 1, M)
     if penalty is not None:
         penalty = penalty[:, None, None, None, None]
         logits = penalty if logits is None else logits + penalty
