@@ -1,12 +1,14 @@
 """Performer attention with relative positions as message passing, and the checks that all layers of PyG share."""
 
 import copy
+import inspect
 import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.data.data import BaseData
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_sparse, to_edge_index
@@ -166,6 +168,9 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
         for name, allowed in (("aggr", ("sum", "add")), ("node_dim", (0,))):
             if kwargs.setdefault(name, allowed[0]) not in allowed:
                 raise ValueError(f"{name} must be {allowed[0]!r}, got {kwargs[name]!r}")
+        if unknown := kwargs.keys() - inspect.signature(MessagePassing).parameters.keys():
+            own = [name for name in inspect.signature(RelativePerformerConv).parameters if name != "kwargs"]
+            raise TypeError(f"{type(self).__name__} has no argument {unknown.pop()!r}; its own are {', '.join(own)}")
         super().__init__(**kwargs)
         self.attention = PerformerAttention(
             in_channels, out_channels, heads, position=position, pos_dim=pos_dim, cutoff=cutoff, offset=offset,
@@ -371,7 +376,8 @@ def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tenso
 def check_nodes(x: object, channels: int, signals: bool = False) -> None:
     """Raise ValueError unless x holds features of one set of nodes, or if allowed of several ``signals`` on them."""
     if not isinstance(x, Tensor):
-        raise ValueError(f"x must be one tensor of shape (N, {channels}), got {type(x).__name__}: {ONE_SET}")
+        why = "pass its fields, such as data.x and data.pos" if isinstance(x, BaseData) else ONE_SET
+        raise ValueError(f"x must be one tensor of shape (N, {channels}), got {type(x).__name__}: {why}")
     if x.ndim != 2 and not (signals and x.ndim == 3):
         wanted = f"(N, {channels}){f', or (B, N, {channels}) for signals on one graph' if signals else ''}"
         how = "" if signals else "; with signals (B, N, F) on one graph make a batch of B graphs"

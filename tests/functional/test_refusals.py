@@ -114,6 +114,7 @@ REFUSED = [
     ("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat", ewald(method="direct", cell=CUBE)),
     ("cell must be given with pbc, got None", ewald(pbc=torch.ones(3) > 0)),
     (r"cell must be \(3, 3\) or one a graph, \(1, 3, 3\), got \(2, 3, 3\)", ewald(cell=torch.ones(2, 3, 3))),
+    (r"cell must be a torch.Tensor, \(3, 3\) or one a graph, got ndarray", ewald(cell=CUBE.numpy())),
     ("cell must be floating point on cpu as x is, got torch.int64", ewald(cell=CUBE.long())),
     ("cell must be finite", ewald(cell=CUBE * math.nan)),
     ("cell must have a volume", ewald(cell=torch.ones(3, 3) + 1e-9 * CUBE)),

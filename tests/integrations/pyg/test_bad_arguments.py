@@ -54,6 +54,7 @@ def test_the_correct_call(position):
         ("batch must be a tensor, got list", None, {"batch": [0] * 7}),
         ("batch must be None where grid is given", "window", {"neighbors": GRID}),
         (r"x must be one tensor .* bipartite graphs have two", "window", {"x": (X, X[:5])}),
+        (r"x must be one tensor .* got Data: pass its fields", "window", {"x": Data(x=X)}),
         (r"edge_attr must be None without edge_dim, got shape \(6, 2\)", "window", {"edge_attr": OFFSET}),
         ("edge_attr must be given with edge_dim, got None", "window", {"options": BONDS}),
         ("edge_index and edge_attr must be given with edge_dim", "window", {"options": BONDS, "edge_index": None}),
@@ -96,9 +97,9 @@ def test_bad_options(make, message):
 def test_names_that_a_layer_has_not(name):
     """Whatever their value: they are not passed on in silence."""
     for value in (None, 3, "window"):
-        with pytest.raises(TypeError, match=name):
+        with pytest.raises(TypeError, match=f"RelativePerformerConv has no argument '{name}'; its own"):
             RelativePerformerConv(11, 35, 5, **{name: value})
-        with pytest.raises(TypeError, match=name):
+        with pytest.raises(TypeError, match=f"RelativePerformerConv has no argument '{name}'; its own"):
             RelativeGPSBlock(35, None, 5, attn_kwargs={name: value})
 
 

@@ -96,8 +96,10 @@ def read_lattice(
     as rows in float64, zero along directions that do not repeat, and the directions that repeat.
     """
     shapes = ((3, 3), (1, 3, 3), (graphs, 3, 3), (3 * graphs, 3))
-    if not isinstance(cell, Tensor) or not checks.is_one_of(cell.shape, shapes):
-        raise ValueError(f"cell must be (3, 3) or one a graph, ({graphs}, 3, 3), got {checks.shape_of(cell)}")
+    if not isinstance(cell, Tensor):
+        raise ValueError(f"cell must be a torch.Tensor, (3, 3) or one a graph, got {checks.shape_of(cell)}")
+    if not checks.is_one_of(cell.shape, shapes):
+        raise ValueError(f"cell must be (3, 3) or one a graph, ({graphs}, 3, 3), got {tuple(cell.shape)}")
     if cell.device != like.device or not cell.is_floating_point():
         raise ValueError(f"cell must be floating point on {like.device} as x is, got {cell.dtype} on {cell.device}")
     vectors = cell.double().reshape(-1, 3, 3).expand(graphs, 3, 3)
