@@ -53,7 +53,8 @@ class LongConvolution(SequenceOperator):
 
     def mix(self, tokens: TokenBatch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         def convolve(q: Tensor, k: Tensor, rows: PaddedBatch) -> Tensor:
-            return long_convolution(q, k, rows.lengths, "circular", self.norm, tokens.sequences.counts(rows))
+            counts = tokens.sequences.counts(rows)
+            return long_convolution(q, k, len(q), rows.lengths, "circular", self.norm, counts)
 
         mixed = tokens.sequences.mix(convolve, query.T, key.T).T
         return torch.sigmoid(self.gate(mixed)) * mixed * value
