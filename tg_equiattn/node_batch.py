@@ -154,7 +154,7 @@ class NodeBatch:
         return as_numbers(self.sizes)
 
     def zero_padding(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> Tensor:
-        """Values of nodes, along an axis, with zeros for padding, whatever it held."""
+        """Values of nodes, along an axis, with zeros in place of padding, which may hold anything."""
         return x if self.mask is None else torch.where(beside(self.mask, x, dim), x, 0.0)
 
     def sum(self, x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "graphs ..."]:

@@ -41,7 +41,7 @@ class Slots(NamedTuple):
 
 
 class _Gather(torch.autograd.Function):
-    """x[index] along an axis, zero where ``mask`` is false; ``back`` and ``back_mask`` are those of the inverse.
+    """x[index] along an axis, zero where ``mask`` is false; ``back`` and ``back_mask`` do the same for the inverse.
 
     Its backward is a gather, too. The backward of autograd would add rows one by one.
     """

@@ -74,12 +74,12 @@ def interact(layer: Layer, atoms: Atoms, features: Tensor, graphs: dict[str, Any
 
 
 class Sample(NamedTuple):
-    """A batch of data, and what a model with charges makes of it.
+    """A batch of data, and the results of a model with charges on it.
 
     Attributes:
         atoms: the atoms.
         graphs: ``pos``, ``batch``, ``cell``, ``pbc`` and ``batch_size``.
-        labels: forces of the data; ``None`` without.
+        labels: forces of the data; ``None`` if the data have none.
         scalars: features that the layer of charges reads; ``None`` if it reads none.
         energies: energies of nodes of the charges.
         own: forces of the model without those of the charges.
@@ -96,13 +96,14 @@ class Sample(NamedTuple):
 
 
 def fit_charges(layer: Any, samples: Callable[[], Iterable[Sample]], search: bool = False) -> float:
-    """Fit charges to batches of data: what is predicted, a common factor, and the offsets of elements. Return the
+    """Fit charges to batches of data: predicted charges, a common factor, and the offsets of elements. Return the
     factor by which the scale of forces of the model changes.
 
-    Offsets explain energies of charges by composition best, starting from the energies of single nodes. The factor of a
-    new model is the size of forces of the data without those of charges, relative to that of forces of the data. The
-    factor of a trained model, times its own forces, fits forces of the data without those of charges best. It is at
-    most 1 for predicted charges: they are learned, so other forces need not cancel theirs.
+    Offsets are a least-squares fit of the energies of charges by composition, starting from the energies of single
+    nodes. Let the remaining forces be those of the data minus those of charges. The factor of a new model is the size
+    of the remaining forces, divided by the size of the forces of the data. The factor of a trained model is the best
+    fit of the remaining forces by the model's own forces. With predicted charges it is at most 1: charges are learned,
+    so other forces need not cancel the forces of charges.
 
     Args:
         layer: the charges, given or predicted.

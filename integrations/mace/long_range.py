@@ -46,7 +46,7 @@ def add_long_range(
     mean square on the same batch, so the learned ``gain`` g says how large it is relative to x. Attention also reads
     the element, so that atoms without neighbors take part. An atom does not attend to itself, so the energy of a single
     atom stays as it was. Sources of Coulomb kernels sum over each graph to a learned constant times ``total_charge`` of
-    the data, zero without one (:class:`tg_equiattn.integrations.e3nn.atoms_attention.NeutralSources`).
+    the data, or to zero if the data have none (:class:`tg_equiattn.integrations.e3nn.atoms_attention.NeutralSources`).
 
     **Charges**, with ``charges``. The energy gets :class:`tg_equiattn.nn.ChargeInteraction`,
 

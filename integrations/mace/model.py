@@ -240,8 +240,8 @@ class LongRangeScaleShiftMACE(_LongRangeModel, ScaleShiftMACE):
 
 _LONG_RANGE = {MACE: LongRangeMACE, ScaleShiftMACE: LongRangeScaleShiftMACE}
 # MACE's commands (mace_select_head, mace_eval_configs, mace_run_train, converters) ask for the name of a model's class
-# before they read or build a model, and know no others. So the classes have MACE's names; those that build a model get
-# the error of __init__. pickle goes by the qualified name, which is their own.
+# before they read or build a model, and know only MACE's classes. So our classes have MACE's names. Commands that
+# build a model get the error of __init__. pickle uses the qualified name, which differs from MACE's.
 for _plain, _own in _LONG_RANGE.items():
     _own.__name__ = _plain.__name__
 

@@ -125,7 +125,7 @@ class LongRange(LongRangeModule):
 
     Attention also reads the element, so that atoms without neighbors take part. An atom does not attend to itself,
     so the energy of a single atom stays as it was. Sources of Coulomb kernels sum over each frame to a learned constant
-    times ``charge`` of the data, zero without one
+    times ``charge`` of the data, or to zero if the data have none
     (:class:`tg_equiattn.integrations.e3nn.atoms_attention.NeutralSources`).
 
     Args:

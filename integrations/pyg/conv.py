@@ -338,7 +338,7 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
         return sums, None if features is None else feature_sums, total[..., 0]
 
     def message(self, value_j: Tensor, alpha: Tensor, features: OptTensor, dropout: float) -> Tensor:
-        """The softmax weights among near pairs, times values and features of edges, and themselves."""
+        """The softmax weights among near pairs: times values, times features of edges, and without a factor."""
         if features is not None:
             value_j = torch.cat([value_j, features[:, None].expand(-1, value_j.shape[1], -1)], -1)
         kept = torch.nn.functional.dropout(alpha, dropout) if dropout else alpha

@@ -243,7 +243,7 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
     def _attention_edges(self, edge_index: Adj, edge_attr: Tensor | None, num_nodes: int) -> dict[str, Any]:
         """The edges and features that attention gets."""
         if not self._features_in_attention and is_sparse(edge_index):
-            edge_index, _ = plain_edges(edge_index, None, num_nodes)  # leave out its values
+            edge_index, _ = plain_edges(edge_index, None, num_nodes)  # without the values of the sparse matrix
         return {"edge_index": edge_index, "edge_attr": edge_attr if self._features_in_attention else None}
 
     def _normalised(

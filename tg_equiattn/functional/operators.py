@@ -94,9 +94,9 @@ def use_gpu_kernels(enabled: bool = True) -> Iterator[None]:
 
     Kernels are off by default, since they have not run on a GPU yet:
     :func:`tg_equiattn.testing.check_gpu_kernels` compares them with the definition on yours. The environment variable
-    ``TG_EQUIATTN_GPU_KERNELS=1`` switches them on in all of a program. A backward pass runs as its forward pass did.
-    Kernels need an NVIDIA GPU of compute capability 8.0 or newer, Triton 3.4 or newer, and heads of at most 16 channels
-    (8 in float64). Other layers, and larger heads, run without them.
+    ``TG_EQUIATTN_GPU_KERNELS=1`` switches them on in a whole program. A backward pass uses kernels if its forward
+    pass did. Kernels need an NVIDIA GPU of compute capability 8.0 or newer, Triton 3.4 or newer, and heads of at most
+    16 channels (8 in float64). Other layers, and larger heads, run without them.
 
     Args:
         enabled: False switches kernels off. The default is True.

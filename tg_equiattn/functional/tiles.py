@@ -123,8 +123,8 @@ def map_tiles(
     function: Callable[..., Tensor], step: int, tensors: Iterable[Shaped[Tensor, "*before nodes *after"]], *others: Any,
     dim: int = 0,
 ) -> Shaped[Tensor, "*before nodes *after"]:  # fmt: skip
-    """Apply a function of nodes, along an axis, to ``step`` nodes at a time, each time through :func:`recomputed`. It
-    gets parts of the tensors, and all of the ``others``."""
+    """Apply a function of nodes, along an axis, to ``step`` nodes at a time, each time through :func:`recomputed`. The
+    function gets parts of the tensors, and all of the ``others``."""
     tensors = tuple(tensors)
     nodes = tensors[0].shape[dim]
     if is_whole(tensors[0]) or nodes <= step:

@@ -51,8 +51,8 @@ def windowed_attention_definition(
 ) -> tuple[Float[Tensor, "B e Cv H *spatial"], Float[Tensor, "B e H T *spatial"]]:  # fmt: skip
     """Attention, and the log-sum-exps of its scores.
 
-    ``mask`` is true at valid keys. Neighbouring offsets of the window are ``step`` pixels apart. ``seed`` is that of
-    the dropout.
+    ``mask`` is true at valid keys. Neighbouring offsets of the window are ``step`` pixels apart. ``seed`` is the seed
+    of the dropout.
     """
     at = shifts(cast(int, window.kernel_size), window.selection, window.dim)
     penalty = key_penalty(query, mask, window.circular)

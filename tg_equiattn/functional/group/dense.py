@@ -39,8 +39,8 @@ def dense_attention(
     ``offset_encoding`` is (H, D, C) and ``space_bias`` is (e, H, D) with all D offsets of the image. If there
     are no encodings or biases, they have no offsets (D = 0). ``element_table`` (e, U, C + 1) holds encodings and biases
     of elements u, and has no rows if scores do not depend on u. ``mask`` (B or 1, M) is true at valid keys. ``seed`` is
-    that of the dropout. ``chunk`` is the largest number of scores of one t in memory at once; -1 means the default of
-    the device. ``plain`` asks for standard operations of torch where it is traced, instead of an operator.
+    the seed of the dropout. ``chunk`` is the largest number of scores of one t in memory at once; -1 means the default
+    of the device. ``plain`` asks for standard operations of torch where it is traced, instead of an operator.
     """
     spatial, pairs, row, column = query.shape[4:], None, None, None
     if offset_encoding.shape[1] or space_bias.shape[2]:
@@ -65,7 +65,7 @@ def _tile(
     pairs: Int[Tensor, "n M"] | None, penalty: Float[Tensor, "#b M"] | None, row: Int[Tensor, "b e n 1"] | None,
     column: Int[Tensor, "H S*M"] | None, *, known: tuple[Tensor] | None = None,
 ) -> Float[Tensor, "b e Cv H n"]:  # fmt: skip
-    """Attention of some query pixels of some output elements. If it is ``known``, only derivatives are wanted."""
+    """Attention of some query pixels of some output elements. Called with ``known`` values for derivatives."""
     outputs, queries, pixels = encoding.shape[0], query_elements(index), key.shape[4]
     query, ones = query.transpose(2, 3), torch.ones_like(query[:, :, :1, :1])
     # (b, e, H or 1, C, S, M), and for values (b, e, H, Cv, S M)

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @triton.jit
 def _program(count, BLOCK: tl.constexpr, heads, ELEMENTS: tl.constexpr):
-    """The pixels of a program, those that exist, and its block, element, head and image.
+    """The pixels of a program, a mask of the pixels that exist, and its block, element, head and image.
 
-    Shifted pixels are not aligned, so a warp loads them one by one from neighboring addresses: a thread has every 32nd.
+    Shifted pixels are not aligned, so a warp loads them one by one from adjacent addresses: a thread loads every 32nd.
     """
     blocks, number = tl.cdiv(count, BLOCK), tl.program_id(0)
     block, rest = number % blocks, number // blocks
@@ -349,7 +349,7 @@ def _launch(
     """Tensors, sizes and constants of the kernels, for the operands of the operator."""
     at = flat_images(spatial, kernel_size, selection, circular, step)
     every = one, keys, values, table, elements, index, penalty, row, column, _shifts(at, one.device)
-    tensors = [one if x is None else x.contiguous() for x in every]  # kernels do not read what is None
+    tensors = [one if x is None else x.contiguous() for x in every]  # kernels do not read operands that are None
     (area, plane), pixels, padded = (
         (x.shape[-1] for x in (one, keys)),
         one[0, 0, 0, 0].numel(),

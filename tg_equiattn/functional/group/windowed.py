@@ -277,7 +277,7 @@ def _outputs(query, key, value, table, elements, index, *rest) -> tuple[Tensor, 
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> bool:
-    """True for heads whose channels fit in the registers of a GPU, and images whose numbers int32 can count."""
+    """True for heads whose channels fit in the registers of a GPU, and images whose entries int32 can count."""
     width = max(key.shape[2], value.shape[2]) * query.element_size()
     return width <= 64 and max(x.numel() // (x.shape[0] * x.shape[1]) for x in (query, key, value)) < 2**31
 

@@ -37,7 +37,7 @@ Mask = Tensor | Checked | None
 
 
 def enter(x: Tensor, mask: Mask, axis: int = 3, name: str = "mask") -> tuple[Tensor, Checked | None]:
-    """Set masked pixels of features to zero, whose pixel axes begin at ``axis``, and check the mask unless it is."""
+    """Set masked pixels of features to zero, and check the mask unless it is checked. Pixel axes begin at ``axis``."""
     if mask is not None and not isinstance(mask, Checked):
         checks.pixel_mask(mask, x.shape[0], x.shape[axis:], x.device, name)
         mask = Checked(mask)
@@ -45,7 +45,7 @@ def enter(x: Tensor, mask: Mask, axis: int = 3, name: str = "mask") -> tuple[Ten
 
 
 def leave(x: Tensor, mask: Mask) -> Tensor:
-    """Set masked pixels of an output to zero. Within a block the next module does so when it is entered."""
+    """Set masked pixels of an output to zero. Within a block, the next module does so at its start."""
     return x if isinstance(mask, Checked) else zero_where_masked(x, mask)
 
 
@@ -205,7 +205,7 @@ class FlatImages:
 
     @property
     def margin(self) -> int:
-        """The number of pixels by which padded images are longer."""
+        """The number of pixels by which padded images are longer than images, along each axis."""
         return 2 * self.step * self.shifts.radius
 
     @property
@@ -254,7 +254,7 @@ class FlatImages:
         )
 
     def apart(self, y: Float[Tensor, "*lead D *padded"], block: Block) -> Float[Tensor, "*lead *counts *flat"]:
-        """The view of :meth:`shifted` of padded images that each offset of the window has for itself."""
+        """The view of :meth:`shifted` if each offset of the window has a padded image of its own."""
         axis = y.ndim - self.shifts.dim
         view, each = self.shifted(y.select(axis, 0), block), y.stride(axis)
         strides, dim = list(view.stride()), self.shifts.dim

@@ -121,7 +121,7 @@ def long_convolution(
     lengths: Int[Tensor, " rows"] | None, mode: str, norm: str = "forward", counts: Int[Tensor, " rows"] | None = None,
 ) -> Float[Tensor, "features rows tokens"]:  # fmt: skip
     """The convolution of sequences, times the :func:`length_factor` of their lengths, or of ``counts``. The first
-    ``scalars`` features are scalars. ``lengths`` are the own lengths of sequences; ``None`` means that all tokens are
+    ``scalars`` features are scalars. ``lengths`` has the length of each sequence; ``None`` means that all tokens are
     valid."""
     plan = _Plan.of(a, lengths, mode)._replace(scalars=scalars)
     return _scaled(_convolve(a, b, lengths, plan), lengths, norm, counts)
@@ -240,7 +240,7 @@ class _Plan(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, lengths: Tensor | None, mode: str) -> _Plan:
-        """The plan for sequences x, of own ``lengths``."""
+        """The plan for sequences x with these ``lengths``."""
         length = x.shape[-1]
         whole = mode == "circular" and lengths is None and not torch.compiler.is_compiling() and is_smooth(length)
         total = length if whole else fast_length(2 * length)

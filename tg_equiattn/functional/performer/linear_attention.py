@@ -271,7 +271,7 @@ def _merge_rows(
     content: Float[Tensor, "rows features e"], lse: Float[Tensor, "rows features"], graph: Int[Tensor, " rows"],
     graphs: int,
 ) -> tuple[Float[Tensor, "rows features e"], Float[Tensor, "rows features"]]:  # fmt: skip
-    """Softmax averages and log-sum-exps over the keys of whole graphs, for each row, from those over each row."""
+    """Merge softmax averages and log-sum-exps over the keys of each row into those over whole graphs, for each row."""
 
     def largest(lse: Tensor) -> Tensor:
         top = lse.new_full((graphs, *lse.shape[1:]), torch.finfo(lse.dtype).min)

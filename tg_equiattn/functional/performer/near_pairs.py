@@ -62,7 +62,7 @@ class Near(NamedTuple):
     def added_values(
         self, sums: Float[Tensor, "heads nodes r"], self_weights: Float[Tensor, "heads nodes 1"]
     ) -> Float[Tensor, "heads nodes e"]:
-        """Sums of ``values``, from :meth:`feature_sums` and weights of nodes with themselves."""
+        """Weighted sums of ``values``, from those of :meth:`feature_sums` and the weight of each node with itself."""
         _, itself, mapped = (t.to(sums.dtype) for t in cast("tuple[Tensor, ...]", self.values))
         return (sums + self_weights * itself) @ mapped
 

@@ -230,6 +230,6 @@ def _launch(*given: Tensor | None) -> tuple[list[Tensor], tuple[int], dict[str, 
     queries, *_, bias = given
     assert queries is not None
     tensors = [queries if x is None else x.mT.contiguous() for x in given[:3]]
-    tensors.append(queries if bias is None else bias.contiguous())  # kernels do not read what is None
+    tensors.append(queries if bias is None else bias.contiguous())  # kernels do not read operands that are None
     grid = (triton.cdiv(queries.shape[1], _ROWS) * len(queries),)
     return tensors, grid, {"BIASED": bias is not None, "SMALLEST": torch.finfo(queries.dtype).tiny ** 0.5}

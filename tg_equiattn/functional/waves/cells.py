@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FLAT = 1e-6  # smallest volume of a unit cell, relative to a box with edges of the same lengths
 _MOST = 2**23  # largest number of reciprocal vectors of a graph and kernel; a larger table would not fit into memory
-_FEW = 64  # in crystals kernels have at least so many vectors, so that those with few are computed together
+_FEW = 64  # in crystals, smallest number of vectors of a kernel: kernels with few are computed together
 _STEP, _STEPS = 1.15, 16  # errors name the needed bound in 16 steps, each by a factor of 1.15
 TAPER = 1.1  # weights fade to zero between the cutoff and this times the cutoff
 
@@ -291,8 +291,8 @@ def count_of_vectors(volume: float, end: float) -> float:
 def _listed(
     boxes: Float[Tensor, "graphs boxes 3 3"], ends: Sequence[tuple[float, ...]]
 ) -> tuple[Int[Tensor, "graphs vectors 4"], list[int]]:
-    """Miller indices of the reciprocal vectors of each box, zero first, and in the last column how many vectors each
-    stands for: zero for padding. For each end, so many of the first indices have shorter vectors."""
+    """Miller indices of the reciprocal vectors of each box, zero first. The last column is the number of vectors that
+    an index stands for, zero for padding. Return also, for each end, the number of first indices up to it."""
     if not is_readable(boxes):
         raise ValueError("max_hkl must be given where cells are traced or mapped over, got None")
     numbers: list[Tensor] = []
@@ -382,10 +382,10 @@ def _assert_bounds(needed: Float[Tensor, "graphs kernels 3"], bounds: Sequence[t
             text = f"max_hkl along lattice vector {'abc'[axis]} must be at least {more} for these cells, got {most}"
             checks.must_hold(
                 (largest_needed < less + 1) | (largest_needed >= more + 1), text
-            )  # own is not between the two
+            )  # the needed bound is not between less and more
         fits = fits | (
             (largest_needed >= most + 1) & (largest_needed < enough[0] + 1)
-        )  # or a text above tells the bound
+        )  # otherwise a text above names the bound
     checks.must_hold(fits, f"max_hkl must be far larger than {bounds[largest]} for these cells")
 
 

@@ -117,8 +117,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self.index = None if row.index is None else Tables(functools.partial(relation_index, isometries, indexed))
 
     def _projection(self, in_channels: int, out_channels: int, mixes: bool = True) -> Pointwise | GroupLinear:
-        """The projection to values, or to queries and keys. In frames the former mixes group elements, and the latter
-        do so with a global window, so that a head can compare an element with another one."""
+        """The projection to values, or to queries and keys. In frames, the projection to values mixes group
+        elements. With a global window, those to queries and keys do too, so that a head can compare two elements."""
         if self._relation.mixes_elements and mixes:
             return GroupLinear(self.group.isometries, in_channels, out_channels)
         return Pointwise(in_channels, out_channels)
@@ -183,8 +183,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
     def enter(
         self, x: Tensor, mask: Mask, context: Tensor | None, context_mask: Mask
     ) -> tuple[Tensor, Any, Tensor | None, Any]:
-        """Check the arguments of :meth:`forward`. Return features with zeros at masked pixels and checked masks, for
-        the context those of the keys."""
+        """Check the arguments of :meth:`forward`. Return features with zeros at masked pixels and checked masks:
+        of the input, and of the context, which gives the keys."""
         axis = 2 if self.lifts else 3
         elements, dim = None if self.lifts else self.group.order, self.window.dim
         checks.features(x, self.in_channels, dim, elements, self.out.weight)
@@ -256,8 +256,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, dropout: float, t: int | None = None,
         step: bool = True,
     ) -> Float[Tensor, "B heads channels H *spatial"]:  # fmt: skip
-        """Outputs of the heads. They are linear in ``value``, which may have any number of channels. ``t`` chooses a
-        query element among those over which outputs are sums. With ``step``, a layer in training counts a step."""
+        """Outputs of the heads. They are linear in ``value``, which may have any number of channels. Outputs may be
+        sums over query elements; ``t`` chooses one of them. With ``step``, a layer in training counts a step."""
         terms, count = self._terms(tuple(value.shape[4:]), value.device), self.content_heads
         if t is not None and terms.element_index is not None:
             query, terms = query[:, :, :, t : t + 1], terms._replace(element_index=terms.element_index[:, t : t + 1])

@@ -214,7 +214,7 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
             self.positions.variance = FeatureVariance(keys, dim) if keys else None
 
     def _make_position(self, cutoff: float | None, edge_dim: int | None, method: str | None) -> Position:
-        """The module of the kind of positions. Raise ValueError for settings that do not fit, or have no use."""
+        """The module of the kind of positions. Raise ValueError for settings that do not fit or are not used."""
         position, offset, values, heads = self.position, self.offset, self.values, self.heads
         if position != "window":
             far = position is None and values != "content" and offset == "distance"

@@ -192,8 +192,8 @@ class RandomFeatures(nn.Module):
         self._draw_of_copies = draw
 
     def _draw(self) -> tuple[int, int]:
-        """The seed and the number of the draw. Digits that have been written to or replaced are read, for which an
-        accelerator waits."""
+        """The seed and the number of the draw. Digits of the seed are read if they have been written to or replaced;
+        this read waits for an accelerator."""
         digits = self.seed_digits
         mark = id(digits), 0 if digits.is_inference() else digits._version
         if mark != self._mark and is_ordinary(digits):

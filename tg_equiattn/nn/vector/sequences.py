@@ -126,7 +126,7 @@ class Sequences:
 
     def mix(self, kernel: Callable[..., Tensor], *tensors: Float[Tensor, "... tokens"]) -> Float[Tensor, "... tokens"]:
         """Let a kernel mix the tokens of each sequence, as :meth:`NodeBatch.mix` does. Missing tokens and padding are
-        zero, and results there are not read."""
+        zero, and the results at their places are not read."""
         dim = tensors[0].ndim - 1
         if self.slots is None:
             return self.rows.mix(kernel, *(self.rows.zero_padding(x, dim) for x in tensors), dim=dim)

@@ -84,7 +84,7 @@ class EwaldSettings(NamedTuple):
     max_hkl: Sequence[int] | None
 
     def checked(self) -> EwaldSettings:
-        """The settings with a largest width. Raise ValueError if one is not allowed."""
+        """The settings, with a number for ``max_width``. Raise ValueError if a setting is not allowed."""
         checks.positive_number(width=self.width, avg_num_nodes=self.avg_num_nodes)
         max_width = 8 * self.width if self.max_width is None else self.max_width
         checks.positive_number(max_width=max_width)
