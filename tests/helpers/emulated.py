@@ -40,7 +40,9 @@ class Emulated(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner):
-        like = {"strides": inner.stride()} if inner.layout == torch.strided else {}  # sparse ones look dense
+        like = {}  # sparse ones look dense
+        if inner.layout == torch.strided:
+            like = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
         return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=DEVICE, **like)
 
     def __init__(self, inner):

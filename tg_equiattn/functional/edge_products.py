@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..edges import CSR
-from ..modes import full_precision, is_traced
+from ..modes import full_precision, is_exporting, is_traced
 from ..neighbors import SortedPairs
 from .operators import OPERATOR, are_few, choose_form, refuse_forward_mode, tile_numbers, use_plain
 
@@ -54,11 +54,12 @@ def edge_sum(
 
 def _by_operator(x: Tensor, row: Tensor) -> bool:
     """True if an operator runs. A CPU computes few products in less time than it takes to call one, but tracers and
-    dispatch modes, which count or record operations, see the operator."""
+    dispatch modes, which count or record operations, see the operator. Exported programs have torch's own operations,
+    so that they run without this library."""
     numbers = x.shape[0] * row.shape[0]
     observed = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
     few = x.device.type == "cpu" and not observed and are_few(numbers)
-    return not few and choose_form(x, numbers) == OPERATOR
+    return not few and not is_exporting() and choose_form(x, numbers) == OPERATOR
 
 
 def gathered_edge_dot(

@@ -237,11 +237,11 @@ def _kernels_of(counts: Sequence[int], device: torch.device) -> Int[Tensor, " #t
 def _table(
     rows: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.float64
 ) -> Shaped[Tensor, "kernels numbers"]:
-    """A table with a row of numbers for each kernel. A single row is made on the device, since a copy would wait for
-    CUDA."""
-    if len(rows) > 1:
-        return torch.tensor(rows, dtype=dtype, device=device)
-    return torch.cat([torch.full((1, 1), x, dtype=dtype, device=device) for x in rows[0]], 1)
+    """A table with a row of numbers for each kernel. An accelerator makes it itself, since it would wait for a copy."""
+    if len(rows) > 1 and device.type == "cpu":
+        return torch.tensor(rows, dtype=dtype)
+    each = [torch.full((1, 1), x, dtype=dtype, device=device) for row in rows for x in row]
+    return torch.cat(each, 1).view(len(rows), -1)
 
 
 def _inverse(
