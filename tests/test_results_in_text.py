@@ -36,7 +36,7 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
             for model in ("Ewald + Hyena", "distance attention")
         ],
         "takes {:.1f} to {:.1f} times as long on a CPU, and {} times on an H100": [
-            DEFAULTS + "R2GroupAttention, C8, 32 x 32 | ours",
+            DEFAULTS + "R2GroupAttention, C8, 64 x 64 | ours",
             DEFAULTS + "R2GroupAttention, C4, 16 x 16 | ours",
             GPU + "`R2GroupAttention`, C4 and C8 | forward",
         ],
@@ -46,7 +46,7 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
             GPU + "`R2LiftingAttention` | forward",
         ],
         "{:.1f} to {:.1f} times as long as PyG's Performer on a CPU": [
-            GRAPHS + f"RelativePerformerConv, features, {graphs} | ours" for graphs in ("16 of 200", "1 of 3000")
+            GRAPHS + f"RelativePerformerConv, features, {graphs} | ours" for graphs in ("64 of 30", "1 of 3000")
         ],
         "with attention takes {:.1f} to {:.1f} times as long on a CPU": [
             f"benchmarks/mace_step | {system} | ratio" for system in ("32 molecules of 20 atoms", "1,000 atoms, open")
