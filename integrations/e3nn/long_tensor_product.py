@@ -91,6 +91,7 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         self.mode, self.norm = "causal" if causal else "circular", "forward"
         self.irreps_in1, self.irreps_in2 = self.tensor_product.irreps_in1, self.tensor_product.irreps_in2
         self.irreps_out = self.tensor_product.irreps_out
+        self._dim: int = self.irreps_out.dim  # compilers do not look into irreps
         self._features = Features.of(self.irreps_in1), Features.of(self.irreps_in2)
 
     def settings(self) -> dict[str, Any]:
@@ -189,8 +190,8 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         self, x1: Float[Tensor, "dim1 nodes"], x2: Float[Tensor, "dim2 nodes"], sequences: Sequences
     ) -> Float[Tensor, "dim_out nodes"]:
         """Evaluate on checked features, with their channels first, and sequences."""
-        if not x1.numel() or not x2.numel() or not self.irreps_out.dim:
-            return x1.new_zeros(self.irreps_out.dim, x1.shape[1])
+        if not x1.numel() or not x2.numel() or not self._dim:
+            return x1.new_zeros(self._dim, x1.shape[1])
 
         def convolution(a: Tensor, b: Tensor, rows: PaddedBatch) -> Tensor:
             with _recomputed_whole(self.tensor_product):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import full_precision, in_functorch_transform
+from ...modes import full_precision, in_functorch_transform, is_exporting
 from ..operators import tile_numbers
 from ..tiles import is_whole, joined, map_tiles
 from ..vector.clifford import cross_product
@@ -356,7 +356,8 @@ def _in_tiles(a: Tensor, b: Tensor, lengths: Tensor | None, plan: _Plan) -> Tens
 
 
 def _convolve(a: Tensor, b: Tensor, lengths: Tensor | None, plan: _Plan) -> Tensor:
-    plain = in_functorch_transform() or torch.jit.is_tracing()
+    # an autograd function of an exported program takes no sizes that may vary
+    plain = in_functorch_transform() or torch.jit.is_tracing() or is_exporting()
     return _in_tiles(a, b, lengths, plan) if plain else _Convolution.apply(a, b, lengths, plan)
 
 

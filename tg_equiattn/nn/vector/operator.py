@@ -187,13 +187,13 @@ class LocalContext(nn.Module):
         source, target = edges.source, edges.target
         scalars = x.new_zeros(source.shape[0], 0) if edges.features is None else edges.features.to(x.dtype)
         tokens, step = torch.cat([x, pos]).T.contiguous(), self.message.tokens_per_block(x.device)
-        sums = x.new_zeros(len(tokens), self.messages.dim)
+        sums = x.new_zeros(tokens.shape[0], self.messages.dim)
         if torch.is_grad_enabled() or not runs_eagerly():
             sums = sums.index_add(0, target, self._messages(tokens, source, target, scalars))
         else:  # messages of all edges together might not fit into memory
             for part in zip(*(y.split(16 * step) for y in (source, target, scalars)), strict=True):
                 sums.index_add_(0, part[1], self._messages(tokens, *part))
-        degree = x.new_zeros(len(tokens)).index_add(0, target, torch.ones_like(target, dtype=x.dtype))
+        degree = x.new_zeros(tokens.shape[0]).index_add(0, target, torch.ones_like(target, dtype=x.dtype))
         mean = (sums / degree.clamp(min=1)[:, None]).T.contiguous()
         others, step = (self.update, self.grades, self.messages), self.update.tokens_per_block(x.device)
         return map_tiles(_update, step, (x, pos, mean), *others, dim=-1)
