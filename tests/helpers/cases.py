@@ -272,6 +272,9 @@ CORE = {
     "GroupAttention": attention(layers.GroupAttention, 4, 4, 6),
     "GroupAttention ge_vit": attention(layers.GroupAttention, 4, 4, 6, relation="ge_vit"),
     "GroupAttention all pixels": attention(layers.GroupAttention, 4, 3, 4, kernel_size=None),
+    "GroupAttention by content": attention(
+        layers.GroupAttention, 4, 3, 4, kernel_size=None, encoding=None, relation="relative"
+    ),
     "GroupAttention disk": attention(layers.GroupAttention, 4, 6, 5, kernel_size=5, window_shape="disk"),
     "GroupAttention relative": attention(layers.GroupAttention, 4, 4, 6, relation="relative", locality=1.0),
     "LiftingAttention scales": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),

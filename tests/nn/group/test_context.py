@@ -27,6 +27,18 @@ CONTENT = {
 }
 
 
+@pytest.mark.parametrize("kind", CONTENT)
+def test_no_images_and_half_precision(kind):
+    """Under autocast, scores and their softmax are in float32, as by the definition that exporters get."""
+    attention = CONTENT[kind](D4)
+    x, context = (y.float() for y in two_images(D4, kind))
+    assert attention(x[:0], context=context[:0], context_mask=torch.ones(1, 4, 6) > 0).shape[0] == 0
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(x, context=context)
+        attention.plain = True
+        torch.testing.assert_close(out, attention(x, context=context), rtol=0, atol=0)
+
+
 def two_images(group, kind):
     axes = [] if kind == "lifting" else [len(group)]
     return torch.randn(2, 3, *axes, 5, 5).double(), torch.randn(2, 5, *axes, 4, 6).double()

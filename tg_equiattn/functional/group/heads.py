@@ -94,16 +94,17 @@ def _by_content(
 ) -> Float[Tensor, "B heads Cv H *spatial"]:  # fmt: skip
     """Attention over all pixels without encodings and biases, where scores do not depend on the output element: softmax
     attention of pixels, or of pairs of a pixel and an element if there is an index, by torch's kernels."""
-    spatial, (batch, heads, _, elements) = query.shape[4:], query.shape[:4]
+    spatial, (batch, heads, _, elements), keys = query.shape[4:], query.shape[:4], key.shape[3]
     q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(0, 2) for x in (query, key, value))
+    rows = heads if index is not None else heads * keys
     if index is not None:
-        q, k, v = (x.unflatten(0, (batch * heads, -1)).flatten(1, 2) for x in (q, k, v))
-    if mask is not None:
-        mask = mask.expand(batch, -1).repeat_interleave(len(k) // batch, 0)
-        mask = mask.repeat(1, k.shape[1] // mask.shape[1])
-    out = softmax_attention(q, k, v, mask).unflatten(0, (batch, heads, -1))
-    out = out if index is None else out.squeeze(2).unflatten(2, (elements, -1))  # (B, heads, Q, pixels, Cv)
-    out = out.permute(0, 1, 4, 2, 3)
+        sizes = elements, keys, keys
+        q, k, v = (x.unflatten(0, (batch * heads, n)).flatten(1, 2) for x, n in zip((q, k, v), sizes, strict=True))
+        mask = None if mask is None else mask.repeat(1, keys)
+    mask = None if mask is None else mask.expand(batch, -1).repeat_interleave(rows, 0)
+    with full_precision(query.device):
+        out = softmax_attention(q, k, v, mask)
+    out = out.view(batch, heads, elements, math.prod(spatial), value.shape[2]).permute(0, 1, 4, 2, 3)
     if index is not None and index.ndim == 3:
         out = out.sum(3, keepdim=True).expand(-1, -1, -1, len(index), -1)
     return out.unflatten(-1, spatial)
