@@ -127,7 +127,7 @@ def skip_internal(app, what, name, obj, skip, options) -> bool | None:
 
 
 def rare_last(app, what, name, obj, options, lines: list[str]) -> None:
-    """Of more than ten arguments, put those that are rarely set into a list of their own behind the others."""
+    """Put arguments that are rarely set into a list of their own at the end, if there are more than ten arguments."""
     blocks, place = {}, None
     for number, line in enumerate(lines):
         if match := re.match(r":(param|type) \\?\*?\\?\*?([\w, ]+):", line):
@@ -139,11 +139,8 @@ def rare_last(app, what, name, obj, options, lines: list[str]) -> None:
         return
     rare = [name for name in blocks if all(map(RARE.fullmatch, name.split(", ")))]
     listed = [line for name in blocks if name not in rare for line in blocks[name]]
-    listed += (
-        [":Rarely set:", *(f"    * **{name}** -- {described(blocks[name])}" for name in rare)]
-        if rare
-        else []
-    )
+    if rare:
+        listed += [":Rarely set:", *(f"    * **{n}** -- {described(blocks[n])}" for n in rare)]
     lines[place : place + sum(map(len, blocks.values()))] = listed
 
 

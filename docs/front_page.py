@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -12,14 +13,13 @@ import matplotlib.pyplot as plt
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "examples" / "results"
+sys.path.insert(0, str(RESULTS.with_name("studies")))
+from harness import tables  # noqa: E402
 
 
 def cells(name: str, *row: str) -> dict[str, str]:
     """A row of a table by column: the one that has these cells."""
-    lines = (RESULTS / f"{name}.md").read_text().splitlines()
-    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    (found,) = [line for line in rows if all(cell in line for cell in row)]
-    return dict(zip(header, found, strict=True))
+    return tables.cells((RESULTS / f"{name}.md").read_text(), *row)
 
 
 def number(cell: str) -> float:

@@ -21,9 +21,8 @@ _T = TypeVar("_T")
 class SortedPairs:
     """Pairs of nodes, sorted by target: the base class of :class:`NeighborList`, which describes the fields."""
 
-    sums: Callable[..., Any] | None = (
-        None  # sums over pairs in place of sparse products, where PyG's layer is explained
-    )
+    # sums over pairs in place of sparse products, where PyG's layer is explained
+    sums: Callable[..., Any] | None = None
 
     def __init__(
         self, target: Tensor, source: Tensor, nodes: int, offsets: Tensor, mask: Tensor | None,

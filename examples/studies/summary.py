@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from harness.results import Row
-from harness.tables import markdown
+from harness.tables import cells, markdown
 
 # The task, the table, what both rows hold, the column, ours, the best other, the settings of runs whose times are
 # compared, and the notes.
@@ -70,13 +70,6 @@ NAMES = {
 }
 
 
-def cell(table: str, words: Iterable[str], column: str) -> str:
-    """The cell in this column of the one row that has these cells."""
-    header, _, *rows = [[text.strip() for text in line[2:-2].split(" | ")] for line in table.splitlines()]
-    (row,) = [row for row in rows if all(word in row for word in words)]
-    return row[header.index(column)]
-
-
 def seconds(rows: Iterable[Row], model: str, settings: dict) -> float:
     """The shortest training of a model with these settings: on shared machines, the least disturbed."""
     names = ("models", "operators")
@@ -88,7 +81,7 @@ def summary(tables: dict[str, str], rows_of: Callable[[str], list[Row]]) -> str:
     lines = []
     for task, table, words, column, ours, other, settings, notes in TASKS:
         rows = rows_of(table.partition("/")[0])
-        cells = [f"{cell(tables[table], (*words, name), column)} ({NAMES.get(name, name)})" for name in (ours, other)]
+        means = [f"{cells(tables[table], *words, name)[column]} ({NAMES.get(name, name)})" for name in (ours, other)]
         times = [seconds(rows, name, settings) for name in (ours, other)]
-        lines.append([task, *cells, f"{times[0] / times[1]:.1f}", f"[notes]({notes})"])
+        lines.append([task, *means, f"{times[0] / times[1]:.1f}", f"[notes]({notes})"])
     return markdown(("task", "ours", "best other", "time", "more"), lines)

@@ -82,7 +82,7 @@ class Sample(NamedTuple):
         labels: forces of the data; ``None`` if the data have none.
         scalars: features that the layer of charges reads; ``None`` if it reads none.
         energies: energies of nodes of the charges.
-        own: forces of the model without those of the charges.
+        own: forces of the model alone, to which those of the charges are not added.
         far: forces of the charges.
     """
 
@@ -259,9 +259,8 @@ def _pairs_of_fragments(x: Tensor, sample: Sample, coulomb_constant: float) -> _
     """Pairs of fragments of open graphs that have two, with sums of the inputs x of nodes."""
     graphs, count = sample.graphs, sample.graphs["batch_size"]
     batch = torch.zeros_like(sample.atoms.elements) if graphs["batch"] is None else graphs["batch"]
-    smallest = torch.arange(
-        len(x), device=x.device
-    )  # node of the fragment of each node; edges join nodes of a fragment
+    # the smallest node of the fragment of each node; edges join nodes of a fragment
+    smallest = torch.arange(len(x), device=x.device)
     source, target = sample.atoms.edge_index
     while True:
         least = smallest.scatter_reduce(0, target, smallest[source], "amin")

@@ -222,10 +222,11 @@ def _add_charges(layer: Layer, out: dict[str, Any], call: Call, training: bool, 
         out["shared_charge"] = result.shared
     if born:
         if predicted:
-            text = (
+            must_hold(
+                ~directions_of(data).any(),
                 "born_charges must be asked of open graphs where charges are predicted, got graphs that repeat, whose "
+                "dipole is not defined: give charges for elements",
             )
-            must_hold(~directions_of(data).any(), text + "dipole is not defined: give charges for elements")
         out["born_charges"] = layer.born_charges(result.dipole, data["positions"], training)
     return long_range
 

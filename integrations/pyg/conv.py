@@ -420,9 +420,8 @@ def _check_ptr(ptr: Tensor, nodes: int) -> None:
 
 
 def check_offsets(
-    pos: Tensor, edge_offset: Tensor, edge_index: Tensor,
-    batch: Tensor | None, cell: Tensor | None, whole: bool,
-) -> None:  # fmt: skip
+    pos: Tensor, edge_offset: Tensor, edge_index: Tensor, batch: Tensor | None, cell: Tensor | None, whole: bool
+) -> None:
     """Raise ValueError unless offsets are differences of positions, up to whole lattice vectors if there is a ``cell``.
     Values are read on a CPU only."""
     if cell is not None:

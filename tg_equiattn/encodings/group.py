@@ -37,7 +37,6 @@ class Relation:
     Attributes:
         index: function of a group that gives the element u of the encoding for each output h, query t and key s;
             ``None`` if encodings do not depend on elements.
-        has_elements: true if the input has group elements.
         mixes_elements: true if a linear map of values mixes elements. If not, attention does.
         content: share of the heads that have content by default, within a window and with locality.
         prefers_element: true if each head starts with a preference for one group element.
@@ -47,7 +46,6 @@ class Relation:
     """
 
     index: Callable[[FiniteGroup], Tensor] | None = None
-    has_elements: bool = True
     mixes_elements: bool = False
     content: float = 1.0
     prefers_element: bool = False
@@ -74,7 +72,7 @@ def _gsa(group: FiniteGroup) -> Tensor:
 
 
 RELATIONS = {
-    "lifting": Relation(has_elements=False, content=1 / 8, for_scales=True),
+    "lifting": Relation(content=1 / 8, for_scales=True),
     "frame": Relation(mixes_elements=True, content=1 / 2),
     "ge_vit": Relation(_ge_vit),
     "lifted": Relation(_lifted),

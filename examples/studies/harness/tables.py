@@ -25,6 +25,13 @@ def markdown(header: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *map(list, lines)))
 
 
+def cells(table: str, *words: str) -> dict[str, str]:
+    """A row of a table by column: the one row that has cells with these words."""
+    header, _, *rows = [[text.strip() for text in line.split("|")[1:-1]] for line in table.splitlines()]
+    (row,) = [row for row in rows if all(word in row for word in words)]
+    return dict(zip(header, row, strict=True))
+
+
 def grouped(rows: Iterable[Row], *names: str) -> dict[tuple, list[Row]]:
     """Rows by these settings, in the order they come."""
     groups: dict[tuple, list[Row]] = {}

@@ -15,6 +15,7 @@ powers of two.
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -350,11 +351,7 @@ def _launch(
     at = flat_images(spatial, kernel_size, selection, circular, step)
     every = one, keys, values, table, elements, index, penalty, row, column, _shifts(at, one.device)
     tensors = [one if x is None else x.contiguous() for x in every]  # kernels do not read operands that are None
-    (area, plane), pixels, padded = (
-        (x.shape[-1] for x in (one, keys)),
-        one[0, 0, 0, 0].numel(),
-        keys[0, 0, 0, 0, 0].numel(),
-    )
+    area, plane, pixels, padded = one.shape[-1], keys.shape[-1], math.prod(one.shape[4:]), math.prod(keys.shape[5:])
     masks = 0 if penalty is None or len(penalty) == 1 else padded
     constants = {
         "C": keys.shape[2], "CV": values.shape[2], "Q": one.shape[2], "K": keys.shape[3] * keys.shape[4],

@@ -235,12 +235,8 @@ def _plan(query, key, value, table, elements, index, penalty, row, column, *sett
     """The arguments of :func:`.tiled`. A tile holds whole images if their scores fit, otherwise some heads of an image,
     otherwise some rows of a head, otherwise some outputs of a row."""
     *geometry, dropout, chunk = settings
-    at, (batch, heads), outputs, queries = (
-        flat_images(*geometry),
-        query.shape[:2],
-        table.shape[1],
-        query_elements(index),
-    )
+    at, outputs, queries = flat_images(*geometry), table.shape[1], query_elements(index)
+    batch, heads = query.shape[:2]
     sizes = outputs, at.spatial[0], heads, batch
     each = key_elements(index) * table.shape[2] * math.prod(at.spatial[1:])  # scores of a row of an output
     steps: list[int] = []

@@ -225,11 +225,11 @@ def backward(
     return tuple(x.mT.contiguous() for x in (to_queries, to_keys, to_values))
 
 
-def _launch(*given: Tensor | None) -> tuple[list[Tensor], tuple[int], dict[str, Any]]:
+def _launch(
+    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
+) -> tuple[list[Tensor], tuple[int], dict[str, Any]]:
     """Tensors, grid and constants of the kernels."""
-    queries, *_, bias = given
-    assert queries is not None
-    tensors = [queries if x is None else x.mT.contiguous() for x in given[:3]]
+    tensors = [x.mT.contiguous() for x in (queries, keys, values)]
     tensors.append(queries if bias is None else bias.contiguous())  # kernels do not read operands that are None
     grid = (triton.cdiv(queries.shape[1], _ROWS) * len(queries),)
     return tensors, grid, {"BIASED": bias is not None, "SMALLEST": torch.finfo(queries.dtype).tiny ** 0.5}

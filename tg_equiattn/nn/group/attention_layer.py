@@ -281,9 +281,12 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
 
     def _split(self, terms: Terms) -> tuple[Terms, Terms]:
         """The terms of heads with content, and those of the other heads."""
-        count, biases = self.content_heads, (terms.space_bias, terms.group_bias)
-        space, group = ((None, None) if x is None else (x[:count], x[count:]) for x in biases)
-        return tuple(terms._replace(space_bias=space[n], group_bias=group[n]) for n in (0, 1))  # type: ignore
+
+        def of(heads: slice) -> Terms:
+            group_bias = None if terms.group_bias is None else terms.group_bias[heads]
+            return terms._replace(space_bias=cast(Tensor, terms.space_bias)[heads], group_bias=group_bias)
+
+        return of(slice(self.content_heads)), of(slice(self.content_heads, None))
 
     def attention_map(
         self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Mask = None, *,
