@@ -53,8 +53,9 @@ class Window:
 
     Args:
         dim: 2 for images, 3 for volumes.
-        kernel_size: odd side of the window in pixels, or ``None`` for global attention.
-        shape: ``"square"``, or ``"disk"`` for offsets of at most ``kernel_size / 2``.
+        kernel_size: odd side of the window in pixels, or a side for each axis of images or volumes, or ``None`` for
+            global attention.
+        shape: ``"square"``, or ``"disk"`` for offsets of at most ``kernel_size / 2`` (an ellipse if the sides differ).
         padding_mode: ``"mask"`` or ``"circular"``. Circular windows may reach as far as the grid has pixels, no
             further; a pixel that a window meets twice is two keys. Global attention on a torus would need offsets that
             are periodic, and has no circular mode.
@@ -67,7 +68,7 @@ class Window:
     """
 
     dim: int
-    kernel_size: int | None
+    kernel_size: int | tuple[int, ...] | None
     shape: str = "square"
     padding_mode: str = "mask"
     selection: tuple[int, ...] = field(init=False, repr=False)
@@ -76,8 +77,14 @@ class Window:
         size = self.kernel_size
         if self.dim not in (2, 3):
             raise ValueError(f"dim must be 2 or 3, got {self.dim!r}")
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1 or size % 2 == 0):
-            raise ValueError(f"kernel_size must be a positive odd integer or None (global), got {size!r}")
+        sides = self.sides
+        if size is not None and not (len(sides) == self.dim and all(type(n) is int and n % 2 and n > 0 for n in sides)):
+            raise ValueError(
+                f"kernel_size must be a positive odd integer, a tuple of {self.dim} such integers, or None (global), "
+                f"got {size!r}"
+            )
+        if size is not None:
+            object.__setattr__(self, "kernel_size", sides if len(set(sides)) > 1 else sides[0])
         checks.choice("window_shape", self.shape, WINDOW_SHAPES)
         if size is None and self.shape != "square":
             raise ValueError(f"window_shape must be 'square' where kernel_size is None (global), got {self.shape!r}")
@@ -88,14 +95,23 @@ class Window:
                 "direction on a torus; GlobalGroupAttention joins a circular window with all pixels. Got 'circular'"
             )
         chosen: tuple[int, ...] = ()
-        if self.shape == "disk" and size is not None:
-            window = itertools.product(range(-(size // 2), size // 2 + 1), repeat=self.dim)
-            chosen = tuple(i for i, offset in enumerate(window) if 4 * sum(n * n for n in offset) <= size**2)
-        object.__setattr__(self, "selection", chosen if len(chosen) < (size or 0) ** self.dim else ())
+        if self.shape == "disk":
+            whole = math.prod(sides)  # sum (2 offset / side)^2 <= 1, in whole numbers
+            units = [2 * whole // side for side in sides]
+            window = itertools.product(*(range(-(side // 2), side // 2 + 1) for side in sides))
+            lengths = (sum((n * unit) ** 2 for n, unit in zip(offset, units, strict=True)) for offset in window)
+            chosen = tuple(i for i, length in enumerate(lengths) if length <= whole**2)
+        object.__setattr__(self, "selection", chosen if len(chosen) < math.prod(sides) else ())
 
     @property
     def is_global(self) -> bool:
         return self.kernel_size is None
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """The side along each axis of images or volumes. A global window has none."""
+        size = self.kernel_size
+        return () if size is None else tuple(size) if isinstance(size, Sequence) else (size,) * self.dim
 
     @property
     def circular(self) -> bool:
@@ -108,22 +124,23 @@ class Window:
             raise ValueError(f"the input must have {self.dim} spatial axes, got {tuple(spatial)}")
         if min(spatial) < 1:
             raise ValueError(f"the input must have at least one pixel on every spatial axis, got {tuple(spatial)}")
-        if self.circular and self.kernel_size is not None and min(spatial) < step * (self.kernel_size // 2):
+        if self.circular and any(n < step * (side // 2) for n, side in zip(spatial, self.sides, strict=True)):
             scaled = "" if step == 1 else f" at the largest scale, {step}"
             raise ValueError(
-                f"kernel_size must be at most {2 * (min(spatial) // step) + 1} with padding_mode='circular' for input "
-                f"sides {tuple(spatial)}, which a window may reach around once{scaled}, got {self.kernel_size}"
+                f"kernel_size must be at most {tuple(2 * (n // step) + 1 for n in spatial)} with "
+                f"padding_mode='circular' for input sides {tuple(spatial)}, which a window may reach around "
+                f"once{scaled}, got {self.kernel_size}"
             )
 
     def count(self, spatial: Sequence[int] | None = None) -> int:
         """The number of offsets."""
-        if self.kernel_size is not None:
-            return len(self.selection) or self.kernel_size**self.dim
+        if not self.is_global:
+            return len(self.selection) or math.prod(self.sides)
         return math.prod([2 * n - 1 for n in self._grid(spatial)])
 
     def offsets(self, spatial: Sequence[int] | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Relative positions, (D, dim) int64: of the window, or with global attention of all pairs on the grid."""
-        radii = [n - 1 for n in self._grid(spatial)] if self.kernel_size is None else [self.kernel_size // 2] * self.dim
+        radii = [n - 1 for n in self._grid(spatial)] if self.is_global else [n // 2 for n in self.sides]
         every = _axes_to_position(_mesh(((-n, n + 1) for n in radii), device))
         return every[list(self.selection)] if self.selection else every
 
@@ -134,8 +151,8 @@ class Window:
 
     def scale(self, spatial: Sequence[int] | None = None) -> float:
         """The offset length, in pixels along an axis, that encodings see as 1."""
-        if self.kernel_size is not None:
-            return max(self.kernel_size // 2, 1)
+        if not self.is_global:
+            return max(*self.sides, 2) // 2
         sides = self._grid(spatial)
         larger = torch.sym_max if any(isinstance(side, torch.SymInt) for side in sides) else max
         return larger(functools.reduce(larger, sides) - 1, 1)

@@ -32,7 +32,7 @@ class _Layer(RdAttentionModule):
 
 class RdLiftingAttention(_Layer):
     def __init__(
-        self, in_type: FieldType, out_type: FieldType, kernel_size: int | None = 5, *, heads: int = 8,
+        self, in_type: FieldType, out_type: FieldType, kernel_size: int | tuple[int, ...] | None = 5, *, heads: int = 8,
         head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
         encoding: str | None = "axial", locality: float | str | None = "auto", content_heads: int | None = None,
         context_type: FieldType | None = None, dropout: float = 0.0,
@@ -52,8 +52,9 @@ class R2LiftingAttention(RdLiftingAttention):
     Args:
         in_type (FieldType): Type of the input: trivial fields.
         out_type (FieldType): Type of the output: regular fields of the same gspace.
-        kernel_size (int): Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size.
-            A window may be larger than the image; pixels outside are masked.
+        kernel_size (int or tuple): Odd side of the window in pixels, a side for each axis, such as ``(3, 5, 5)`` for
+            volumes of thick slices, or ``None`` for attention to all pixels, at any image size. All group elements must
+            keep the window. A window may be larger than the image; pixels outside are masked.
         heads (int): Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x
             3 window, 27 a cube.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
@@ -108,7 +109,7 @@ class R3LiftingAttention(RdLiftingAttention):
 
 class RdGroupAttention(_Layer):
     def __init__(
-        self, in_type: FieldType, out_type: FieldType, kernel_size: int | None = 5, *, heads: int = 8,
+        self, in_type: FieldType, out_type: FieldType, kernel_size: int | tuple[int, ...] | None = 5, *, heads: int = 8,
         head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
         relation: str | None = None, encoding: str | None = "axial", locality: float | str | None = "auto",
         content_heads: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
@@ -128,8 +129,9 @@ class R2GroupAttention(RdGroupAttention):
     Args:
         in_type (FieldType): Type of the input: regular fields.
         out_type (FieldType): Type of the output: regular fields of the same gspace.
-        kernel_size (int): Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size.
-            A window may be larger than the image; pixels outside are masked.
+        kernel_size (int or tuple): Odd side of the window in pixels, a side for each axis, such as ``(3, 5, 5)`` for
+            volumes of thick slices, or ``None`` for attention to all pixels, at any image size. All group elements must
+            keep the window. A window may be larger than the image; pixels outside are masked.
         heads (int): Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x
             3 window, 27 a cube.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
@@ -188,7 +190,7 @@ class R3GroupAttention(RdGroupAttention):
 
 class RdGlobalAttention(DrawsFeatures, _Layer):
     def __init__(
-        self, in_type: FieldType, out_type: FieldType, kernel_size: int = 5, *, heads: int = 8,
+        self, in_type: FieldType, out_type: FieldType, kernel_size: int | tuple[int, ...] = 5, *, heads: int = 8,
         head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
         relation: str = "frame",
         encoding: str = "axial", locality: float | str | None = "auto", num_random_features: int | None = None,
@@ -210,7 +212,8 @@ class R2GlobalAttention(RdGlobalAttention):
     Args:
         in_type (FieldType): Type of the input: regular fields.
         out_type (FieldType): Type of the output: regular fields of the same gspace.
-        kernel_size (int): Odd side of the window in pixels, within which weights are exact.
+        kernel_size (int or tuple): Odd side of the window in pixels, within which weights are exact, or a side for each
+            axis. All group elements must keep the window.
         heads (int): Number of attention heads.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
             ``out_type`` divided by ``heads``, rounded up, and at least one for each part of the axial encoding.

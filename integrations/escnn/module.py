@@ -33,8 +33,8 @@ class RdModule(EquivariantModule):
         super().__init__()
         self.space, self.in_type, self.out_type = in_type.gspace, in_type, out_type
         self.group, self.core, self.lifts, self.context_type = group, core, lifts, context_type
-        windows = [m.window.kernel_size for m in core.modules() if isinstance(m, ATTENTION)]
-        side = max([11 if group.dim == 2 else 5, *(size or 0 for size in windows)])
+        sides = [side for m in core.modules() if isinstance(m, ATTENTION) for side in m.window.sides]
+        side = max([11 if group.dim == 2 else 5, *sides])
         self.check_size: tuple[int, ...] = (side, side + 2) if group.dim == 2 else (side, side + 1, side)
 
     @classmethod

@@ -60,7 +60,7 @@ def oracle(layer, x, relation, context=None, there=None, mask=None):
     isometries = layer.group.isometries if scales else layer.group
     matrices, each = isometries.matrices.repeat(scales or 1, 1, 1), len(isometries)
     q, k, v = (p.unsqueeze(3) if lifts else p for p in layer.project(x, context))
-    size = layer.window.kernel_size
+    sides = torch.tensor(layer.window.sides[::-1])
     spatial = tuple(x.shape[-layer.group.dim :])
     scale = layer.window.scale(spatial)
 
@@ -72,8 +72,9 @@ def oracle(layer, x, relation, context=None, there=None, mask=None):
 
     def inside(offset):
         if layer.window.shape == "disk":
-            return bool(offset.norm() <= size / 2)
-        return size is None or bool(offset.abs().max() <= size // 2 and torch.equal(offset, offset.round()))
+            return bool((2 * offset / sides).norm() <= 1)
+        every = layer.window.is_global
+        return every or bool((offset.abs() <= sides // 2).all() and torch.equal(offset, offset.round()))
 
     def argument(h, t, s):
         if lifts:

@@ -56,6 +56,8 @@ WINDOWS = {
     "wider than the image": ((2, 3), 5, {"shape": "disk"}, False, 0.0, 2, 3),
     "circular volume with dropout": ((3, 3, 3), 3, {"shape": "disk", "padding_mode": "circular"}, False, 0.4, 3, 4),
     "masked volume": ((2, 3, 2), 3, {"shape": "disk"}, True, 0.0, 4, 4),
+    "flat": ((4, 3), (1, 5), {}, False, 0.0, 3, 2),
+    "flat, masked volume": ((3, 2, 4), (5, 1, 3), {}, True, 0.0, 2, 3),
     "circular and masked": ((3, 4), 3, {"padding_mode": "circular"}, True, 0.0, 2, 2),
     "far apart": ((5, 6), 3, {}, False, 0.0, 2, 2),
     "many pixels": ((9, 15), 3, {"shape": "disk"}, False, 0.0, 8, 9),

@@ -40,7 +40,7 @@ CHUNKED = [
 @pytest.mark.parametrize(("relation", "spatial", "dropout"), CHUNKED)
 def test_tiles_change_nothing(relation, spatial, dropout):
     """Tiles of images, of heads, of rows and of outputs give what the definition gives."""
-    window, mask = Window(len(spatial), 3), torch.rand(2, *spatial) < 0.8
+    window, mask = Window(len(spatial), (5, 1, 3)[-len(spatial) :]), torch.rand(2, *spatial) < 0.8
     tensors, index = table_operands(relation, window, spatial, channels=2, value_channels=3)
     settings = index, mask, torch.tensor(5), window, dropout
     expected = derivatives(*windowed_attention_definition(*tensors, *settings), tensors, mask)
@@ -58,7 +58,7 @@ WINDOWS = {"square": {}, "disk": {"shape": "disk"}, "circular": {"shape": "disk"
 def test_the_definition_of_windows(relation, shape, masked):
     """The definition computes the square around a disk. Pixels between the two have no weight, not even for queries
     whose keys are all masked. Windows may be wider than the image."""
-    for spatial, side in (((5, 7), 5), ((2, 5, 3), 3)):
+    for spatial, side in (((5, 7), (5, 3)), ((2, 5, 3), 3), ((2, 4, 3), (1, 3, 5))):
         window = Window(len(spatial), side, **WINDOWS[shape])
         tensors, index = table_operands(relation, window, spatial, channels=2)
         mask = None

@@ -45,6 +45,11 @@ DEFINITIONS = [
     *((name, ABOUT_X, (2, 2, 2), {"kernel_size": None, "heads": 1}) for name in TWO),
     *((name, ABOUT_X, (2, 2, 1), {"kernel_size": 5, "heads": 1}) for name in TWO),
     *(slow(name, ABOUT_X, (3, 3, 4), {"kernel_size": 3, "heads": 1}) for name in TWO),
+    # a side for each axis
+    *((name, dihedral(2), (3, 4), {"kernel_size": (1, 5)}) for name in LOCAL),
+    *((name, ABOUT_X, (2, 3, 2), {"kernel_size": (3, 3, 1), "heads": 1}) for name in TWO),
+    ("frame", dihedral(2), (3, 4), {"kernel_size": (5, 3), "window_shape": "disk", "content_heads": 1}),
+    ("relative", dihedral(2), (2, 4), {"kernel_size": (3, 7), **CIRCULAR}),
     # windows larger than the image
     ("lifting", cyclic(3), (3, 3), {"kernel_size": 7}),
     ("ge_vit", cyclic(3), (3, 3), {"kernel_size": 7}),

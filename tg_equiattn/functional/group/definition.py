@@ -28,7 +28,7 @@ and keeps scores in registers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ def windowed_attention_definition(
     ``mask`` is true at valid keys. Neighbouring offsets of the window are ``step`` pixels apart. ``seed`` is the seed
     of the dropout.
     """
-    at = shifts(cast(int, window.kernel_size), window.selection, window.dim)
+    at = shifts(window.sides, window.selection)
     penalty = key_penalty(query, mask, window.circular)
     penalty = None if penalty is None else at.pad(penalty, step, window.circular, MASKED_SCORE)
     row, column = pixel_hashes(query, offset_table, key_elements(index), seed)
@@ -72,9 +72,9 @@ def attend(
 ) -> tuple[Float[Tensor, "b e Cv H *rows"], Float[Tensor, "b e H T *rows"]]:  # fmt: skip
     """Attention of some rows, whose windows are in padded images of keys and values. ``penalty`` is added to the scores
     of keys."""
-    dim, side = at.dim, 2 * at.radius + 1
+    dim = at.dim
     own = index is None or index.ndim == 2  # an output h has one query, of element h
-    near = _windows(query.shape[4:], key.shape[4:], side, step, query.device)
+    near = _windows(query.shape[4:], key.shape[4:], at.sides, step, query.device)
 
     def on_window(x: Tensor) -> Tensor:
         """(..., S or 1, D) -> (..., 1, .., 1, S or 1, *window), with zeros between a disk and its square."""
@@ -117,11 +117,11 @@ def attend(
 
 
 def _windows(
-    rows: Sequence[int], padded: Sequence[int], side: int, step: int, device: torch.device
+    rows: Sequence[int], padded: Sequence[int], sides: Sequence[int], step: int, device: torch.device
 ) -> Int[Tensor, "*rows *window"]:
     """The indices, among all pixels of a padded image, of the window of every pixel."""
     dim, flat = len(rows), torch.zeros((), dtype=torch.int64, device=device)
-    for axis, (count, size) in enumerate(zip(rows, padded, strict=True)):
+    for axis, (count, size, side) in enumerate(zip(rows, padded, sides, strict=True)):
         along = torch.arange(count, device=device)[:, None] + step * torch.arange(side, device=device)
         shape = [1] * (2 * dim)
         shape[axis], shape[dim + axis] = count, side

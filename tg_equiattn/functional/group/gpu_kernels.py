@@ -344,11 +344,11 @@ def _block(constants: dict[str, Any]) -> int:
 
 
 def _launch(
-    one, keys, values, table, elements, index, penalty, row, column, spatial, kernel_size, selection, circular, step,
+    one, keys, values, table, elements, index, penalty, row, column, spatial, sides, selection, circular, step,
     dropout, chunk,
 ) -> tuple[list[Tensor], tuple[int, ...], dict[str, Any]]:  # fmt: skip
     """Tensors, sizes and constants of the kernels, for the operands of the operator."""
-    at = flat_images(spatial, kernel_size, selection, circular, step)
+    at = flat_images(spatial, sides, selection, circular, step)
     every = one, keys, values, table, elements, index, penalty, row, column, _shifts(at, one.device)
     tensors = [one if x is None else x.contiguous() for x in every]  # kernels do not read operands that are None
     area, plane, pixels, padded = one.shape[-1], keys.shape[-1], math.prod(one.shape[4:]), math.prod(keys.shape[5:])

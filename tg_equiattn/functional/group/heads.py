@@ -282,10 +282,10 @@ def _convolve(
     x: Tensor, filters: Float[Tensor, "o i D"], window: Window, groups: int = 1, bias: Tensor | None = None
 ) -> Tensor:
     """Convolve images with filters over the window, with zeros or the opposite side of the image beyond its border."""
-    side = cast(int, window.kernel_size)
-    at, padding = shifts(side, window.selection, window.dim), side // 2
+    at = shifts(window.sides, window.selection)
+    padding = at.reach()
     if window.circular:
-        x, padding = at.pad(x, circular=True), 0
+        x, padding = at.pad(x, circular=True), [0] * window.dim
     convolve = F.conv2d if window.dim == 2 else F.conv3d
     bias = None if bias is None else bias.to(x.dtype)
     return convolve(x, at.to_square(filters).to(x.dtype), bias, padding=padding, groups=groups)

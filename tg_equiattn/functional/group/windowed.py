@@ -282,7 +282,7 @@ KERNELS = Kernels(".group.gpu_kernels", _fits)
 attention_by_tiles = tile_operator(
     "tg_equiattn::group_attention",
     "Tensor query, Tensor key, Tensor value, Tensor table, Tensor elements, Tensor? index, Tensor? penalty, "
-    "Tensor? row, Tensor? column, SymInt[] spatial, SymInt kernel_size, SymInt[] selection, bool circular, "
+    "Tensor? row, Tensor? column, SymInt[] spatial, SymInt[] sides, SymInt[] selection, bool circular, "
     "SymInt step, float dropout, SymInt chunk",
     _plan, _outputs, moving=5, results=2, kernels=KERNELS,
 )  # fmt: skip

@@ -94,38 +94,45 @@ class Block(NamedTuple):
 class Shifts:
     """The offsets of a window, counted from its first corner, in the order of ``Window.offsets``.
 
-    Images are (..., *spatial) with ``dim`` spatial axes. Windows reach ``radius`` pixels to either side. ``blocks``
-    contain all offsets: a square is one block; a disk has one block for each of its rows.
+    Images are (..., *spatial). Windows have ``sides`` pixels along each axis. ``blocks`` contain all offsets: a square
+    is one block; a disk has one block for each of its rows.
     """
 
-    radius: int
-    dim: int
+    sides: tuple[int, ...]
     blocks: tuple[Block, ...]
 
-    def pad(self, x: Tensor, step: int = 1, circular: bool = False, value: float = 0.0) -> Tensor:
-        """Pad images by ``step * radius`` pixels at every side: with a value, or with pixels of the opposite side
-        (``circular``)."""
-        reach = step * self.radius
-        if not circular:
-            return F.pad(x, [reach] * (2 * self.dim), value=value)
-        for axis in range(x.ndim - self.dim, x.ndim):
-            last = x.narrow(axis, x.shape[axis] - reach, reach)
-            x = torch.cat([last, x, x.narrow(axis, 0, reach)], axis)
-        return x
+    @property
+    def dim(self) -> int:
+        return len(self.sides)
+
+    def reach(self, step: int = 1) -> list[int]:
+        """How many pixels windows reach to either side of each axis."""
+        return [step * (side // 2) for side in self.sides]
+
+    def pad(self, x: Tensor, step: int = 1, circular: bool = False, value: float = 0.0, rows: int = 0) -> Tensor:
+        """Pad images for the windows: with a value, or with pixels of the opposite side (``circular``). Add some rows
+        at the end."""
+        pads = [n for n in self.reach(step)[::-1] for _ in range(2)]  # F.pad begins with the last axis
+        if circular:
+            for axis, reach in enumerate(pads[::-2], x.ndim - self.dim):
+                last = x.narrow(axis, x.shape[axis] - reach, reach)
+                x = torch.cat([last, x, x.narrow(axis, 0, reach)], axis)
+            pads = [0] * len(pads)
+        pads[3] += rows
+        return F.pad(x, pads, value=value)
 
     def to_square(self, x: Float[Tensor, "*lead D"]) -> Float[Tensor, "*lead *window"]:
         """Place values of the window's offsets in the square around the window, with zeros at other offsets."""
         if len(self.blocks) > 1:
             x = F.pad(x, (0, 1)).index_select(-1, _order_in_square(self, x.device))
-        return x.unflatten(-1, [2 * self.radius + 1] * self.dim)
+        return x.unflatten(-1, self.sides)
 
 
 @cached(maxsize=32)
 def _order_in_square(shifts: Shifts, device: torch.device) -> Int[Tensor, " square"]:
     """The number of each offset of the square among the offsets of the window; other offsets have the number after the
     last."""
-    side, (*_, last) = 2 * shifts.radius + 1, shifts.blocks
-    order = torch.full([side] * shifts.dim, last.offsets.stop, device=device)
+    order = torch.full(shifts.sides, shifts.blocks[-1].offsets.stop, device=device)
     for block in shifts.blocks:
         box = tuple(slice(start, start + count) for start, count in zip(block.start, block.counts, strict=True))
         order[box] = torch.arange(block.offsets.start, block.offsets.stop, device=device).view(block.counts)
@@ -133,19 +140,18 @@ def _order_in_square(shifts: Shifts, device: torch.device) -> Int[Tensor, " squa
 
 
 @cached(maxsize=32)
-def shifts(kernel_size: int, selection: tuple[int, ...], dim: int) -> Shifts:
+def shifts(sides: tuple[int, ...], selection: tuple[int, ...]) -> Shifts:
     """The shifts of a square window, or of the offsets of ``selection`` in it (flat indices; empty means all)."""
-    every = list(itertools.product(*[range(kernel_size)] * dim))
+    every, dim, side = list(itertools.product(*map(range, sides))), len(sides), sides[-1]
     if len(selection) in (0, len(every)):
-        whole = Block((0,) * dim, (kernel_size,) * dim, 0)
-        return Shifts(kernel_size // 2, dim, (whole,))
+        return Shifts(sides, (Block((0,) * dim, sides, 0),))
     blocks, first = [], 0
     for end in range(1, len(selection) + 1):  # offsets of a row are contiguous
-        if end == len(selection) or selection[end] // kernel_size != selection[first] // kernel_size:
+        if end == len(selection) or selection[end] // side != selection[first] // side:
             counts = (*[1] * (dim - 1), end - first)
             blocks.append(Block(every[selection[first]], counts, first))
             first = end
-    return Shifts(kernel_size // 2, dim, tuple(blocks))
+    return Shifts(sides, tuple(blocks))
 
 
 def offsets_of_pairs(spatial: Sequence[int], device: torch.device) -> Int[Tensor, "query_pixels key_pixels"]:
@@ -204,18 +210,18 @@ class FlatImages:
     step: int
 
     @property
-    def margin(self) -> int:
+    def margins(self) -> list[int]:
         """The number of pixels by which padded images are longer than images, along each axis."""
-        return 2 * self.step * self.shifts.radius
+        return [2 * n for n in self.shifts.reach(self.step)]
 
     @property
     def width(self) -> int:
         """The number of pixels in a padded row."""
-        return self.spatial[-1] + self.margin
+        return self.spatial[-1] + self.margins[-1]
 
     def flat(self, x: Tensor) -> Tensor:
         """Join the rows of images (..., *spatial), with zeros after every row."""
-        return F.pad(x, (0, self.margin)).flatten(-2)
+        return F.pad(x, (0, self.margins[-1])).flatten(-2)
 
     def images(self, x: Tensor) -> Tensor:
         """The inverse of :meth:`flat`."""
@@ -224,11 +230,7 @@ class FlatImages:
     def padded(self, x: Tensor, value: float = 0.0) -> Tensor:
         """Pad images (..., *spatial) for the windows and join their rows. One more row at the end serves the windows of
         the discarded pixels of the last row."""
-        reach = [self.margin // 2] * (2 * self.shifts.dim)
-        if self.circular:
-            x, reach = self.shifts.pad(x, self.step, True), [0] * (2 * self.shifts.dim)
-        reach[3] += 1  # F.pad begins with the last axis
-        return F.pad(x, reach, value=value).flatten(-2)
+        return self.shifts.pad(x, self.step, self.circular, value, 1).flatten(-2)
 
     def padded_images(self, x: Tensor) -> Tensor:
         """The padded images, whose rows :meth:`padded` has joined."""
@@ -236,7 +238,7 @@ class FlatImages:
 
     def rows(self, start: int, count: int) -> tuple[tuple, tuple]:
         """The indices of some rows in flat images, and of all rows that their windows cover in padded images."""
-        end, more = start + count, self.margin
+        end, more = start + count, self.margins[0]
         if self.shifts.dim == 3:
             return (slice(start, end), slice(None)), (slice(start, end + more), slice(None))
         start, end, width = start * self.width, end * self.width, self.width
@@ -248,7 +250,7 @@ class FlatImages:
         outer = y.shape[lead:-1]
         steps = [self.step * n for n in (*strides[lead:-1], self.width, 1)]
         first = y.storage_offset() + sum(n * step for n, step in zip(block.start, steps, strict=True))
-        pixels = *(n - self.margin for n in outer), y.shape[-1] - (self.margin + 1) * self.width
+        pixels = *(n - self.margins[0] for n in outer), y.shape[-1] - (self.margins[-2] + 1) * self.width
         return y.as_strided(
             [*y.shape[:lead], *block.counts, *pixels], [*strides[:lead], *steps, *strides[lead:]], first
         )
@@ -274,17 +276,17 @@ class FlatImages:
 
 
 def flat_images(
-    spatial: Sequence[int], kernel_size: int, selection: Sequence[int], circular: bool, step: int
+    spatial: Sequence[int], sides: Sequence[int], selection: Sequence[int], circular: bool, step: int
 ) -> FlatImages:
-    return FlatImages(tuple(spatial), shifts(kernel_size, tuple(selection), len(spatial)), circular, step)
+    return FlatImages(tuple(spatial), shifts(tuple(sides), tuple(selection)), circular, step)
 
 
 def flat_operands(query, key, value, offset_table, element_table, index, mask, seed, window: Window, step=1) -> tuple:
     """The first operands of :func:`.windowed.attention_by_tiles`: images with joined rows, and the window."""
     spatial = [int(n) for n in query.shape[4:]] if torch.jit.is_tracing() else query.shape[4:]  # has no lists of sizes
-    geometry: Any = spatial, window.kernel_size, window.selection, window.circular, step
+    geometry: Any = spatial, window.sides, window.selection, window.circular, step
     at, ones = flat_images(*geometry), [0, 0] * (window.dim - 1) + [0, 1]
-    flat = F.pad(query.transpose(2, 3), (0, at.margin, *ones), value=1.0).flatten(-2)  # one channel is one
+    flat = F.pad(query.transpose(2, 3), (0, at.margins[-1], *ones), value=1.0).flatten(-2)  # one channel is one
     keys, values = (at.padded(x).unsqueeze(4 if index is None else 3) for x in (key, value))
     penalty = key_penalty(query, mask, window.circular)
     penalty = None if penalty is None else at.padded(penalty, MASKED_SCORE)[:, None, None, None]

@@ -36,8 +36,9 @@ class LiftingAttention(AttentionLayer):
             window, 27 a cube.
         head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
             rounded up, and at least one for each part of the axial encoding.
-        kernel_size: Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size. A
-            window may be larger than the image; pixels outside are masked.
+        kernel_size: Odd side of the window in pixels, a side for each axis, such as ``(3, 5, 5)`` for thick slices, or
+            ``None`` for attention to all pixels, at any image size. All group elements must keep the window. A window
+            may be larger than the image; pixels outside are masked.
         window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the
             pixel grid to itself (rotations by 45 degrees), since a square is not symmetric under them; else a square.
         padding_mode: ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side, so that
@@ -76,9 +77,10 @@ class LiftingAttention(AttentionLayer):
 
     def __init__(
         self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
-        head_channels: int | None = None, kernel_size: int | None = 5, window_shape: str | None = None,
-        padding_mode: str = "mask", encoding: str | None = "axial", locality: float | str | None = "auto",
-        content_heads: int | None = None, context_channels: int | None = None, dropout: float = 0.0,
+        head_channels: int | None = None, kernel_size: int | tuple[int, ...] | None = 5,
+        window_shape: str | None = None, padding_mode: str = "mask", encoding: str | None = "axial",
+        locality: float | str | None = "auto", content_heads: int | None = None, context_channels: int | None = None,
+        dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
@@ -141,8 +143,9 @@ class GroupAttention(AttentionLayer):
             window, 27 a cube.
         head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
             rounded up, and at least one for each part of the axial encoding.
-        kernel_size: Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size. A
-            window may be larger than the image; pixels outside are masked.
+        kernel_size: Odd side of the window in pixels, a side for each axis, such as ``(3, 5, 5)`` for thick slices, or
+            ``None`` for attention to all pixels, at any image size. All group elements must keep the window. A window
+            may be larger than the image; pixels outside are masked.
         window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the
             pixel grid to itself (rotations by 45 degrees), since a square is not symmetric under them; else a square.
         padding_mode: ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side, so that
@@ -209,7 +212,8 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
         heads: Number of attention heads.
         head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
             rounded up, and at least one for each part of the axial encoding.
-        kernel_size: Odd side of the window in pixels, within which weights are exact.
+        kernel_size: Odd side of the window in pixels, within which weights are exact, or a side for each axis. All
+            group elements must keep the window.
         window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the
             pixel grid to itself (rotations by 45 degrees), since a square is not symmetric under them; else a square.
         padding_mode: ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side.
@@ -250,7 +254,7 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
 
     def __init__(
         self, group: FiniteGroup, in_channels: int, out_channels: int, *, heads: int = 8,
-        head_channels: int | None = None, kernel_size: int = 5, window_shape: str | None = None,
+        head_channels: int | None = None, kernel_size: int | tuple[int, ...] = 5, window_shape: str | None = None,
         padding_mode: str = "mask", relation: str = "frame", encoding: str = "axial",
         locality: float | str | None = "auto", num_random_features: int | None = None,
         redraw_interval: int | None = None, context_channels: int | None = None, dropout: float = 0.0,

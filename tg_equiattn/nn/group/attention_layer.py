@@ -25,7 +25,7 @@ from ...grids import Window
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ...tables import Tables
 from ..modules import NotScriptable, StoresSettings
-from .defaults import default_content_heads, default_relation, default_scale_window, default_strength
+from .defaults import check_sides, default_content_heads, default_relation, default_scale_window, default_strength
 from .layers import Masked
 from .linear import GroupLinear, Pointwise
 
@@ -64,10 +64,10 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
 
     def __init__(
         self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
-        head_channels: int | None = None, kernel_size: int | None = 5, window_shape: str | None = None,
-        padding_mode: str = "mask", relation: str | None = None, encoding: str | None = "axial",
-        locality: float | str | None = "auto", content_heads: int | None = None, scale_window: int | None = None,
-        context_channels: int | None = None, dropout: float = 0.0,
+        head_channels: int | None = None, kernel_size: int | tuple[int, ...] | None = 5,
+        window_shape: str | None = None, padding_mode: str = "mask", relation: str | None = None,
+        encoding: str | None = "axial", locality: float | str | None = "auto", content_heads: int | None = None,
+        scale_window: int | None = None, context_channels: int | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         check_group(group, scales=True)
@@ -87,6 +87,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         if window_shape is None:
             window_shape = "square" if kernel_size is None or lattice else "disk"
         self.window = Window(group.dim, kernel_size, window_shape, padding_mode)
+        check_sides(isometries, self.window)
         # the number of elements u of the encoding: |H|, times the size of the window of scales if there is one
         arguments = None if row.index is None else len(isometries) * (self.scale_window or 1)
         if head_channels is None:  # as wide as the output, and a channel for each part of the axial encoding

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import warnings
 
+import torch
+
 from ... import checks
 from ...encodings.group import INDEXED, RELATIONS
+from ...grids import Window
 from ...groups import DilationGroup, FiniteGroup
 
 
@@ -30,7 +33,7 @@ def default_relation(group: FiniteGroup | DilationGroup, relation: str | None) -
 
 
 def default_scale_window(
-    group: FiniteGroup | DilationGroup, kernel_size: int | None, scale_window: int | None
+    group: FiniteGroup | DilationGroup, kernel_size: int | tuple[int, ...] | None, scale_window: int | None
 ) -> int | None:
     """The number of scales that one scale attends to, or None for a finite group. Raise ValueError if ``kernel_size``
     or ``scale_window`` does not fit the group."""
@@ -53,7 +56,7 @@ def default_scale_window(
 
 
 def default_strength(
-    locality: float | str | None, lattice: bool, encoding: str | None, kernel_size: int | None
+    locality: float | str | None, lattice: bool, encoding: str | None, kernel_size: int | tuple[int, ...] | None
 ) -> float | None:
     """The initial strength of the locality in 1 / pixel^2; ``None`` means no locality. Raise ValueError if
     ``encoding=None``, attention by content only, is combined with arguments that need offsets."""
@@ -97,6 +100,19 @@ def default_content_heads(
             "output would not depend on the input"
         )
     return content_heads
+
+
+def check_sides(group: FiniteGroup, window: Window) -> None:
+    """Raise ValueError unless every group element maps the window's sides to themselves."""
+    if not isinstance(window.kernel_size, tuple):
+        return
+    sides = torch.tensor(window.sides[::-1], device="cpu")  # those of the axes x, y (and z)
+    if bool((group.matrices[:, sides[:, None] != sides].abs() > 1e-6).any()):
+        raise ValueError(
+            f"kernel_size must have equal sides along axes that elements of {group!r} exchange, got "
+            f"{window.kernel_size}; use one side for all axes, or a group that keeps the window: in images reflections "
+            "and the half turn, in volumes with sides (a, b, b) rotations about the first axis"
+        )
 
 
 def check_scales(group: FiniteGroup | DilationGroup, norm: str = "batch", **sizes: object) -> None:

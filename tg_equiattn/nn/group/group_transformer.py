@@ -37,7 +37,7 @@ class GroupTransformer(DrawsFeatures, StoresSettings):
         channels: Output channels of each block; their number is the number of blocks.
         lifting_channels: Output channels of the lifting layer. ``None`` means those of the first block.
         heads: Attention heads of every layer.
-        kernel_size: Odd side of the windows in pixels, or ``None`` for attention to all pixels.
+        kernel_size: Odd side of the windows in pixels, a side for each axis, or ``None`` for attention to all pixels.
         relation: Which group elements meet in the blocks, as in :class:`GroupAttention`. ``None`` means ``"frame"``,
             and ``"relative"`` for groups of scales.
         norm: Normalization of :class:`GroupAttentionBlock`: ``"batch"``, ``"layer"`` or ``"global"``.
@@ -72,9 +72,10 @@ class GroupTransformer(DrawsFeatures, StoresSettings):
     def __init__(
         self, group: FiniteGroup | DilationGroup, in_channels: int, num_classes: int, *,
         channels: Sequence[int] = (20,) * 5, lifting_channels: int | None = None, heads: int = 8,
-        kernel_size: int | None = 5, relation: str | None = None, norm: str = "batch", norm_between: bool = False,
-        pools: Sequence[int] = (), crops: int | Sequence[int] = 0, dropout: float = 0.0, input_dropout: float = 0.0,
-        pool_dropout: float = 0.0, attn_type: str = "group", attn_kwargs: Mapping[str, Any] | None = None,
+        kernel_size: int | tuple[int, ...] | None = 5, relation: str | None = None, norm: str = "batch",
+        norm_between: bool = False, pools: Sequence[int] = (), crops: int | Sequence[int] = 0, dropout: float = 0.0,
+        input_dropout: float = 0.0, pool_dropout: float = 0.0, attn_type: str = "group",
+        attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         checks.positive(num_classes=num_classes)
@@ -166,7 +167,7 @@ class GEViT(GroupTransformer):
         channels: Output channels of each block; their number is the number of blocks.
         lifting_channels: Output channels of the lifting layer. ``None`` means those of the first block.
         heads: Attention heads of every layer.
-        kernel_size: Odd side of the windows in pixels, or ``None`` for attention to all pixels.
+        kernel_size: Odd side of the windows in pixels, a side for each axis, or ``None`` for attention to all pixels.
         norm_between: Whether a norm and a swish follow every block.
         pools: Blocks after which space is max-pooled 2 x 2, counted from 1; 0 means after lifting.
         crops: Pixels to remove at each side within each block: one number for all blocks, or one for each.
@@ -193,9 +194,9 @@ class GEViT(GroupTransformer):
 
     def __init__(
         self, group: FiniteGroup, in_channels: int, num_classes: int, *, channels: Sequence[int] = (20,) * 5,
-        lifting_channels: int | None = None, heads: int = 9, kernel_size: int | None = 5, norm_between: bool = False,
-        pools: Sequence[int] = (), crops: int | Sequence[int] = 0, dropout: float = 0.1, input_dropout: float = 0.0,
-        pool_dropout: float = 0.0,
+        lifting_channels: int | None = None, heads: int = 9, kernel_size: int | tuple[int, ...] | None = 5,
+        norm_between: bool = False, pools: Sequence[int] = (), crops: int | Sequence[int] = 0, dropout: float = 0.1,
+        input_dropout: float = 0.0, pool_dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
             group, in_channels, num_classes, channels=channels, lifting_channels=lifting_channels, heads=heads,
