@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -169,6 +170,17 @@ class RdModule(EquivariantModule):
         memo[id(self)] = copied = type(self).__new__(type(self))
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
+
+    def __copy__(self) -> RdModule:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise pickle.PicklingError(
+            f"{type(self).__name__} cannot be pickled, because escnn's groups cannot: store state_dict(), or pickle the "
+            "plain torch module that export() makes"
+        )
 
     def extra_repr(self) -> str:
         return f"{self.in_type}, {self.out_type}"

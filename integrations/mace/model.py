@@ -148,7 +148,7 @@ class _LongRangeModel(MACE):
             f"{type(self).__qualname__} is made by add_long_range(model, ...) alone: compile_mode, cuequivariance, "
             "LAMMPS' ML-IAP and everything else that builds a model from its configuration would lose its long range. "
             "To select a head call tg_equiattn.integrations.mace.select_head(model, head); to fine-tune run "
-            "examples/mace_run_train.py"
+            "tg_equiattn_mace_train"
         )
 
     @property

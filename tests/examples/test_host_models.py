@@ -25,6 +25,8 @@ write("train.xyz", systems)
 FLAGS = """--train_file train.xyz --valid_fraction 0.25 --E0s average --model ScaleShiftMACE --r_max 3 --batch_size 3
 --lr 0.01 --ema --default_dtype float64 --seed 1"""
 
+TRAIN = "-c", "from tg_equiattn.integrations.mace.train import main; main()"  # the command tg_equiattn_mace_train
+
 
 def said(host, folder, *command, needs="tblite"):
     """What a script, or a module behind -m, says."""
@@ -64,13 +66,13 @@ def test_crystal(tmp_path):
     assert "relaxation: done" in out
 
 
-def test_mace_run_train(tmp_path):
-    """MACE's own command: from flags, a checkpoint, a foundation model. What it saves runs without it."""
+def test_the_training_command(tmp_path):
+    """From flags, a checkpoint, a foundation model. What it saves runs without it."""
 
     def run(*command):
         return said("mace", tmp_path, *command, needs="ase")
 
-    def train(name, epochs, *more, script=(EXAMPLES / "mace_run_train.py",)):
+    def train(name, epochs, *more, script=TRAIN):
         names = "--name", name, "--max_num_epochs", epochs
         return [float(loss) for loss in re.findall(r"loss=\s*([\d.]+)", run(*script, *names, *FLAGS.split(), *more))]
 
@@ -97,14 +99,14 @@ def test_mace_run_train(tmp_path):
 
 
 @pytest.mark.slow
-def test_mace_run_train_fine_tunes_what_it_saves(tmp_path):
+def test_the_training_command_fine_tunes_what_it_saves(tmp_path):
     """One head of two, whose files the flag --heads names; and the model of stage two, which MACE may save frozen."""
     pytest.importorskip("ase")
 
     def run(name, *more):
         flags = FLAGS.replace("--train_file train.xyz", "").replace("--lr 0.01", "")
         words = "--name", name, "--max_num_epochs", 2, *flags.split(), *more
-        return said("mace", tmp_path, EXAMPLES / "mace_run_train.py", *words, needs="ase")
+        return said("mace", tmp_path, *TRAIN, *words, needs="ase")
 
     def losses(out, head):
         return [float(loss) for loss in re.findall(rf"head: {head}, loss=\s*([\d.]+)", out)]

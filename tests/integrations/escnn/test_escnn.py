@@ -67,6 +67,9 @@ def test_shapes_and_exports(gspace, randomise):
                 layer.evaluate_output_shape(wrong)
         for module in (exported, copy.deepcopy(exported), pickle.loads(pickle.dumps(exported))):
             torch.testing.assert_close(module(x), out.tensor, rtol=0, atol=0)
+        assert torch.equal(copy.copy(layer)(layer.in_type(x)).tensor, out.tensor)
+        with pytest.raises(pickle.PicklingError, match=r"store state_dict\(\), or pickle .* export\(\) makes"):
+            pickle.dumps(layer)
 
 
 def mixed(gspace):

@@ -1,6 +1,6 @@
-"""mace_run_train with long range: MACE's own command and all its flags, with charges or Ewald attention in the model.
+"""The command ``tg_equiattn_mace_train``: MACE's ``mace_run_train`` and all its flags, with long range in the model.
 
-    python mace_run_train.py --name far --train_file train.xyz --valid_fraction 0.1 --E0s average --charges Na=1 Cl=-1
+    tg_equiattn_mace_train --name far --train_file train.xyz --valid_fraction 0.1 --E0s average --charges Na=1 Cl=-1
 
 The model may come from flags, be a foundation model, or be a far.model that is fine-tuned with the long range it has
 (--foundation_model far.model). far.model is run by MACECalculator, and by mace_eval_configs if all frames are neutral.
@@ -8,28 +8,31 @@ Total charges of ions are read from ``info["total_charge"]`` of each frame, or f
 names.
 """
 
+from __future__ import annotations
+
 import argparse
 import itertools
 import sys
+from typing import Any
 
 import ase.io
 from mace.cli import run_train
 from mace.tools.scripts_utils import check_path_ase_read
-from tg_equiattn.integrations.mace import add_long_range, copy_long_range, select_head, without_long_range
 
+from .long_range import add_long_range
+from .model import copy_long_range, select_head, without_long_range
+
+BATCHES = 8  # of the training data, to which a model with charges is fitted before training
 build, remove_head = run_train.configure_model, run_train.remove_pt_head
 
 
-BATCHES = 8  # of the training data, to which a model with charges is fitted before training
-
-
-def charge(word):
+def charge(word: str) -> tuple[str, float]:
     name, number = word.split("=")
     return name, float(number)
 
 
-def long_range_flags(words):
-    """The arguments of add_long_range among the words of a command line, and the other words."""
+def long_range_flags(words: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The arguments of :func:`add_long_range` among the words of a command line, and the other words."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--charges", nargs="+", type=charge, help="of each element, as Na=1, in place of attention")
     parser.add_argument("--learn", choices=["scale"], help="find a common factor of the charges from forces")
@@ -39,17 +42,19 @@ def long_range_flags(words):
         parser.add_argument(f"--{name}", type=int)
     for name in ("width", "max_width", "gain"):
         parser.add_argument(f"--{name}", type=float)
+    if not {"-h", "--help"}.isdisjoint(words):
+        print(f"{__doc__}\n{parser.format_help()}\nThe flags of mace_run_train:\n")
     found, others = parser.parse_known_args(words)
     settings = vars(found)
     return settings | ({"charges": dict(found.charges)} if "charges" in settings else {}), others
 
 
-def is_far(model):
+def has_long_range(model: Any) -> bool:
     return model is not None and any(".long_range." in name for name in model.state_dict())
 
 
-def refuse_unread_charges(head_configs):
-    """Charges that files have and MACE would not read would be lost without a word."""
+def refuse_unread_charges(head_configs: Any) -> None:
+    """End the program for files with charges that MACE would not read."""
     for head in head_configs:
         key = head.key_specification.info_keys["total_charge"]
         for file in filter(check_path_ase_read, head.train_file):
@@ -62,8 +67,9 @@ def refuse_unread_charges(head_configs):
                     )
 
 
-def main(words):
-    settings, others = long_range_flags(words)
+def main() -> None:
+    """Run ``mace_run_train`` on the words of the command line."""
+    settings, sys.argv[1:] = long_range_flags(sys.argv[1:])
 
     def configure_model(args, train_loader, atomic_energies, model_foundation, heads, z_table, head_configs):
         if args.lora or args.enable_cueq or args.enable_oeq or (args.freeze or 0) >= 6:
@@ -72,7 +78,7 @@ def main(words):
                 "--enable_oeq"
             )
         refuse_unread_charges(head_configs)
-        tuned = is_far(model_foundation)
+        tuned = has_long_range(model_foundation)
         base = without_long_range(model_foundation) if tuned else model_foundation
         model, outputs = build(args, train_loader, atomic_energies, base, heads, z_table, head_configs)
         if tuned:
@@ -86,10 +92,5 @@ def main(words):
         return add_long_range(model, batch=batches if "charges" in settings else batches[0], **settings), outputs
 
     run_train.configure_model = configure_model
-    run_train.remove_pt_head = lambda model, head: (select_head if is_far(model) else remove_head)(model, head)
-    sys.argv[1:] = others
+    run_train.remove_pt_head = lambda model, head: (select_head if has_long_range(model) else remove_head)(model, head)
     run_train.main()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
