@@ -24,9 +24,9 @@ from tg_equiattn.nn import (
     RelativePerformer,
     SE3Hyena,
 )
-from tg_equiattn.nn.performer.relative_performer import PixelEmbedding
+from tg_equiattn.nn.performer.attention import PixelEmbedding
+from tg_equiattn.nn.vector.sequences import check_order
 from tg_equiattn.node_batch import NodeBatch
-from tg_equiattn.orders import check_order
 from tg_equiattn.testing import act, dilation_errors, equivariance_error
 
 C4, WINDOW, ONE = cyclic(4), Window(2, 3), torch.ones(1, 2, 3, 4, 4)

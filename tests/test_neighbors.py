@@ -49,7 +49,7 @@ def search(request, monkeypatch):
     """How near pairs are searched for: by scipy's tree, and where it is not installed."""
     if request.param == "tree":
         pytest.importorskip("scipy")
-    monkeypatch.setattr("tg_equiattn.neighbor_search.has_scipy", lambda: request.param == "tree")
+    monkeypatch.setattr("tg_equiattn.neighbors.has_scipy", lambda: request.param == "tree")
 
 
 @pytest.mark.usefixtures("search")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from space import batch_of, motion
 
+from tg_equiattn.nn.vector.sequences import check_order, radial_order
 from tg_equiattn.node_batch import NodeBatch
-from tg_equiattn.orders import check_order, radial_order
 
 CPU = torch.device("cpu")
 

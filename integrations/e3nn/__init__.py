@@ -5,11 +5,9 @@ from .._host import require
 
 require("e3nn", "e3nn")
 
-from .charge_interaction import IrrepsChargeInteraction, IrrepsPredictedChargeInteraction  # noqa: E402
-from .ewald_attention import IrrepsEwaldAttention  # noqa: E402
-from .long_tensor_product import LongTensorProduct  # noqa: E402
+from .ewald_attention import IrrepsChargeInteraction, IrrepsEwaldAttention, IrrepsPredictedChargeInteraction  # noqa: E402
 from .se3_hyena import IrrepsSE3Hyena, IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention  # noqa: E402
-from .tensor_product_hyena import TensorProductHyenaOperator  # noqa: E402
+from .tensor_product_hyena import LongTensorProduct, TensorProductHyenaOperator  # noqa: E402
 
 __all__ = [
     "IrrepsChargeInteraction",

@@ -12,12 +12,12 @@ import torch
 from e3nn import o3
 from torch import Tensor, nn
 
-from tg_equiattn.functional.waves.charges import charge_energies
+from tg_equiattn.functional.waves.ewald_attention import charge_energies
 from tg_equiattn.nn.waves.charges import UNIT, ChargeOutputs, PredictedChargeInteraction
 from tg_equiattn.node_batch import NodeBatch
 
 from .atoms_attention import Atoms
-from .charge_interaction import IrrepsChargeInteraction, IrrepsPredictedChargeInteraction
+from .ewald_attention import IrrepsChargeInteraction, IrrepsPredictedChargeInteraction
 
 Layer = IrrepsChargeInteraction | IrrepsPredictedChargeInteraction
 _RANK = 1e-2  # singular values of compositions below this, relative to the largest, are left to the model

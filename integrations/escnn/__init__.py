@@ -22,12 +22,7 @@ from .attention import (  # noqa: E402
     R3GroupAttention,
     R3LiftingAttention,
 )
-from .block import (  # noqa: E402
-    R2AttentionBlock,
-    R2RegularLayerNorm,
-    R3AttentionBlock,
-    R3RegularLayerNorm,
-)
+from .block import R2AttentionBlock, R2RegularLayerNorm, R3AttentionBlock, R3RegularLayerNorm  # noqa: E402
 from .export import export  # noqa: E402
 from .masks import MaskedSequential  # noqa: E402
 from .types import between_fields, group_from_gspace  # noqa: E402

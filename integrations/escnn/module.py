@@ -178,8 +178,8 @@ class RdModule(EquivariantModule):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise pickle.PicklingError(
-            f"{type(self).__name__} cannot be pickled, because escnn's groups cannot: store state_dict(), or pickle the "
-            "plain torch module that export() makes"
+            f"{type(self).__name__} cannot be pickled, because escnn's groups cannot: store state_dict(), or pickle the"
+            " plain torch module that export() makes"
         )
 
     def extra_repr(self) -> str:

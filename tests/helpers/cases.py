@@ -22,8 +22,8 @@ from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
 from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn.group.layers import RegularBatchNorm, SpatialCrop, SpatialMaxPool
 from tg_equiattn.nn.group.linear import Pointwise
+from tg_equiattn.nn.performer.attention import MeanReadout, PerformerBlock, PixelEmbedding
 from tg_equiattn.nn.performer.random_features import RandomFeatures
-from tg_equiattn.nn.performer.relative_performer import MeanReadout, PerformerBlock, PixelEmbedding
 
 C4, GRID, SIZES, RAGGED = cyclic(4), PixelGrid((5, 7), 3), [5, 11, 3], [2, 17, 1, 5]
 SMALL = {"hidden_scalars": 5, "hidden_vectors": 7}

@@ -7,8 +7,7 @@ from .performer.linear_attention import linear_attention, orthogonal_projection,
 from .performer.near_pairs import window_attention
 from .vector.attention import vector_attention
 from .vector.clifford import geometric_product
-from .waves.charges import charge_energies
-from .waves.ewald_attention import ewald_attention
+from .waves.ewald_attention import charge_energies, ewald_attention
 from .waves.kernels import Coulomb, Gaussian, Kernel
 
 __all__ = [

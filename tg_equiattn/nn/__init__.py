@@ -7,12 +7,11 @@ from .group.group_transformer import GEViT, GroupTransformer
 from .group.layers import GlobalPooling, RegularGlobalNorm, RegularLayerNorm
 from .group.linear import GroupLinear
 from .hyena.se3_hyena import SE3Hyena, SE3HyenaOperator
-from .performer.attention import PerformerAttention
-from .performer.relative_performer import RelativePerformer
+from .performer.attention import PerformerAttention, RelativePerformer
 from .vector.clifford import CliffordMLP
 from .vector.self_attention import VectorSelfAttention, VectorTransformer
 from .waves.charges import ChargeInteraction, PredictedChargeInteraction
-from .waves.ewald_attention import EwaldAttention
+from .waves.ewald_layer import EwaldAttention
 
 __all__ = [
     "ChargeInteraction",

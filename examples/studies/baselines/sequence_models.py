@@ -13,8 +13,7 @@ from tg_equiattn.functional.hyena.long_conv import long_convolution
 from tg_equiattn.functional.softmax_attention import softmax_attention
 from tg_equiattn.nn.vector.clifford import Grades
 from tg_equiattn.nn.vector.convolutions import ShortConv
-from tg_equiattn.nn.vector.operator import OperatorSettings, TokenNetwork
-from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
+from tg_equiattn.nn.vector.operator import OperatorSettings, ScalarVectorModule, TokenNetwork
 from tg_equiattn.nn.vector.sequences import TokenBatch
 from tg_equiattn.node_batch import PaddedBatch
 

@@ -244,9 +244,7 @@ def _table(
     return torch.cat(each, 1).view(len(rows), -1)
 
 
-def _inverse(
-    vectors: Float[Tensor, "graphs 3 3"],
-) -> tuple[Float[Tensor, "graphs 3 3"], Float[Tensor, " graphs"]]:
+def _inverse(vectors: Float[Tensor, "graphs 3 3"]) -> tuple[Float[Tensor, "graphs 3 3"], Float[Tensor, " graphs"]]:
     """Inverses and volumes of cells, by cross products, which compilers fuse."""
     across = torch.linalg.cross(vectors.roll(-1, 1), vectors.roll(-2, 1))
     volume = (vectors[:, 0] * across[:, 0]).sum(1)

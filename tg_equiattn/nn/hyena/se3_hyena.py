@@ -16,8 +16,7 @@ from ...functional.vector.clifford import cross_product
 from ...node_batch import PaddedBatch
 from ..vector.clifford import Grades, MultivectorMLP
 from ..vector.convolutions import ImplicitFilter
-from ..vector.operator import FILTERS, OperatorSettings, TokenModel, TokenOperator
-from ..vector.scalars_and_vectors import ScalarVectorModule
+from ..vector.operator import FILTERS, OperatorSettings, ScalarVectorModule, TokenModel, TokenOperator
 from ..vector.sequences import TokenBatch
 
 GATE_CHANNELS = 8  # hidden multivectors of the gate's MLP

@@ -14,8 +14,7 @@ from ...functional.softmax_attention import softmax_attention
 from ...functional.tiles import joined
 from ...functional.vector.attention import vector_attention_impl
 from ...node_batch import PaddedBatch
-from .operator import OperatorSettings, TokenModel, TokenOperator
-from .scalars_and_vectors import ScalarVectorModule
+from .operator import OperatorSettings, ScalarVectorModule, TokenModel, TokenOperator
 from .sequences import TokenBatch
 
 

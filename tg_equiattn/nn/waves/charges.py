@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.waves.charges import charge_energies
+from ...functional.waves.ewald_attention import charge_energies
 from ...modes import full_precision
 from ...node_batch import NodeBatch
 from ..modules import NotScriptable, StoresSettings
