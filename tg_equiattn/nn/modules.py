@@ -1,4 +1,4 @@
-"""Base classes and helpers that all modules share."""
+"""Base classes and helpers that all modules share, and the arguments of modules on tokens."""
 
 from __future__ import annotations
 
