@@ -73,6 +73,22 @@ def test_the_definition_of_windows(relation, shape, masked):
         assert_equal(derivatives(*found, tensors, shown), derivatives(*expected, tensors, shown))
 
 
+@pytest.mark.parametrize("shape", WINDOWS)
+@pytest.mark.parametrize(("spatial", "size"), [((3, 4), 1.0), ((3, 4), 30.0), ((2, 2, 3), 1.0)])
+def test_three_factors(shape, spatial, size):
+    """Sums over the queries of 8 elements, also of scores as large as 200, where a product of factors underflows."""
+    window, mask = Window(len(spatial), 3, **WINDOWS[shape]), torch.rand(2, *spatial) < 0.7
+    mask[0] = False
+    mask[0].flatten()[-1] = True
+    tensors, index = table_operands("ge_vit", window, spatial, elements=8, channels=2, value_channels=2)
+    with torch.no_grad():
+        tensors[0] *= size
+    settings = index, mask, None, window, 0.0
+    expected = derivatives(*windowed_attention_definition(*tensors, *settings), tensors, mask)
+    for chunk in (-1, 2000):
+        assert_equal(derivatives(*windowed_attention(*tensors, *settings, 1, chunk), tensors, mask), expected)
+
+
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_derivatives_of_the_operator(relation):
     """Of first and second order, as those of tiles."""

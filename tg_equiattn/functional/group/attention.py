@@ -192,7 +192,9 @@ def _check(
     outputs = elements
     if index is not None:
         outputs = len(index)
-        _check_index(index, query)
+        shapes = [(outputs, elements, elements), (elements, elements)]
+        checks.tensor("index", index, torch.int64, shapes, query.device)
+        _check_permutations(index)
     elif elements == 1 and offset_encoding is not None:  # lifting
         outputs = len(offset_encoding)
     checks.probability(dropout=dropout)
@@ -208,29 +210,11 @@ def _check(
         ("group_bias", group_bias, (heads, elements)),
         ("space_bias", space_bias, (heads, outputs, offsets)),
     ):
-        if tensor is None:
-            continue
-        if tensor.device != query.device:
-            raise ValueError(f"{name} must be on {query.device} as query is, got {tensor.device}")
-        if not tensor.is_floating_point():
+        if tensor is not None and not tensor.is_floating_point():
             raise ValueError(f"{name} must be a floating point tensor, got {tensor.dtype}")
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-        if name in ("key", "value") and tensor.dtype != query.dtype:
-            raise ValueError(f"{name} must be {query.dtype} as query is, got {tensor.dtype}")
-
-
-def _check_index(index: Tensor, query: Tensor) -> None:
-    elements = query.shape[3]
-    if index.device != query.device:
-        raise ValueError(f"index must be on {query.device} as query is, got {index.device}")
-    shapes = (len(index), elements, elements), (elements, elements)
-    if index.dtype != torch.int64 or tuple(index.shape) not in shapes:
-        raise ValueError(
-            f"index must be int64 of shape (|H|, {elements}, {elements}) or ({elements}, {elements}), "
-            f"got {index.dtype} of shape {tuple(index.shape)}"
-        )
-    _check_permutations(index)
+        if tensor is not None:
+            dtype = query.dtype if name in ("key", "value") else tensor.dtype
+            checks.tensor(name, tensor, dtype, [shape], query.device)
 
 
 @checks.of_values

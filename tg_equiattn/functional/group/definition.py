@@ -57,7 +57,7 @@ def windowed_attention_definition(
     at = shifts(window.sides, window.selection)
     penalty = key_penalty(query, mask, window.circular)
     penalty = None if penalty is None else at.pad(penalty, step, window.circular, MASKED_SCORE)
-    row, column = pixel_hashes(query, offset_table, key_elements(index), seed)
+    row, column = pixel_hashes(query, (offset_table.shape[1], key_elements(index), offset_table.shape[2]), seed)
     key, value = (at.pad(x, step, window.circular) for x in (key, value))
     with full_precision(query.device):
         return attend(query, key, value, offset_table, element_table, index, penalty, row, column, at, step, dropout)

@@ -9,7 +9,7 @@ Sizes are those of :mod:`.definition`, with ``P`` query pixels, ``n`` of them in
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import hashed_dropout
 from ..operators import Plan, tile_numbers, tile_operator
 from ..tiles import WHOLE, Call, Shape, Tile, is_whole
-from .windows import key_elements, key_penalty, offsets_of_pairs, query_elements
+from .windows import key_elements, key_penalty, offsets_of_pairs, pixel_hashes, query_elements
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -42,17 +42,12 @@ def dense_attention(
     the seed of the dropout. ``chunk`` is the largest number of scores of one t in memory at once; -1 means the default
     of the device. ``plain`` asks for standard operations of torch where it is traced, instead of an operator.
     """
-    spatial, pairs, row, column = query.shape[4:], None, None, None
-    if offset_encoding.shape[1] or space_bias.shape[2]:
-        pairs = offsets_of_pairs(spatial, query.device)
+    spatial, has_offsets = query.shape[4:], bool(offset_encoding.shape[1] or space_bias.shape[2])
+    pairs = offsets_of_pairs(spatial, query.device) if has_offsets else None
     penalty = key_penalty(query, mask)
-    query = query.flatten(4)
-    if seed is not None:
-        (batch, heads), pixels, keys = query.shape[:2], query.shape[4], key_elements(index) * key.shape[4]
-        row, column = hashed_dropout.hashes(batch * heads * pixels, len(offset_encoding) * keys, seed)
-        row, column = row.view(batch, heads, pixels, 1), column.view(-1, keys)
-    if chunk < 0:
-        chunk = tile_numbers(query.device, _TILE, 6)
+    row, column = pixel_hashes(query, (len(offset_encoding), key_elements(index) * key.shape[4]), seed)
+    query, row = query.flatten(4), None if row is None else row.flatten(2).unsqueeze(3)
+    chunk = tile_numbers(query.device, _TILE, 6) if chunk < 0 else chunk
     tensors = query, key, value, offset_encoding, space_bias, element_table, index, pairs, penalty, row, column
     (out,) = _attention(*tensors, dropout, chunk, plain=plain)
     return out.unflatten(-1, spatial)
@@ -71,9 +66,7 @@ def _tile(
     # (b, e, H or 1, C, S, M), and for values (b, e, H, Cv, S M)
     keys, values = (x.transpose(2, 3).unsqueeze(4) if index is None else x.unsqueeze(2) for x in (key, value))
     values = values.flatten(4).expand(-1, -1, outputs, -1, -1)
-    total: Any = None
-    rho: Any = None
-    logits: Any = None
+    total = rho = logits = cast(Any, None)
     if pairs is not None and encoding.shape[1]:
         rho = encoding.transpose(0, 1).flatten(1).index_select(0, pairs.flatten())  # of matrices, since it is faster
         rho = rho.view(*pairs.shape, *encoding.shape[::2]).permute(2, 0, 3, 1)  # (H, n, C, M)
@@ -129,8 +122,7 @@ def _plan(query, key, value, encoding, bias, table, index, pairs, penalty, row, 
     step = -(-pixels // -(-pixels // step))  # equal numbers of pixels
     rest = max(1, chunk // (step * keys))
     steps = max(1, rest // (batch * heads)), step, max(1, rest // heads), min(heads, rest)
-    own_query = query_elements(index) == 1 and query.shape[3] > 1
-    own_key = index is None and key.shape[3] > 1
+    own_query, own_key = query_elements(index) == 1 and query.shape[3] > 1, index is None and key.shape[3] > 1
     every, tiles = slice(None), []
     sizes = zip((outputs, pixels, batch, heads), steps, strict=True)
     for starts in itertools.product(*(range(0, size, step) for size, step in sizes)):
@@ -140,9 +132,7 @@ def _plan(query, key, value, encoding, bias, table, index, pairs, penalty, row, 
         mask = image if penalty is not None and len(penalty) > 1 else every
         cut = of_query, of_key, of_key, output, (head, output), head, output, place, mask, (image, head, place), output
         tiles.append(Tile(dropout, cut, ((image, head, every, output, place),)))
-    apart = steps[0] >= outputs
-    once = own_query or apart, *[(own_key or apart) and steps[1] >= pixels] * 2, *[False] * 8
-    return Call(_tile, tuple(tiles), (shape,), once, True), tensors
+    return Call(_tile, tuple(tiles), (shape,), (False,) * 11, True), tensors
 
 
 def _outputs(query, key, value, encoding, *rest) -> tuple[Tensor, ...]:

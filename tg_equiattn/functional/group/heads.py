@@ -25,7 +25,7 @@ from ..softmax_attention import softmax_attention
 from .definition import windowed_attention_definition
 from .dense import dense_attention
 from .windowed import KERNELS, windowed_attention
-from .windows import offsets_of_pairs, shifts, zero_where_masked, zero_without_keys
+from .windows import MASKED_SCORE, offsets_of_pairs, shifts, zero_where_masked
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -66,24 +66,25 @@ def attention_of_heads(
         flat = None if key_mask is None else key_mask.flatten(1)
         if seed is None and not (plain or rows or space_bias is not None or offset_encoding is not None):
             out = _by_content(query, key.flatten(4), value.flatten(4), index, flat)
-            return zero_where_masked(out, None if flat is None else flat.any(1)).to(kind), None
-        outputs = next((len(x) for x in (offset_encoding, index) if x is not None), query.shape[3])
-        rho = query.new_zeros(outputs, 0, query.shape[2]) if offset_encoding is None else offset_encoding.to(dtype)
-        bias = query.new_zeros(query.shape[1], outputs, 0) if space_bias is None else space_bias.to(dtype)
-        operands = query, key.flatten(4), value.flatten(4), rho, bias, elements, index, flat, seed, dropout
-        out = dense_attention(*operands, plain=plain)
+        else:
+            outputs = next((len(x) for x in (offset_encoding, index) if x is not None), query.shape[3])
+            rho = query.new_zeros(outputs, 0, query.shape[2]) if offset_encoding is None else offset_encoding.to(dtype)
+            bias = query.new_zeros(query.shape[1], outputs, 0) if space_bias is None else space_bias.to(dtype)
+            operands = query, key.flatten(4), value.flatten(4), rho, bias, elements, index, flat, seed, dropout
+            out = dense_attention(*operands, plain=plain)
         return zero_where_masked(out, None if flat is None else flat.any(1)).to(kind), None
     offsets = _table(query, cast(Tensor, offset_encoding).shape[:2], offset_encoding, space_bias)
     # The definition keeps the products of queries and encodings in memory, and all scores for a backward pass.
-    numbers = query.shape[0] * math.prod(offsets.shape[:-1]) * math.prod(query.shape[4:])
-    if index is not None:
-        numbers *= math.prod(index.shape[1:-1])
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
-            numbers *= index.shape[-1]
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    others = () if index is None else index.shape[1 : None if recorded else -1]
+    numbers = query.shape[0] * math.prod((*offsets.shape[:-1], *query.shape[4:], *others))
     definition = choose_form(query, numbers // 4, plain, KERNELS.run(query, key, value)) == DEFINITION
     attend = windowed_attention_definition if definition else windowed_attention
     out, lse = attend(query, key, value, offsets, elements, index, key_mask, seed, window, dropout, step)
-    out = out if key_mask is None else zero_without_keys(out, lse)
+    # A query without a valid key has the score MASKED_SCORE for each key. Attention gives it an average of masked
+    # values, and its backward cannot tell how many there are: the fill removes both. All heads and elements of a pixel
+    # have the same keys.
+    out = zero_where_masked(out, None if key_mask is None else lse[:, 0, 0, 0] > MASKED_SCORE / 2)
     return out.to(kind), lse.squeeze(3)
 
 
@@ -95,13 +96,11 @@ def _by_content(
     """Attention over all pixels without encodings and biases, where scores do not depend on the output element: softmax
     attention of pixels, or of pairs of a pixel and an element if there is an index, by torch's kernels."""
     spatial, (batch, heads, _, elements), keys = query.shape[4:], query.shape[:4], key.shape[3]
-    q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(0, 2) for x in (query, key, value))
-    rows = heads if index is not None else heads * keys
-    if index is not None:
-        sizes = elements, keys, keys
-        q, k, v = (x.unflatten(0, (batch * heads, n)).flatten(1, 2) for x, n in zip((q, k, v), sizes, strict=True))
-        mask = None if mask is None else mask.repeat(1, keys)
-    mask = None if mask is None else mask.expand(batch, -1).repeat_interleave(rows, 0)
+    q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2) for x in (query, key, value))
+    q, k, v = (x.flatten(0, 2) if index is None else x.flatten(2, 3).flatten(0, 1) for x in (q, k, v))
+    if mask is not None:
+        columns, rows = (1, heads * keys) if index is None else (keys, heads)
+        mask = mask.expand(batch, -1).repeat(1, columns).repeat_interleave(rows, 0)
     with full_precision(query.device):
         out = softmax_attention(q, k, v, mask)
     out = out.view(batch, heads, elements, math.prod(spatial), value.shape[2]).permute(0, 1, 4, 2, 3)
@@ -169,9 +168,7 @@ def global_attention(
     The index is (H, S) and means relation ``"relative"``, or ``None``, which means ``"frame"``. ``projection`` holds
     the directions of the random features, and ``far_bias`` holds f, (heads, 1) in frames.
     """
-    near, lse = attention_of_heads(
-        query * query.shape[2] ** -0.5, key, value, terms, window, key_mask, dropout, plain
-    )  # fmt: skip
+    near, lse = attention_of_heads(query * query.shape[2] ** -0.5, key, value, terms, window, key_mask, dropout, plain)
     if terms.element_index is None:  # in frames, (head, element) pairs act as heads
         bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1)
     else:
@@ -268,8 +265,7 @@ def lifting_by_position(
         filters = maps.mT @ _weights(space_bias).to(values.dtype).flatten(1)
     elements = space_bias.shape[1]
     filters = filters.view(len(out_bias), -1, elements, space_bias.shape[2]).transpose(1, 2).flatten(0, 1)
-    bias = out_bias[:, None].expand(-1, elements).flatten()
-    return _convolve(x, filters, window, bias=bias).unflatten(1, (-1, elements))
+    return _convolve(x, filters, window, bias=out_bias.repeat_interleave(elements)).unflatten(1, (-1, elements))
 
 
 def _weights(space_bias: Tensor) -> Tensor:
@@ -283,9 +279,7 @@ def _convolve(
 ) -> Tensor:
     """Convolve images with filters over the window, with zeros or the opposite side of the image beyond its border."""
     at = shifts(window.sides, window.selection)
-    padding = at.reach()
-    if window.circular:
-        x, padding = at.pad(x, circular=True), [0] * window.dim
+    x, padding = (at.pad(x, circular=True), 0) if window.circular else (x, at.reach())
     convolve = F.conv2d if window.dim == 2 else F.conv3d
     bias = None if bias is None else bias.to(x.dtype)
     return convolve(x, at.to_square(filters).to(x.dtype), bias, padding=padding, groups=groups)

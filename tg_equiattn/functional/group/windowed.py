@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -37,11 +36,6 @@ def _of_block(weight: Tensor, block: Block, dim: int) -> Tensor:
     """Weights of the offsets of a block, (..., *counts, *flat)."""
     axis = weight.ndim - dim
     return weight.narrow(axis, block.first, math.prod(block.counts)).unflatten(axis, block.counts)
-
-
-def _by_offset(weight: Tensor) -> Sequence[Tensor]:
-    """Weights of one key element for each offset, (b, e, 1, H, *flat), which broadcast with features."""
-    return weight.squeeze(3).unsqueeze(2).unbind(4)
 
 
 def _at_once(weight: Tensor, channels: int) -> bool:
@@ -73,8 +67,7 @@ class Dot(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, y = ctx.saved_tensors
-        to_x, to_y = Sum.apply(grad, y, ctx.at), Scatter.apply(grad, x, y.shape, ctx.at)
-        to_x = to_x if x.shape[3] == grad.shape[2] else to_x.sum(3, keepdim=True)
+        to_x, to_y = Sum.apply(grad, y, ctx.at).sum_to_size(x.shape), Scatter.apply(grad, x, y.shape, ctx.at)
         return grad if ctx.started else None, to_x, to_y, None, None
 
 
@@ -91,7 +84,7 @@ class Sum(torch.autograd.Function):
         at_once = _at_once(weight, channels)
         if weight.shape[3] == 1 and not at_once:
             out = weight.new_zeros(shape)
-            for weights, view in zip(_by_offset(weight), at.views(y.squeeze(4)), strict=True):
+            for weights, view in zip(weight.transpose(2, 3).unbind(4), at.views(y.squeeze(4)), strict=True):
                 out.addcmul_(weights, view)
             return out
         out, step, weight = weight.new_empty(shape), channels if at_once else 1, weight.unsqueeze(2)
@@ -125,7 +118,7 @@ class Scatter(torch.autograd.Function):
             return products.sum(5 if own else (3, 5)).view(shape)
         y = weight.new_zeros(shape)
         if weight.shape[3] == 1 and shape[3] == weight.shape[2]:
-            for weights, view in zip(_by_offset(weight), at.views(y.squeeze(4)), strict=True):
+            for weights, view in zip(weight.transpose(2, 3).unbind(4), at.views(y.squeeze(4)), strict=True):
                 view.addcmul_(weights, x)
             return y
         sums = weight.new_zeros(*weight.shape[:2], x.shape[2], *weight.shape[3:])
@@ -139,8 +132,7 @@ class Scatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         weight, x = ctx.saved_tensors
-        to_x = Sum.apply(weight, grad, ctx.at)
-        to_x = to_x if x.shape[3] == weight.shape[2] else to_x.sum(3, keepdim=True)
+        to_x = Sum.apply(weight, grad, ctx.at).sum_to_size(x.shape)
         return Dot.apply(None, x, grad, None, ctx.at), to_x, None, None
 
 
@@ -169,23 +161,23 @@ class _Softmax(torch.autograd.Function):
         return slope - weight * mean if torch.is_grad_enabled() else slope.addcmul_(weight, mean, value=-1), None
 
 
-class _Settings(NamedTuple):
-    at: FlatImages
-    dropout: float
-
-
 def _tile(
-    settings: _Settings, query: Float[Tensor, "b e #H C+1 *flat"], key: Float[Tensor, "b e C #H S *padded"],
-    value: Float[Tensor, "b e Cv #H S *padded"], table: Float[Tensor, "e H D C+1"],
-    elements: Float[Tensor, "e U C+1"], index: Int[Tensor, "H S"] | Int[Tensor, "H T S"] | None,
-    penalty: Float[Tensor, "#b 1 1 1 *padded"] | None, row: Int[Tensor, "b e 1 1 1 *flat"] | None,
-    column: Int[Tensor, "H S D *1"] | None, *, known: tuple[Tensor, Tensor] | None = None,
+    settings: tuple[FlatImages, float], query: Float[Tensor, "b e #H C+1 *flat"],
+    key: Float[Tensor, "b e C #H S *padded"], value: Float[Tensor, "b e Cv #H S *padded"],
+    table: Float[Tensor, "e H D C+1"], elements: Float[Tensor, "e U C+1"],
+    index: Int[Tensor, "H S"] | Int[Tensor, "H T S"] | None, penalty: Float[Tensor, "#b 1 1 1 *padded"] | None,
+    row: Int[Tensor, "b e 1 1 1 *flat"] | None, column: Int[Tensor, "H S D *1"] | None, *,
+    known: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Float[Tensor, "b e Cv H *flat"], Float[Tensor, "b e H T *flat"]]:  # fmt: skip
     """Attention of some rows, from queries with a channel of ones. If the results are ``known``, only derivatives are
     wanted."""
     at, dropout = settings
     if in_functorch_transform():  # which has begun since the forward pass: views by strides have no rules there
         return _by_definition(at, dropout, query, key, value, table, elements, index, penalty, row, column)
+    if _has_three_factors(value, index, row):
+        results = _three_factors(at, query, key, value, table, elements, index, penalty)
+        if results is not None:
+            return results
     (outputs, offsets), queries, pixels = table.shape[1:3], query_elements(index), query.shape[4:]
     own, lses = queries == 1, []
     total: Any = None
@@ -195,8 +187,9 @@ def _tile(
         scores = torch.matmul(table.reshape(len(table), of_t.shape[2], -1, table.shape[-1]), flat)
         scores = scores.view(*query.shape[:2], outputs, 1, offsets, *pixels)
         if elements.shape[1] and index is not None:
-            logits = _by_key(torch.matmul(elements[:, None], flat), index.view(outputs, queries, -1)[:, t])
-            scores = scores + logits.unflatten(-1, pixels).unsqueeze(4)
+            rho = elements.index_select(1, index.view(outputs, queries, -1)[:, t].flatten())
+            logits = torch.matmul(rho.view(len(rho), of_t.shape[2], -1, rho.shape[-1]), flat)
+            scores = scores + logits.view(*query.shape[:2], outputs, -1, 1, *pixels)
         features = of_t[:, :, :, :-1].transpose(2, 3)
         if (of_t.shape[2], key.shape[4]) == (outputs, scores.shape[3]):
             scores = Dot.apply(scores, features, key, penalty, at)
@@ -209,6 +202,51 @@ def _tile(
     if row is not None and column is not None:
         total = total * hashed_dropout.keep(row, column, dropout, query.dtype)
     return Sum.apply(total, value, at, known is not None), lses[0].unsqueeze(3) if own else torch.stack(lses, 3)
+
+
+def _has_three_factors(value: Tensor, index: Tensor | None, row: Tensor | None) -> bool:
+    """True on a CPU for relations with a sum over t, without dropout, if that is faster: for heads of few channels and
+    groups of 8 elements or more."""
+    most = 0 if row is not None or value.device.type != "cpu" else query_elements(index)
+    return most >= 8 and 4 * value.shape[2] <= 3 * most
+
+
+def _exponentials(x: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(x - top) and top, the maximum along the last axis. The clamp avoids subnormal products of two of them."""
+    top = x.detach().amax(-1, keepdim=True)
+    return (x - top).clamp_(min=0.5 * math.log(torch.finfo(x.dtype).tiny)).exp_(), top.squeeze(-1)
+
+
+def _three_factors(at, query, key, value, table, elements, index, penalty) -> tuple[Tensor, Tensor] | None:
+    """:func:`_tile` for relations with a sum over t, by small matrix products for each pixel.
+
+    A weight is a product of three factors: of a query and a key, of a query and an offset, and of a query and an
+    element u. So a pixel has |H|^2 (2 D + 1) exponentials instead of |H|^3 D. Each factor is divided by its maximum. If
+    a sum of weights is then so small that it has lost precision, the result is ``None``.
+    """
+    (outputs, queries, keys), offsets, pixels = index.shape, table.shape[2], query.shape[4:]
+    ones, near = torch.ones_like(key[:, :, :1]), torch.arange(math.prod(key.shape[5:]), device=key.device)
+    penalty = torch.zeros_like(ones) if penalty is None else penalty.unsqueeze(2).expand_as(ones)
+    near = torch.stack(at.views(near.view(key.shape[5:])), -1).flatten()
+    images = torch.cat([key, penalty, value, ones], 2).squeeze(3).flatten(4).permute(0, 1, 4, 2, 3)
+    windows = images.flatten(3).index_select(2, near).unflatten(2, (-1, offsets)).transpose(3, 4)  # the fastest to copy
+    windows = windows.unflatten(3, (-1, keys)).flatten(4)  # (b, e, pixels, channels, S D)
+    key, value = windows.split([key.shape[2] + 1, value.shape[2] + 1], 3)
+    query = query.flatten(4).permute(0, 1, 4, 2, 3).contiguous()  # (b, e, pixels, T, C + 1)
+    content, content_top = _exponentials(query @ key)
+    offset = (query @ table.flatten(1, 2).mT[:, None]).unflatten(4, (outputs, offsets))
+    offset, offset_top = _exponentials(offset + key[:, :, :, None, -1:, :offsets])  # its maximum has a valid key, too
+    element, element_top = _exponentials(query @ elements.mT[:, None])
+    order = index.permute(1, 2, 0) + elements.shape[1] * torch.arange(queries, device=index.device)[:, None, None]
+    element = element.flatten(3).index_select(3, order.flatten()).unflatten(3, (queries, 1, keys, outputs))
+    weighted = (content.unsqueeze(4) * value.unsqueeze(3)).unflatten(5, (keys, offsets)).flatten(4, 5)
+    sums = ((weighted @ offset.mT).unflatten(4, (-1, keys)) * element).sum(5)  # (b, e, pixels, T, Cv + 1, H)
+    out, mass = sums[:, :, :, :, :-1], sums[:, :, :, :, -1]
+    if not bool(mass.amin() > (1e-9 if mass.dtype == torch.float32 else 1e-130)):
+        return None
+    lse = mass.log() + (content_top + element_top).unsqueeze(4) + offset_top
+    out = (out / mass.unsqueeze(4)).sum(3).permute(0, 1, 3, 4, 2)
+    return out.unflatten(4, pixels), lse.permute(0, 1, 4, 3, 2).unflatten(4, pixels)
 
 
 def _by_definition(
@@ -224,13 +262,6 @@ def _by_definition(
     return at.flat(out), at.flat(lse)
 
 
-def _by_key(x: Float[Tensor, "b e #H U pixels"], order: Int[Tensor, "H S"]) -> Float[Tensor, "b e H S pixels"]:
-    """Gather logits of u into logits of key elements."""
-    if x.shape[2] == len(order):
-        order = order + x.shape[3] * torch.arange(len(order), device=x.device)[:, None]
-    return x.flatten(2, 3).index_select(2, order.flatten()).unflatten(2, (len(order), -1))
-
-
 def _plan(query, key, value, table, elements, index, penalty, row, column, *settings) -> Plan:
     """The arguments of :func:`.tiled`. A tile holds whole images if their scores fit, otherwise some heads of an image,
     otherwise some rows of a head, otherwise some outputs of a row."""
@@ -239,12 +270,11 @@ def _plan(query, key, value, table, elements, index, penalty, row, column, *sett
     batch, heads = query.shape[:2]
     sizes = outputs, at.spatial[0], heads, batch
     each = key_elements(index) * table.shape[2] * math.prod(at.spatial[1:])  # scores of a row of an output
-    steps: list[int] = []
-    for size in sizes:
-        steps.append(max(1, min(size, chunk // each)))
-        each *= size
+    if _has_three_factors(value, index, row):  # which are formed for all t and outputs at once
+        chunk = max(chunk // 4, each * outputs)
+    steps = [max(1, min(size, chunk // (each * math.prod(sizes[:n])))) for n, size in enumerate(sizes)]
     steps[1] = -(-sizes[1] // -(-sizes[1] // steps[1]))  # equal numbers of rows
-    every, setting, tiles = slice(None), _Settings(at, dropout), []
+    every, setting, tiles = slice(None), (at, dropout), []
     own_query, own_key = queries == 1 and query.shape[2] > 1, index is None and key.shape[3] > 1
     for starts in itertools.product(*(range(0, size, step) for size, step in zip(sizes, steps, strict=True))):
         output, _, head, image = (slice(start, start + step) for start, step in zip(starts, steps, strict=True))
@@ -258,18 +288,15 @@ def _plan(query, key, value, table, elements, index, penalty, row, column, *sett
         tiles.append(Tile(setting, cut, place))
     if len(tiles) == 1:
         tiles = [Tile(setting, (WHOLE,) * 9, (WHOLE,) * 2)]
-    shapes = (batch, heads, value.shape[2], outputs), (batch, heads, outputs, queries)
-    # several tiles read the same keys if they hold different rows, or outputs without a key of their own
-    apart, whole = steps[0] >= outputs, steps[1] >= sizes[1]
-    once = apart or own_query, *[whole and (apart or own_key)] * 2, *[False] * 6
-    call = Call(_tile, tuple(tiles), tuple(Shape((*x, *query.shape[4:]), True) for x in shapes), once, True)
+    sizes_of_results = (value.shape[2], outputs), (outputs, queries)
+    shapes = tuple(Shape((batch, heads, *some, *query.shape[4:]), True) for some in sizes_of_results)
+    call = Call(_tile, tuple(tiles), shapes, (False,) * 9, True)
     return call, (query, key, value, table, elements, index, penalty, row, column)
 
 
 def _outputs(query, key, value, table, elements, index, *rest) -> tuple[Tensor, ...]:
-    lead, outputs, pixels = query.shape[:2], table.shape[1], query.shape[4:]
-    out = query.new_empty(*lead, value.shape[2], outputs, *pixels)
-    return out, query.new_empty(*lead, outputs, query_elements(index), *pixels)
+    sizes = (value.shape[2], table.shape[1]), (table.shape[1], query_elements(index))
+    return tuple(query.new_empty(*query.shape[:2], *some, *query.shape[4:]) for some in sizes)
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> bool:
@@ -296,8 +323,7 @@ def windowed_attention(
     ``chunk`` is the largest number of scores of one t in memory at once; -1 means the default of the device.
     """
     chunk = tile_numbers(query.device, _TILE, 6) if chunk < 0 else chunk
-    tensors = query, key, value, offset_table, element_table, index, mask, seed
-    operands = flat_operands(*tensors, window, step)
+    operands = flat_operands(query, key, value, offset_table, element_table, index, mask, seed, window, step)
     at = flat_images(*operands[9:])
     out, lse = attention_by_tiles(*operands, dropout, chunk)
     return at.images(out), at.images(lse)

@@ -63,16 +63,6 @@ def zero_where_masked(x: Tensor, mask: Mask) -> Tensor:
     return fill_where_masked(x, mask, 0.0)
 
 
-def zero_without_keys(out: Tensor, lse: Float[Tensor, "B heads H T *spatial"]) -> Tensor:
-    """Set outputs (B, ..., *spatial) of queries without a valid key to zero; ``lse`` are the log-sum-exps of scores.
-
-    Such a query has the score :data:`MASKED_SCORE` for each key. Attention gives it an average of masked values, and
-    its backward cannot tell how many there are. The fill removes both, so that outputs and gradients are zero. All
-    heads and elements of a pixel have the same keys.
-    """
-    return zero_where_masked(out, lse[:, 0, 0, 0] > MASKED_SCORE / 2)
-
-
 class Block(NamedTuple):
     """Offsets of a window that fill a box.
 
@@ -145,12 +135,10 @@ def shifts(sides: tuple[int, ...], selection: tuple[int, ...]) -> Shifts:
     every, dim, side = list(itertools.product(*map(range, sides))), len(sides), sides[-1]
     if len(selection) in (0, len(every)):
         return Shifts(sides, (Block((0,) * dim, sides, 0),))
-    blocks, first = [], 0
-    for end in range(1, len(selection) + 1):  # offsets of a row are contiguous
-        if end == len(selection) or selection[end] // side != selection[first] // side:
-            counts = (*[1] * (dim - 1), end - first)
-            blocks.append(Block(every[selection[first]], counts, first))
-            first = end
+    blocks: list[Block] = []
+    for row in dict.fromkeys(n // side for n in selection):
+        some = [n for n in selection if n // side == row]  # they are contiguous
+        blocks.append(Block(every[some[0]], (*[1] * (dim - 1), len(some)), selection.index(some[0])))
     return Shifts(sides, tuple(blocks))
 
 
@@ -184,13 +172,12 @@ def key_penalty(
 
 
 def pixel_hashes(
-    query: Tensor, offset_table: Tensor, keys: int, seed: Tensor | None
-) -> tuple[Int[Tensor, "B e *spatial"], Int[Tensor, "H S D"]] | tuple[None, None]:
-    """The hashes of queries and of weights for dropout; None without a seed."""
+    query: Tensor, weights: Sequence[int], seed: Tensor | None
+) -> tuple[Int[Tensor, "B e *spatial"], Int[Tensor, "*weights"]] | tuple[None, None]:
+    """The hashes of queries and of the ``weights`` of each for dropout; None without a seed."""
     if seed is None:
         return None, None
     (batch, heads), spatial = query.shape[:2], query.shape[4:]
-    weights = offset_table.shape[1], keys, offset_table.shape[2]
     row, column = hashed_dropout.hashes(batch * heads * math.prod(spatial), math.prod(weights), seed)
     return row.view(batch, heads, *spatial), column.view(weights)
 
@@ -290,7 +277,8 @@ def flat_operands(query, key, value, offset_table, element_table, index, mask, s
     keys, values = (at.padded(x).unsqueeze(4 if index is None else 3) for x in (key, value))
     penalty = key_penalty(query, mask, window.circular)
     penalty = None if penalty is None else at.padded(penalty, MASKED_SCORE)[:, None, None, None]
-    row, column = pixel_hashes(query, offset_table, key_elements(index), seed)
+    weights = offset_table.shape[1], key_elements(index), offset_table.shape[2]
+    row, column = pixel_hashes(query, weights, seed)
     if row is not None and column is not None:
         row, column = at.flat(row)[:, :, None, None, None], column[(...,) + (None,) * (window.dim - 1)]
     return flat, keys, values, offset_table, element_table, index, penalty, row, column, *geometry
