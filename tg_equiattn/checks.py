@@ -187,8 +187,8 @@ def is_one_of(shape: Sequence[int], shapes: Sequence[tuple]) -> bool:
 
 def _any_of(shapes: Sequence[tuple]) -> str:
     """Shapes as text for an error, for example (2 or 1, 5, 7)."""
-    if len(shapes) == 1:
-        return str(tuple(map(int, shapes[0])))
+    if len(shapes) == 1 or len({*map(len, shapes)}) > 1:
+        return " or ".join(str(tuple(map(int, shape))) for shape in shapes)
     sizes = (" or ".join(dict.fromkeys(str(int(n)) for n in some)) for some in zip(*shapes, strict=True))
     return f"({', '.join(sizes)})"
 
