@@ -99,8 +99,6 @@ CASES = [
     ("offsets .* must be finite", lambda: NeighborList(PAIR, 3, torch.full((2, 2), torch.nan))),
     (r"nodes in \[0, 3\)", lambda: NeighborList(3 * PAIR, 3)),
     ("must not join a pair twice", lambda: near_distances(NeighborList(PAIR, 3, torch.tensor([[1, 0], [2, 0]])), 3)),
-    ("weights must not be negative", lambda: NeighborList(
-        EDGES, 3, torch.ones(1, 1), weights=torch.tensor([math.nan]))),
     ("neighbors must be of 4 nodes.*, got 3 in 1", lambda: NeighborList(EDGES, 3, torch.ones(1, 1)).check_nodes(4, 1)),
     ("metric must be", lambda: neighbor_list(CLOUD, 1.0, metric="l2")),
     ("element must be a lattice element", lambda: act(IMAGE, cyclic(8), 1)),

@@ -76,34 +76,22 @@ def _check_range(edge_index: Int[Tensor, "2 edges"], nodes: int) -> None:
             raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
 
 
-def check_fields(
-    edges: int, offsets: Tensor, features: Tensor | None, weights: Tensor | None, finite: bool = False
-) -> None:
-    """Raise ValueError unless offsets are (E, dim), features (E, F) and weights (E,), offsets are finite and weights
-    not negative. Values are checked only where they are read, and those of offsets not if known to be ``finite``."""
-    for name, given, axes in (("offsets", offsets, 2), ("features", features, 2), ("weights", weights, 1)):
-        if given is not None and (given.ndim != axes or given.shape[0] != edges):
-            wanted = f"({edges}, {'dim' if name == 'offsets' else 'F'})" if axes == 2 else f"({edges},)"
-            raise ValueError(f"{name} must have shape {wanted}, got {tuple(given.shape)}")
+def check_fields(edges: int, offsets: Tensor, features: Tensor | None, finite: bool = False) -> None:
+    """Raise ValueError unless offsets are (E, dim) and features (E, F), and offsets are finite. Values are checked only
+    where they are read, and not if known to be ``finite``."""
+    for name, given, size in (("offsets", offsets, "dim"), ("features", features, "F")):
+        if given is not None and (given.ndim != 2 or given.shape[0] != edges):
+            raise ValueError(f"{name} must have shape ({edges}, {size}), got {tuple(given.shape)}")
     if offsets.is_complex() or offsets.dtype == torch.bool:
         raise ValueError(f"offsets (edge_offset) must be real numbers, got {offsets.dtype}")
     if not finite and offsets.shape[1]:
         _check_finite(offsets)
-    if weights is not None:
-        _check_weights(weights)
 
 
 @checks.of_values
 def _check_finite(offsets: Tensor) -> None:
     if not bool(offsets.isfinite().all()):
         raise ValueError("offsets (edge_offset, or differences of pos) must be finite, got NaN or infinity")
-
-
-@checks.of_values
-def _check_weights(weights: Tensor) -> None:
-    if not bool((weights >= 0).all()):
-        came = float(weights.detach().min())
-        raise ValueError(f"weights must not be negative or NaN, got {came}; use 0 to leave out an edge")
 
 
 def check_graph_of_edges(

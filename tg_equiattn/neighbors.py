@@ -33,10 +33,10 @@ class SortedPairs:
 
     def __init__(
         self, target: Tensor, source: Tensor, nodes: int, offsets: Tensor, mask: Tensor | None,
-        features: Tensor | None, weights: Tensor | None, self_features: Tensor | None, between_positions: bool,
+        features: Tensor | None, self_features: Tensor | None, between_positions: bool,
     ) -> None:  # fmt: skip
         self.target, self.source, self.nodes, self.offsets = target, source, nodes, offsets
-        self.mask, self.features, self.weights, self.self_features = mask, features, weights, self_features
+        self.mask, self.features, self.self_features = mask, features, self_features
         self.between_positions = between_positions
         self._cache: dict[Hashable, Any] = {}
         self._unrestricted: SortedPairs | None = None  # with the same CSR matrix
@@ -76,8 +76,10 @@ class SortedPairs:
         """The same pairs, with pairs masked unless both nodes are true in ``mask``, bool ``(N,)``."""
         mask = mask[self.target] & mask[self.source]
         mask = mask if self.mask is None else mask & self.mask
-        features = self.features, self.weights, self.self_features
-        less = SortedPairs(self.target, self.source, self.nodes, self.offsets, mask, *features, self.between_positions)
+        less = SortedPairs(
+            self.target, self.source, self.nodes, self.offsets, mask, self.features, self.self_features,
+            self.between_positions,
+        )  # fmt: skip
         less._unrestricted = self if self._unrestricted is None else self._unrestricted
         return less
 
@@ -127,7 +129,6 @@ class NeighborList(SortedPairs):
             all pairs.
         features: ``(E, F)`` of the pairs, for example of bonds; whole numbers and bool become floating point numbers.
             ``None`` means no features.
-        weights: ``(E,)`` of the pairs, not negative, which a window's weights are multiplied by. ``None`` means 1.
         loops: whether a pair of a node with itself is a pair like any other. The default is ``False``.
         between_positions: whether offsets are known to be differences of positions. The default is ``False``.
         checked: whether ``edge_index``, and positions that ``offsets`` lie between, have been checked already. The
@@ -145,14 +146,13 @@ class NeighborList(SortedPairs):
 
     def __init__(
         self, edge_index: Tensor, nodes: int, offsets: Tensor | None = None, *, mask: Tensor | None = None,
-        features: Tensor | None = None, weights: Tensor | None = None, loops: bool = False,
-        between_positions: bool = False, checked: bool = False,
+        features: Tensor | None = None, loops: bool = False, between_positions: bool = False, checked: bool = False,
     ) -> None:  # fmt: skip
         if not checked:
             check_edges(edge_index, nodes)
         if offsets is None:
             offsets = torch.zeros(edge_index.shape[1], 0, device=edge_index.device)
-        check_fields(edge_index.shape[1], offsets, features, weights, finite=checked and between_positions)
+        check_fields(edge_index.shape[1], offsets, features, finite=checked and between_positions)
         offsets = offsets if offsets.is_floating_point() else offsets.long()
         if features is not None and not features.is_floating_point():
             features = features.double()
@@ -166,9 +166,9 @@ class NeighborList(SortedPairs):
         self.edge_index, self.order = edge_index, order  # the pairs as given, and the number of each pair among them
         if order is not None:
             target, source, offsets = target[order], source[order], offsets[order]
-            mask, features, weights = (None if x is None else x[order] for x in (mask, features, weights))
+            mask, features = (None if x is None else x[order] for x in (mask, features))
         super().__init__(
-            target.contiguous(), source.contiguous(), nodes, offsets, mask, features, weights, self_features,
+            target.contiguous(), source.contiguous(), nodes, offsets, mask, features, self_features,
             between_positions,
         )  # fmt: skip
 
@@ -176,8 +176,7 @@ class NeighborList(SortedPairs):
     def from_edges(
         cls, edge_index: Tensor, nodes: int, *, batch: Tensor | None = None, node_mask: Tensor | None = None,
         dim: int | None = None, pos: Tensor | None = None, offsets: Tensor | None = None, whole: bool = False,
-        edge_dim: int | None = None, features: Tensor | None = None, weights: Tensor | None = None, loops: bool = False,
-        checked: bool = False,
+        edge_dim: int | None = None, features: Tensor | None = None, loops: bool = False, checked: bool = False,
     ) -> NeighborList:  # fmt: skip
         """Make a list from edges, positions and features as users of a layer give them.
 
@@ -192,8 +191,7 @@ class NeighborList(SortedPairs):
             whole: whether offsets have to be whole numbers, up to rounding.
             edge_dim: width of the features that the layer needs. ``None`` means none.
             features: ``(E, edge_dim)``, or ``(E,)`` for one.
-            weights: ``(E,)`` of the pairs, not negative, which a window's weights are multiplied by. ``None`` means 1.
-            loops: whether a pair of a node with itself is a pair like any other. The default is ``False``.
+                loops: whether a pair of a node with itself is a pair like any other. The default is ``False``.
             checked: whether ``edge_index`` and ``pos`` have been checked already. The default is ``False``.
 
         Raises:
@@ -215,7 +213,7 @@ class NeighborList(SortedPairs):
         if batch is not None or node_mask is not None:
             check_graph_of_edges(edge_index[1], edge_index[0], batch, node_mask, "edge_index")
         return cls(
-            edge_index, nodes, offsets, features=features, weights=weights, loops=loops, between_positions=between,
+            edge_index, nodes, offsets, features=features, loops=loops, between_positions=between,
             checked=checked or not between,
         )  # fmt: skip
 
@@ -229,7 +227,7 @@ class NeighborList(SortedPairs):
 
         near = NeighborList(
             edge_index, count * self.nodes, copies(self.offsets), mask=copies(self.mask), loops=True, checked=True,
-            features=copies(self.features), weights=copies(self.weights), between_positions=self.between_positions,
+            features=copies(self.features), between_positions=self.between_positions,
         )  # fmt: skip
         near.self_features = copies(self.self_features)
         return near

@@ -192,12 +192,9 @@ def near_attention(inputs: Inputs, near: Near) -> tuple[Float[Tensor, "heads nod
         self_scores, scores = self_scores + key_bias, scores + key_bias.index_select(1, pairs.source)
     if pairs.mask is not None:
         scores = scores.masked_fill(~pairs.mask, -torch.inf)
-    if pairs.weights is not None:
-        scores = scores.masked_fill(pairs.weights <= 0, -torch.inf)
     target = pairs.target.expand_as(scores)
     top = self_scores.detach().scatter_reduce(1, target, scores.detach(), "amax")
     weights, self_weights = (scores - top.index_select(1, pairs.target)).exp(), (self_scores - top).exp()
-    weights = weights if pairs.weights is None else weights * pairs.weights.to(weights.dtype)
     total = self_weights.scatter_add(1, target, weights)
     lse, dropout = (total.log() + top)[..., None], inputs.dropout
     if pairs.sums is None:
@@ -275,9 +272,6 @@ def _near_entries(
     rows (length, length), one after the other; and b - f."""
     pairs, (first, place) = near.pairs, parts.scores()
     bias, itself, far = (t.to(dtype) for t in (near.bias, near.self_bias, near.far_bias))
-    if pairs.weights is not None:
-        weights = pairs.weights.to(dtype)
-        bias = (bias + torch.where(weights > 0, weights, 1.0).log()).masked_fill(weights <= 0, -torch.inf)
     if pairs.mask is not None:
         bias = bias.masked_fill(~pairs.mask, -torch.inf)
     logs = torch.cat([bias, itself.expand(-1, pairs.nodes)], 1) - far[:, None]
