@@ -113,10 +113,10 @@ def test_attention_on_lattice_elements_stays_equivariant(name, kind, randomise):
 @pytest.mark.parametrize(("kernel_size", "shape"), [(5, "square"), (5, "disk"), (None, "square")])
 def test_offsets_off_the_lattice_are_exact(kernel_size, shape):
     window, group = Window(2, kernel_size, shape), cyclic(8)
-    wanted = rotated_offsets(group.matrices, window, (5, 6))
+    wanted = rotated_offsets(group.matrices, window.offsets((5, 6)))
     layer = GroupAttention(group, 3, 7, heads=2, kernel_size=kernel_size, window_shape=shape)
     with Tf32():
-        assert torch.equal(rotated_offsets(group.matrices, window, (5, 6)), wanted)
+        assert torch.equal(rotated_offsets(group.matrices, window.offsets((5, 6))), wanted)
         assert torch.equal(layer.offsets((5, 6), torch.device("cpu")), wanted)
 
 

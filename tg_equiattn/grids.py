@@ -10,8 +10,8 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -94,13 +94,8 @@ class Window:
                 "padding_mode must be 'mask' where kernel_size is None (global): half a side away an offset has no "
                 "direction on a torus; GlobalGroupAttention joins a circular window with all pixels. Got 'circular'"
             )
-        chosen: tuple[int, ...] = ()
-        if self.shape == "disk":
-            whole = math.prod(sides)  # sum (2 offset / side)^2 <= 1, in whole numbers
-            units = [2 * whole // side for side in sides]
-            window = itertools.product(*(range(-(side // 2), side // 2 + 1) for side in sides))
-            lengths = (sum((n * unit) ** 2 for n, unit in zip(offset, units, strict=True)) for offset in window)
-            chosen = tuple(i for i, length in enumerate(lengths) if length <= whole**2)
+        box = itertools.product(*(range(1 - side, side, 2) for side in sides))
+        chosen = tuple(i for i, offset in enumerate(box) if self.holds(offset))
         object.__setattr__(self, "selection", chosen if len(chosen) < math.prod(sides) else ())
 
     @property
@@ -116,6 +111,12 @@ class Window:
     @property
     def circular(self) -> bool:
         return self.padding_mode == "circular"
+
+    def holds(self, doubled: Sequence[int]) -> bool:
+        """True if the window has an offset of the box around it, given as its double along the tensor's axes."""
+        whole = math.prod(self.sides)  # sum (2 offset / side)^2 <= 1, in whole numbers
+        lengths = (n * (whole // side) for n, side in zip(doubled, self.sides, strict=True))
+        return self.shape == "square" or sum(n**2 for n in lengths) <= whole**2
 
     def check(self, spatial: Sequence[int], step: int = 1) -> None:
         """Raise ValueError unless a grid of this size can be attended over. Neighbouring offsets of the window are
@@ -156,6 +157,54 @@ class Window:
         sides = self._grid(spatial)
         larger = torch.sym_max if any(isinstance(side, torch.SymInt) for side in sides) else max
         return larger(functools.reduce(larger, sides) - 1, 1)
+
+
+class Phase(NamedTuple):
+    """Every second pixel of the finer of two grids, and its part of a window between the two.
+
+    ``first`` is its first pixel, 0 or 1 along each axis. ``window`` leads from queries to keys in pixels of the coarser
+    grid, and ``offsets`` are the same as positions in pixels of the finer grid.
+    """
+
+    first: tuple[int, ...]
+    window: Window
+    offsets: Float[Tensor, "D dim"]
+
+
+def phases(window: Window, finer_keys: bool, half: bool) -> list[Phase]:
+    """Split a window between two grids, of which one is twice as fine, into windows on the coarser one.
+
+    ``half`` tells where pixel m of the coarser grid is: at pixel 2 m of the finer one, or at 2 m + 1/2, the centre of a
+    block of 2 x 2. The window has the offsets of at most ``kernel_size / 2`` in pixels of the finer grid. Parts without
+    offsets are left out.
+    """
+    sign, found = 1 if finer_keys else -1, []
+    axes = ([n for n in range(-side, side + 1) if n % 2 == half] for side in window.sides)
+    doubled = [offset for offset in itertools.product(*axes) if window.holds(offset)]
+    for first in itertools.product((0, 1), repeat=window.dim):
+        # (the double of an offset, and four times the offset in pixels of the coarser grid)
+        steps = [(x, [n + sign * (half - 2 * p) for n, p in zip(x, first, strict=True)]) for x in doubled]
+        steps = [(x, step) for x, step in steps if not any(n % 4 for n in step)]
+        if not steps:
+            continue
+        reach = [max(abs(n) // 4 for n in along) for along in zip(*(step for _, step in steps), strict=True)]
+        box = itertools.product(*(range(-4 * n, 4 * n + 1, 4) for n in reach))
+        places = {step: place for place, step in enumerate(box)}
+        part = replace(window, kernel_size=tuple(2 * n + 1 for n in reach), shape="square")
+        object.__setattr__(part, "selection", tuple(places[tuple(step)] for _, step in steps))
+        offsets = torch.tensor([x for x, _ in steps], dtype=torch.float64, device="cpu") / 2
+        found.append(Phase(first, part, _axes_to_position(offsets)))
+    return found
+
+
+def between_grids(queries: Sequence[int], keys: Sequence[int]) -> tuple[bool, bool] | None:
+    """``finer_keys`` and ``half`` of :func:`phases` for grids of n pixels, and of 2 n - 1 or 2 n along each axis;
+    ``None`` for other sizes."""
+    for finer_keys, coarse, fine in ((True, queries, keys), (False, keys, queries)):
+        for half in (False, True):
+            if all(more == 2 * n - 1 + half for n, more in zip(coarse, fine, strict=True)):
+                return finer_keys, half
+    return None
 
 
 @checks.python_numbers

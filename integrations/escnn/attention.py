@@ -29,18 +29,23 @@ class _Layer(RdAttentionModule):
                 )
         super().__init__(kind(group, *channels, **arguments), group, in_type, out_type, lifts, context_type)
 
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        stride: Any = self.core.stride
+        batch, size, *sides = super().evaluate_output_shape(input_shape)
+        return (batch, size, *(-(-side // stride) for side in sides))
+
 
 class RdLiftingAttention(_Layer):
     def __init__(
         self, in_type: FieldType, out_type: FieldType, kernel_size: int | tuple[int, ...] | None = 5, *, heads: int = 8,
         head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
         encoding: str | None = "axial", locality: float | str | None = "auto", content_heads: int | None = None,
-        context_type: FieldType | None = None, dropout: float = 0.0,
+        context_type: FieldType | None = None, stride: int = 1, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
             LiftingAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
             kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, encoding=encoding,
-            locality=locality, content_heads=content_heads, dropout=dropout,
+            locality=locality, content_heads=content_heads, stride=stride, dropout=dropout,
         )  # fmt: skip
 
 
@@ -75,11 +80,14 @@ class R2LiftingAttention(RdLiftingAttention):
             locality or over all pixels.
         context_type (FieldType): Type of the ``context`` of cross attention: fields of the same kind and gspace as
             ``in_type``, which every call then needs. ``None`` is self-attention; a call may still pass a context of
-            ``in_type``.
+            ``in_type``. With a ``kernel_size``, input and context may have n pixels and 2 n or 2 n - 1 pixels along
+            every axis, in either order. The window then counts pixels of the finer grid.
+        stride (int): 1, or 2 for queries at every second pixel only, which give (n + 1) / 2 pixels for n. Keys are all
+            pixels of the window. Sides must be odd, since every second pixel of even sides is not symmetric.
         dropout (float): Probability of dropping an attention weight in training.
 
     Shapes:
-        ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
+        ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``; ``(H + 1) / 2`` and ``(W + 1) / 2`` with a stride.
 
     Raises:
         ValueError: if a field type is not supported (the error names the layer or the 1x1 convolution to use), if the
@@ -112,12 +120,12 @@ class RdGroupAttention(_Layer):
         self, in_type: FieldType, out_type: FieldType, kernel_size: int | tuple[int, ...] | None = 5, *, heads: int = 8,
         head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
         relation: str | None = None, encoding: str | None = "axial", locality: float | str | None = "auto",
-        content_heads: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
+        content_heads: int | None = None, context_type: FieldType | None = None, stride: int = 1, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
             GroupAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
             kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, relation=relation,
-            encoding=encoding, locality=locality, content_heads=content_heads, dropout=dropout,
+            encoding=encoding, locality=locality, content_heads=content_heads, stride=stride, dropout=dropout,
         )  # fmt: skip
 
 
@@ -157,11 +165,14 @@ class R2GroupAttention(RdGroupAttention):
             ``"frame"`` within a window and with locality, and otherwise all of them.
         context_type (FieldType): Type of the ``context`` of cross attention: fields of the same kind and gspace as
             ``in_type``, which every call then needs. ``None`` is self-attention; a call may still pass a context of
-            ``in_type``.
+            ``in_type``. With a ``kernel_size``, input and context may have n pixels and 2 n or 2 n - 1 pixels along
+            every axis, in either order. The window then counts pixels of the finer grid.
+        stride (int): 1, or 2 for queries at every second pixel only, which give (n + 1) / 2 pixels for n. Keys are all
+            pixels of the window. Sides must be odd, since every second pixel of even sides is not symmetric.
         dropout (float): Probability of dropping an attention weight in training.
 
     Shapes:
-        ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
+        ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``; ``(H + 1) / 2`` and ``(W + 1) / 2`` with a stride.
 
     Raises:
         ValueError: if a field type is not supported (the error names the layer or the 1x1 convolution to use), if the

@@ -36,7 +36,7 @@ class RdModule(EquivariantModule):
         self.group, self.core, self.lifts, self.context_type = group, core, lifts, context_type
         sides = [side for m in core.modules() if isinstance(m, ATTENTION) for side in m.window.sides]
         side = max([11 if group.dim == 2 else 5, *sides])
-        self.check_size: tuple[int, ...] = (side, side + 2) if group.dim == 2 else (side, side + 1, side)
+        self.check_size: tuple[int, ...] = (side, side + 2, side)[: group.dim]  # odd sides, for strides
 
     @classmethod
     def group_of(cls, in_type: FieldType, out_type: FieldType) -> FiniteGroup:
@@ -148,7 +148,8 @@ class RdModule(EquivariantModule):
                 errors.append((elements[index], error))
             if off_lattice:
                 side = max(size)  # an odd side has a middle pixel
-                side += self.evaluate_output_shape((1, self.in_type.size, *[side] * dim))[-1] % 2 == 0
+                while self.evaluate_output_shape((1, self.in_type.size, *[side] * dim))[-1] % 2 == 0:
+                    side += 1
                 shape = 8 if dim == 2 else 2, *lead, *[side] * dim  # volumes are expensive
                 measured = off_lattice_errors(run, group, shape, dtype=like.dtype, device=like.device)
                 errors += [(elements[index], error) for index, error in measured.items()]
@@ -204,7 +205,8 @@ class RdAttentionModule(RdModule):
             mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels of ``input``. Masked pixels have no
                 effect on other pixels, and their outputs are zero. ``None`` means that all pixels are valid.
             context: Fields of ``context_type`` from which keys and values are made; without a ``context_type``, fields
-                of ``in_type``. ``None`` means ``input``.
+                of ``in_type``. Within a window they may have half or twice as many pixels along each axis: n for 2 n or
+                2 n - 1. ``None`` means ``input``.
             context_mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels of the context. Masked
                 pixels are not keys. A query without a valid key has zero weights, so its attention is the bias of the
                 output projection. ``None`` means ``mask``.

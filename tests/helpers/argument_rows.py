@@ -79,7 +79,7 @@ LIFTING = {
     "locality": refused(4.0, None), "locality: strength": equal(START, 4.0, 1.0),
     "content_heads": refused(1, 2),
     "context_channels": refused(None, 5), "context_channels: given": equal("says that calls need a context", None, 3),
-    "dropout": equal(TRAINING, 0.0, 0.5),
+    "stride": refused(1, 2), "dropout": equal(TRAINING, 0.0, 0.5),
 }  # fmt: skip
 GROUP = {
     **LIFTING,
@@ -89,7 +89,8 @@ GROUP = {
 }  # fmt: skip
 FEATURES = {"num_random_features": refused(7, 8), "redraw_interval": equal(TRAINING, None, 1)}
 GLOBAL = {
-    **rows_of(GROUP, "group", "kernel_size", "relation", "encoding", "content_heads", "scale_window"), **FEATURES,
+    **rows_of(GROUP, "group", "kernel_size", "relation", "encoding", "content_heads", "scale_window", "stride"),
+    **FEATURES,
     "group": refused(C4, D2), "kernel_size": refused(3, 5), "relation": refused("frame", "relative"),
     "encoding": refused("axial", "joint"),
 }  # fmt: skip

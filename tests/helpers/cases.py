@@ -279,6 +279,15 @@ CORE = {
     "GroupAttention relative": attention(layers.GroupAttention, 4, 4, 6, relation="relative", locality=1.0),
     "LiftingAttention scales": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),
     "GroupAttention scales": attention(layers.GroupAttention, 4, 5, 6, group=dyadic(2, cyclic(2))),
+    "GroupAttention stride": attention(layers.GroupAttention, 4, 5, 7, stride=2, masked=True),
+    "LiftingAttention finer context": fixed(
+        lambda: group_layers.layer(layers.LiftingAttention, C4, head_channels=5),
+        lambda: {"x": d(2, 3, 3, 2), "context": d(2, 3, 6, 4)},
+    ),
+    "GroupAttention coarser context": fixed(
+        lambda: group_layers.layer(layers.GroupAttention, C4, head_channels=5),
+        lambda: {"x": d(2, 3, 4, 5, 3), "context": d(2, 3, 4, 3, 2)},
+    ),
     "GroupAttention masked": attention(layers.GroupAttention, 4, 4, 6, context_channels=4, masked=True),
     "GlobalGroupAttention": attention(
         layers.GlobalGroupAttention, 4, 4, 6, relation="relative", padding_mode="circular"

@@ -23,7 +23,7 @@ from ..groups import FiniteGroup, check_group
 from ..modes import LayerNorm, full_precision
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Num
 
 ENCODINGS = ("axial", "joint")
 CONTENT = 0.3  # initial scale of queries with locality, so that positions determine the weights at the start
@@ -117,17 +117,10 @@ def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:
 
 
 def rotated_offsets(
-    matrices: Float[Tensor, "frames d d"], window: Window, spatial: tuple[int, ...] | None = None
+    matrices: Float[Tensor, "frames d d"], offsets: Num[Tensor, "offsets d"]
 ) -> Float[Tensor, "frames offsets d"]:
-    r"""Offsets of a window in pixels, rotated to the frame of each group element: :math:`h^{-1} D`.
-
-    Args:
-        matrices: Matrices of the group elements h.
-        window: The window with offsets D.
-        spatial: Size of the grid. It is needed for a global window only.
-    """
-    offsets = window.offsets(spatial, matrices.device).to(matrices.dtype)
-    return torch.einsum("hyx,ny->hnx", matrices, offsets)  # h^-1 is the transpose
+    r"""Offsets D, rotated to the frame of each group element h: :math:`h^{-1} D`."""
+    return torch.einsum("hyx,ny->hnx", matrices, offsets.to(matrices.dtype))  # h^-1 is the transpose
 
 
 def _coordinate_mlp(in_features: int, out_features: int, hidden: int = 16) -> nn.Sequential:

@@ -44,6 +44,14 @@ class Terms(NamedTuple):
     group_bias: Float[Tensor, "heads U"] | None = None
     element_index: Int[Tensor, "H T S"] | Int[Tensor, "H S"] | None = None
 
+    def split(self, counts: list[int]) -> list[Terms]:
+        """The terms of consecutive offsets, as many as the counts are."""
+        encodings, biases = (
+            [None] * len(counts) if x is None else x.split(counts, axis)
+            for x, axis in ((self.offset_encoding, 1), (self.space_bias, 2))
+        )
+        return [self._replace(offset_encoding=x, space_bias=y) for x, y in zip(encodings, biases, strict=True)]
+
 
 def attention_of_heads(
     query: Float[Tensor, "B heads C Q *spatial"], key: Float[Tensor, "B heads C K *keys"],

@@ -63,6 +63,24 @@ def zero_where_masked(x: Tensor, mask: Mask) -> Tensor:
     return fill_where_masked(x, mask, 0.0)
 
 
+def every_second(x: Tensor, first: tuple[int, ...]) -> Tensor:
+    """Every second pixel of images (..., *spatial), from the pixel ``first`` on. Odd sides are padded by a zero."""
+    x = F.pad(x, [n for side in x.shape[: -len(first) - 1 : -1] for n in (0, side % 2)])
+    every: list[Any] = [slice(n, None, 2) for n in first]
+    return x[(..., *every)]
+
+
+def interleaved(parts: Sequence[Tensor], spatial: Sequence[int]) -> Tensor:
+    """The images of which :func:`every_second` gives the parts, in the order of their first pixels."""
+    dim = len(spatial)
+    x = torch.stack(list(parts), -1).unflatten(-1, [2] * dim)
+    lead = x.ndim - 2 * dim
+    x = x.permute([*range(lead), *(lead + axis + dim * n for axis in range(dim) for n in (0, 1))])
+    for axis, side in enumerate(spatial, lead):
+        x = x.flatten(axis, axis + 1).narrow(axis, 0, side)
+    return x
+
+
 class Block(NamedTuple):
     """Offsets of a window that fill a box.
 
@@ -113,7 +131,7 @@ class Shifts:
 
     def to_square(self, x: Float[Tensor, "*lead D"]) -> Float[Tensor, "*lead *window"]:
         """Place values of the window's offsets in the square around the window, with zeros at other offsets."""
-        if len(self.blocks) > 1:
+        if self.blocks[-1].offsets.stop < math.prod(self.sides):
             x = F.pad(x, (0, 1)).index_select(-1, _order_in_square(self, x.device))
         return x.unflatten(-1, self.sides)
 

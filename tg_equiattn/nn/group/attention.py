@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -54,10 +55,13 @@ class LiftingAttention(AttentionLayer):
             locality, over all pixels, or for groups of scales.
         context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
             attention; a call may still pass a context with ``in_channels``.
+        stride: 1, or 2 for queries at every second pixel only, which give (n + 1) / 2 pixels for n. Keys are all pixels
+            of the window. Sides must be odd, since every second pixel of even sides is not symmetric.
         dropout: Probability of dropping an attention weight in training.
 
     Shapes:
-        ``(B, in_channels, H, W)`` or ``(B, in_channels, D, H, W)`` -> ``(B, out_channels, |H|, *spatial)``.
+        ``(B, in_channels, H, W)`` or ``(B, in_channels, D, H, W)`` -> ``(B, out_channels, |H|, *spatial)``, with half
+        the sides, rounded up, with a stride.
 
     Raises:
         ValueError: if an argument is not allowed, or does not fit another one.
@@ -80,17 +84,17 @@ class LiftingAttention(AttentionLayer):
         head_channels: int | None = None, kernel_size: int | tuple[int, ...] | None = 5,
         window_shape: str | None = None, padding_mode: str = "mask", encoding: str | None = "axial",
         locality: float | str | None = "auto", content_heads: int | None = None, context_channels: int | None = None,
-        dropout: float = 0.0,
+        stride: int = 1, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
             window_shape=window_shape, padding_mode=padding_mode, encoding=encoding, locality=locality,
-            content_heads=content_heads, context_channels=context_channels, dropout=dropout,
+            content_heads=content_heads, context_channels=context_channels, stride=stride, dropout=dropout,
         )  # fmt: skip
 
     def _attend(self, x: Tensor, context: Tensor, key_mask: Tensor | None, dropout: float) -> Tensor:
         """Heads without content and the projections of their values and outputs are one convolution."""
-        if self.content_heads == self.heads or self.window.is_global:
+        if self.content_heads == self.heads or self.window.is_global or x.shape[2:] != context.shape[2:]:
             return super()._attend(x, context, key_mask, dropout)
         terms, other = self._split(self._terms(tuple(x.shape[2:]), x.device))
         width, value = self.content_heads * self.head_channels, cast(Pointwise, self.value)
@@ -169,10 +173,13 @@ class GroupAttention(AttentionLayer):
             ``None`` means 3.
         context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
             attention; a call may still pass a context with ``in_channels``.
+        stride: 1, or 2 for queries at every second pixel only, which give (n + 1) / 2 pixels for n. Keys are all pixels
+            of the window. Sides must be odd, since every second pixel of even sides is not symmetric.
         dropout: Probability of dropping an attention weight in training.
 
     Shapes:
-        ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
+        ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``, with half the sides, rounded up,
+        with a stride.
 
     Raises:
         ValueError: if an argument is not allowed, or does not fit another one.
@@ -283,6 +290,9 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
         self.far_bias = nn.Parameter(torch.zeros(heads, 1 if self.relation == "frame" else len(group)))
         with torch.no_grad():
             self.far_bias[1::2] = FAR
+
+    def _fits(self, pixels: Sequence[int], keys: Sequence[int]) -> bool:
+        return tuple(pixels) == tuple(keys)
 
     def _operands(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.project(x, context)

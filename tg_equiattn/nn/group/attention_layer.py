@@ -19,13 +19,22 @@ from ...functional.group.heads import (
     attention_over_scales,
     attention_weights,
 )
-from ...functional.group.windows import Checked, Mask, enter, leave, zero_where_masked
+from ...functional.group.windows import Checked, Mask, enter, every_second, interleaved, zero_where_masked
 from ...functional.tiles import joined
-from ...grids import Window
+from ...grids import Phase, Window, between_grids, phases
 from ...groups import DilationGroup, FiniteGroup, check_group
+from ...modes import full_precision
+from ...ranks import merge_attentions
 from ...tables import Tables
 from ..modules import NotScriptable, StoresSettings
-from .defaults import check_sides, default_content_heads, default_relation, default_scale_window, default_strength
+from .defaults import (
+    check_sides,
+    check_stride,
+    default_content_heads,
+    default_relation,
+    default_scale_window,
+    default_strength,
+)
 from .layers import Masked
 from .linear import GroupLinear, Pointwise
 
@@ -51,7 +60,19 @@ def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], boo
 def _geometry(group: FiniteGroup, window: Window) -> Float[Tensor, "H D d"] | Float[Tensor, "H d d"]:
     """Rotated offsets of a window in pixels, float64. A global window, whose offsets depend on the size of the grid,
     gives the matrices of the elements."""
-    return group.matrices if window.is_global else rotated_offsets(group.matrices, window)
+    return group.matrices if window.is_global else rotated_offsets(group.matrices, window.offsets())
+
+
+def _between(window: Window) -> dict[tuple[bool, bool], list[Phase]]:
+    """The phases of a window to keys on a finer or a coarser grid, with pixels on pixels or between them."""
+    flags = (False, True)
+    return {} if window.is_global else {(a, b): phases(window, a, b) for a in flags for b in flags}
+
+
+def _geometry_between(group: FiniteGroup, window: Window) -> tuple[Float[Tensor, "H D d"], ...]:
+    """Rotated offsets of all phases."""
+    offsets = [torch.cat([phase.offsets for phase in parts]) for parts in _between(window).values()]
+    return tuple(rotated_offsets(group.matrices, x) for x in offsets)
 
 
 @checks.python_numbers
@@ -67,7 +88,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         head_channels: int | None = None, kernel_size: int | tuple[int, ...] | None = 5,
         window_shape: str | None = None, padding_mode: str = "mask", relation: str | None = None,
         encoding: str | None = "axial", locality: float | str | None = "auto", content_heads: int | None = None,
-        scale_window: int | None = None, context_channels: int | None = None, dropout: float = 0.0,
+        scale_window: int | None = None, context_channels: int | None = None, stride: int = 1, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         check_group(group, scales=True)
@@ -88,6 +109,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             window_shape = "square" if kernel_size is None or lattice else "disk"
         self.window = Window(group.dim, kernel_size, window_shape, padding_mode)
         check_sides(isometries, self.window)
+        check_stride(stride, self.window, group)
+        self.stride = stride
         # the number of elements u of the encoding: |H|, times the size of the window of scales if there is one
         arguments = None if row.index is None else len(isometries) * (self.scale_window or 1)
         if head_channels is None:  # as wide as the output, and a channel for each part of the axial encoding
@@ -114,6 +137,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             prefers = row.prefers_element
             self.locality = Locality(heads, self.window, strength, elements=arguments, element_preference=prefers)
         self.geometry = Tables(functools.partial(_geometry, isometries, self.window))
+        self.between = {} if scales or self.window.circular else _between(self.window)
+        self.geometry_between = Tables(functools.partial(_geometry_between, isometries, self.window))
         indexed = cast(str, self.relation)
         self.index = None if row.index is None else Tables(functools.partial(relation_index, isometries, indexed))
 
@@ -152,13 +177,16 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             "scales": getattr(self.group, "scales", None), "window_shape": None if window.is_global else window.shape,
             "padding_mode": "circular" if window.circular else "mask", "heads": self.heads,
             "encoding": self.encoding_name, "content_heads": self.content_heads,
+            "stride": self.stride if self.stride > 1 else None,
         }  # fmt: skip
 
     def offsets(self, spatial: tuple[int, ...], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
         """Rotated offsets in pixels for a grid of this size, ``(|H|, D, d)``, in float64 by default. For groups of
         scales, H is the group of isometries, since all scales share its offsets."""
         geometry = self.geometry(device, dtype)
-        return rotated_offsets(geometry, self.window, spatial) if self.window.is_global else geometry
+        if not self.window.is_global:
+            return geometry
+        return rotated_offsets(geometry, self.window.offsets(spatial, geometry.device))
 
     def forward(
         self, x: Tensor, mask: Mask = None, *, context: Tensor | None = None, context_mask: Mask = None
@@ -169,28 +197,44 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             x: Features, projected to queries.
             mask: Bool ``(B or 1, *spatial)``, true at valid pixels of ``x``. Numbers of masked pixels have no effect,
                 and their outputs are zero. ``None`` means that all pixels are valid.
-            context: Features with ``context_channels``, projected to keys and values. They have the image size of x;
-                with ``encoding=None`` they may have another size. ``None`` means x; it is allowed if the layer was made
-                without ``context_channels``.
+            context: Features with ``context_channels``, projected to keys and values. They have the image size of x.
+                Within a window, x and the context may also have n pixels and 2 n or 2 n - 1 pixels along every axis, in
+                either order: pixels of the coarser grid lie between those of the finer one, or on every second. The
+                window then has the keys at up to ``kernel_size / 2`` pixels of the finer grid. With ``encoding=None``
+                the context may have any size. ``None`` means x; it is allowed if the layer was made without
+                ``context_channels``.
             context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. Masked pixels are not keys.
                 A query without a valid key has zero weights, so its output is the bias of the output projection.
                 ``None`` means ``mask``, which is the mask of the keys without a context, too.
         """
-        x, _, context, key_mask = self.enter(x, mask, context, context_mask)
+        x, checked, context, key_mask = self.enter(x, mask, context, context_mask)
         key_pixels = None if key_mask is None else key_mask.pixels
         out = self._attend(x, x if context is None else context, key_pixels, self.dropout if self.training else 0.0)
-        return leave(out, mask)
+        return out if isinstance(mask, Checked) else zero_where_masked(out, checked)
 
     def enter(
         self, x: Tensor, mask: Mask, context: Tensor | None, context_mask: Mask
     ) -> tuple[Tensor, Any, Tensor | None, Any]:
         """Check the arguments of :meth:`forward`. Return features with zeros at masked pixels and checked masks:
-        of the input, and of the context, which gives the keys."""
+        of the queries' pixels, and of the context, which gives the keys. With a stride, the input is the context."""
         axis = 2 if self.lifts else 3
         elements, dim = None if self.lifts else self.group.order, self.window.dim
         checks.features(x, self.in_channels, dim, elements, self.out.weight)
         self.window.check(x.shape[axis:], 2 ** (getattr(self.group, "scales", 1) - 1))
         entered, checked = enter(x, mask, axis)
+        if self.stride > 1:
+            if context is not None or self.crosses:
+                raise ValueError(
+                    f"stride must be 1 with a context, got {self.stride}; leave out pixels of the input before the call"
+                )
+            if any(side % 2 == 0 for side in x.shape[axis:]):
+                raise ValueError(
+                    f"input sides must be odd with stride=2, got {tuple(x.shape[axis:])}: every second pixel of even "
+                    "sides is not symmetric; pool even sides by 2, and call a layer of stride 1 with the pooled "
+                    "features, and context=input"
+                )
+            kept = None if checked is None else Checked(self.mask_after(checked.pixels))
+            return every_second(entered, (0,) * dim), kept, entered, checked
         if context is None:
             if self.crosses:
                 raise ValueError(
@@ -206,11 +250,12 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 "have no queries, so the output would not depend on the input"
             )
         checks.features(context, self.context_channels, dim, elements, self.out.weight, "context")
-        by_content = self.encoding is None and self.locality is None
-        if context.shape[0] != x.shape[0] or (context.shape[2:] != x.shape[2:] and not by_content):
+        if context.shape[0] != x.shape[0] or not self._fits(x.shape[axis:], context.shape[axis:]):
             raise ValueError(
                 f"context must have the batch and the pixels of the input, {tuple(x.shape)}, got "
-                f"{tuple(context.shape)}; with kernel_size=None and encoding=None it may have another image size"
+                f"{tuple(context.shape)}; in a window without circular padding, of at least 3 pixels, one may have n "
+                "pixels along every axis and the other 2 n or 2 n - 1; with kernel_size=None and encoding=None it may "
+                "have another image size"
             )
         if context_mask is None and mask is not None and context.shape[axis:] != x.shape[axis:]:
             raise ValueError(
@@ -220,6 +265,18 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         if context_mask is None:
             return entered, checked, zero_where_masked(context, checked), checked
         return entered, checked, *enter(context, context_mask, axis, "context_mask")
+
+    def _fits(self, pixels: Sequence[int], keys: Sequence[int]) -> bool:
+        """True if keys may lie on a grid of this size."""
+        if tuple(pixels) == tuple(keys) or (self.encoding is None and self.locality is None):
+            return True
+        grids = between_grids(pixels, keys)
+        # all queries need keys, those of each phase of a finer grid too
+        return grids in self.between and (grids[0] or len(self.between[grids]) == 2**self.window.dim)
+
+    def mask_after(self, mask: Tensor) -> Tensor:
+        """The mask of the output's valid pixels."""
+        return mask if self.stride == 1 else every_second(mask, (0,) * self.window.dim)
 
     def _attend(self, x: Tensor, context: Tensor, key_mask: Tensor | None, dropout: float) -> Tensor:
         """Attention with all projections, without checks. Features must be zero at masked pixels."""
@@ -238,17 +295,22 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         context = x if context is None else context
         value = self.value(context).unflatten(1, (self.heads, -1))
         if self.query is None or self.key is None:
-            return value[:, :0], value[:, :0], value
+            return x[:, :0, None], value[:, :0], value
         split = (self.content_heads, -1)
         return self.query(x, scale).unflatten(1, split), self.key(context).unflatten(1, split), value
 
-    def _terms(self, spatial: tuple[int, ...], device: torch.device) -> Terms:
-        """The terms of scores for a grid of this size. Biases are those of all heads."""
+    def _terms(self, spatial: tuple[int, ...], device: torch.device, grids: tuple[bool, bool] | None = None) -> Terms:
+        """The terms of scores for a grid of this size, or for the phases between two grids. Biases are those of all
+        heads."""
         index = None if self.index is None else self.index(device)
         if self.encoding is None and self.locality is None:
             return Terms(None, element_index=index)
         dtype = torch.promote_types(self.out.weight.dtype, torch.float32)
-        offsets, unit = self.offsets(spatial, device, dtype), self.window.scale(spatial)
+        unit = self.window.scale(spatial)
+        if grids is None:
+            offsets = self.offsets(spatial, device, dtype)
+        else:
+            offsets = self.geometry_between(device, dtype)[list(self.between).index(grids)]
         encodings = (None, None) if self.encoding is None else self.encoding(offsets / unit)
         biases = (None, None) if self.locality is None else self.locality(offsets)
         return Terms(*encodings, *biases, index)  # type: ignore[call-arg]
@@ -259,7 +321,9 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
     ) -> Float[Tensor, "B heads channels H *spatial"]:  # fmt: skip
         """Outputs of the heads. They are linear in ``value``, which may have any number of channels. Outputs may be
         sums over query elements; ``t`` chooses one of them. With ``step``, a layer in training counts a step."""
-        terms, count = self._terms(tuple(value.shape[4:]), value.device), self.content_heads
+        pixels, keys = query.shape[4:], value.shape[4:]
+        grids = None if pixels == keys or self.window.is_global else between_grids(pixels, keys)
+        terms = self._terms(tuple(keys), value.device, grids)
         if t is not None and terms.element_index is not None:
             query, terms = query[:, :, :, t : t + 1], terms._replace(element_index=terms.element_index[:, t : t + 1])
         if isinstance(self.group, DilationGroup):
@@ -267,18 +331,55 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 query, key, value, terms, self.window, self.group.scales, cast(int, self.scale_window), key_mask,
                 dropout, self.plain,
             )  # fmt: skip
-        parts: list[Tensor] = []
-        by_content, by_position, rest = value, value, terms
+        if grids is None:
+            return self._on_grid(query, key, value, terms, self.window, key_mask, dropout)[0]
+        if grids[0] and t is None and terms.element_index is not None and terms.element_index.ndim == 3:
+            # outputs are sums over query elements, each with a softmax of its own over the keys of all phases
+            each = [self._heads(query, key, value, key_mask, dropout, n, step) for n in range(query.shape[3])]
+            return torch.stack(each).sum(0)
+        return self._between_grids(query, key, value, terms, grids, key_mask, dropout)
+
+    def _between_grids(
+        self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, grids: tuple[bool, bool],
+        key_mask: Tensor | None, dropout: float,
+    ) -> Tensor:  # fmt: skip
+        """Attention by phases of the finer grid: of its keys, whose averages are merged, or of its queries."""
+        finer_keys, parts, pixels, found = grids[0], self.between[grids], query.shape[4:], []
+        if finer_keys and key_mask is None:  # the padding of odd sides is no key
+            key_mask = torch.ones(1, *key.shape[4:], dtype=torch.bool, device=key.device)
+        for part, of_part in zip(parts, terms.split([part.window.count() for part in parts]), strict=True):
+            q, k, v, mask = query, key, value, key_mask
+            if finer_keys:
+                k, v, mask = (every_second(x, part.first) for x in (key, value, cast(Tensor, key_mask)))
+            else:
+                q = every_second(query, part.first)
+            found.append(self._on_grid(q, k, v, of_part, part.window, mask, dropout))
+        if not finer_keys:
+            return interleaved([out for out, _ in found], pixels)
+        lses = [torch.cat([lse.expand(query.shape[0], -1, -1, *pixels) for lse in of_part], 1) for _, of_part in found]
+        with full_precision(value.device):
+            out, _ = merge_attentions(torch.stack([out for out, _ in found]), torch.stack(lses).unsqueeze(3))
+        return out.to(value.dtype)
+
+    def _on_grid(
+        self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, window: Window, key_mask: Tensor | None,
+        dropout: float,
+    ) -> tuple[Tensor, list[Any]]:  # fmt: skip
+        """Outputs of all heads, and log-sum-exps of the heads with content and of the others."""
+        count, by_content, by_position, rest = self.content_heads, value, value, terms
+        outs, lses = [], []
         if count < self.heads:
             by_content, by_position = value.split((count, self.heads - count), 1)
             terms, rest = self._split(terms)
         if count:
-            out, _ = attention_of_heads(query, key, by_content, terms, self.window, key_mask, dropout, self.plain)
-            parts.append(out.expand(-1, -1, -1, self.group.order, *out.shape[4:]))  # one element without encoding
+            out, lse = attention_of_heads(query, key, by_content, terms, window, key_mask, dropout, self.plain)
+            outs.append(out.expand(-1, -1, -1, self.group.order, *out.shape[4:]))  # one element without encoding
+            lses.append(lse)
         if count < self.heads:
             masked = zero_where_masked(by_position, key_mask)  # biases do not mask keys
-            parts.append(attention_by_position(masked, rest, self.window))
-        return joined(parts, 1)
+            outs.append(attention_by_position(masked, rest, window))
+            lses.append(cast(Tensor, rest.space_bias).logsumexp(-1)[(None, ..., *[None] * window.dim)])
+        return joined(outs, 1), lses
 
     def _split(self, terms: Terms) -> tuple[Terms, Terms]:
         """The terms of heads with content, and those of the other heads."""
@@ -348,6 +449,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             "padding_mode": "'circular'" if window.circular else None,
             "encoding": repr(self.encoding_name),
             "content_heads": self.content_heads if self.content_heads < self.heads else None,
+            "stride": self.stride if self.stride > 1 else None,
             "scale_window": None if self.lifts else self.scale_window,
             "locality": None if self.locality is None else self.locality.start,
             "context_channels": self.context_channels if self.crosses else None,

@@ -70,6 +70,11 @@ class GroupAttentionBlock(Masked, DrawsFeatures, StoresSettings):
             raise ValueError(
                 f"attention must be a GroupAttention or a GlobalGroupAttention, got {type(attention).__name__}"
             )
+        if attention.stride > 1:
+            raise ValueError(
+                f"attention must have stride=1 in a block, whose shortcut keeps all pixels, got {attention.stride}; "
+                "put the attention with a stride before the block"
+            )
         checks.probability(dropout=dropout)
         check_scales(attention.group, norm, crop=crop)
         in_channels, out_channels = attention.in_channels, attention.out_channels

@@ -115,6 +115,17 @@ def check_sides(group: FiniteGroup, window: Window) -> None:
         )
 
 
+def check_stride(stride: int, window: Window, group: FiniteGroup | DilationGroup) -> None:
+    """Raise ValueError for strides that the layer does not have."""
+    if type(stride) is not int or stride not in (1, 2):
+        raise ValueError(f"stride must be 1 or 2, got {stride!r}")
+    if stride > 1 and (window.is_global or window.circular or isinstance(group, DilationGroup)):
+        raise ValueError(
+            f"stride must be 1 with kernel_size=None, padding_mode='circular' or groups of scales (dyadic), got "
+            f"{stride}: every second pixel needs a window that ends at the border"
+        )
+
+
 def check_scales(group: FiniteGroup | DilationGroup, norm: str = "batch", **sizes: object) -> None:
     """Raise ValueError for settings that are not equivariant with groups of scales: the norm over all scales, and any
     of the ``sizes`` of pools and crops that is not zero."""
