@@ -21,8 +21,7 @@ from tg_equiattn.nn.modules import NotScriptable, StoresSettings
 from tg_equiattn.nn.vector.convolutions import ImplicitFilter, ShortConv
 from tg_equiattn.nn.vector.operator import FILTERS, OperatorSettings
 from tg_equiattn.nn.vector.sequences import ChainArguments, Placement, Sequences
-from tg_equiattn.node_batch import NodeBatch, PaddedBatch
-from tg_equiattn.slots import Slots
+from tg_equiattn.node_batch import NodeBatch, PaddedBatch, Slots
 from tg_equiattn.tables import Tables
 
 from .layout import Features, channels, check_features, describe, like_its_copies

@@ -5,8 +5,7 @@ from .._host import require
 require("mace", "mace")  # before e3nn: it lets e3nn 0.4.4 load its constants under torch >= 2.6
 
 from .calculator import ChargeLoss, LongRangeCalculator  # noqa: E402
-from .long_range import add_long_range  # noqa: E402
-from .model import copy_long_range, select_head, without_long_range  # noqa: E402
+from .long_range import add_long_range, copy_long_range, select_head, without_long_range  # noqa: E402
 
 __all__ = [
     "ChargeLoss",

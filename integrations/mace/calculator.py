@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tg_equiattn.checks import not_negative
 
-from .model import CALCULATION, Calculation
+from .long_range import CALCULATION, Calculation
 
 _NEUTRAL = 1e-3  # charge in e up to which a molecule has a dipole
 

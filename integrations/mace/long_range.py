@@ -2,22 +2,327 @@
 
 from __future__ import annotations
 
+import contextvars
+import copy
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 from ase.data import chemical_symbols
 from e3nn import o3
 from mace.modules.blocks import EquivariantProductBasisBlock
-from mace.modules.models import MACE
+from mace.modules.models import MACE, ScaleShiftMACE
+from mace.modules.utils import get_outputs
 from mace.modules.wrapper_ops import get_layout
+from mace.tools.scripts_utils import remove_pt_head
 from torch import Tensor
 
-from tg_equiattn.checks import python_numbers
+from tg_equiattn.checks import must_hold, of_values, python_numbers
+from tg_equiattn.nn import PredictedChargeInteraction
+from tg_equiattn.nn.waves.charges import ChargeLayer
 
-from ..e3nn.atoms_attention import AtomsEwaldAttention
+from ..e3nn.atoms_attention import Atoms, AtomsEwaldAttention, total_charge_of
 from ..e3nn.atoms_charges import Layer, Sample, fit_charges, interact, layer_of_charges
-from .model import _LONG_RANGE, LongRangeFeatures, LongRangeProduct, atoms_of, graphs_of
+
+
+class Call(NamedTuple):
+    """Data of one call of a model, which its blocks read, and the strain."""
+
+    data: dict[str, Any]
+    displacement: Tensor | None
+
+
+class Calculation(NamedTuple):
+    """Outputs that a calculator asks of models: Born charges if ``born``, and a dict of other outputs of each model."""
+
+    born: bool
+    outputs: list[dict[str, Any]]
+
+
+CALL: contextvars.ContextVar[Call] = contextvars.ContextVar("call")
+CALCULATION: contextvars.ContextVar[Calculation | None] = contextvars.ContextVar("calculation", default=None)
+
+
+def atoms_of(data: dict[str, Any]) -> Atoms:
+    """The atoms of the data of a call."""
+    (first, second), pos = data["edge_index"], data["positions"]
+    vectors = pos[second] - pos[first] + data["shifts"]
+    return Atoms(data["node_attrs"].argmax(1), data["edge_index"], vectors, total_charge_of(data))
+
+
+def graphs_of(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
+    """Positions, cells and graphs from the data of a call. MACE strains the positions in its data but not the cells,
+    so cells are strained here."""
+    if data.get("pbc") is None:
+        raise ValueError("data must have pbc, got none: AtomicData.from_config reads it from configurations")
+    cell = data["cell"].view(-1, 3, 3)
+    if displacement is not None:
+        cell = cell + cell @ (displacement + displacement.mT) / 2
+    return {
+        "pos": data["positions"],
+        "batch": data["batch"],
+        "cell": cell,
+        "pbc": directions_of(data).expand(len(cell), 3),
+        "batch_size": data["ptr"].numel() - 1,
+    }
+
+
+def directions_of(data: dict[str, Any]) -> Tensor:
+    """The lattice vectors along which graphs repeat, (graphs or 1, 3). TorchSim has one bool, or three, for all."""
+    pbc = torch.as_tensor(data["pbc"], device=data["positions"].device)
+    return pbc.expand(1, 3) if pbc.numel() == 1 else pbc.view(-1, 3)
+
+
+class LongRangeFeatures(torch.nn.Module):
+    """``gain`` times attention, with scales that are measured once, on the atoms of ``data``.
+
+    Args:
+        attention: The layer.
+        gain: Initial value of the learned gain.
+        x: Features that attention reads. Outputs of attention are scaled to their size.
+        data: The batch.
+
+    Raises:
+        ValueError: if every graph of the batch is a single open atom.
+    """
+
+    scale_in: Tensor
+    scale_out: Tensor
+
+    def __init__(self, attention: AtomsEwaldAttention, gain: float, x: Tensor, data: dict[str, Any]) -> None:
+        super().__init__()
+        self.attention = attention
+        self.gain = torch.nn.Parameter(x.new_tensor(gain))
+        self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
+        graphs = graphs_of(data, None)
+        if not bool(((data["ptr"].diff() > 1) | graphs["pbc"].any(1)).any()):
+            raise ValueError(
+                f"batch must have graphs in which atoms attend to others, got {x.shape[0]} open graphs of one atom "
+                "each: attention has no size to measure there; pass a typical sample of the training data"
+            )
+        with torch.no_grad():
+            result = attention(x / self.scale_in, atoms=atoms_of(data), **graphs)
+        self.register_buffer("scale_out", self.scale_in / _sizes(result, attention.irreps_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        call = CALL.get()
+        out = self.attention(x / self.scale_in, atoms=atoms_of(call.data), **graphs_of(*call))
+        return self.gain * self.scale_out * out
+
+
+def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:
+    """The root mean square of each irrep, for each of its columns: (irreps.dim,), 1 if all features are 0."""
+    sizes = [x[:, columns].square().mean().sqrt().expand(columns.stop - columns.start) for columns in irreps.slices()]
+    size = torch.cat(sizes)
+    return torch.where(size > 0, size, 1.0)
+
+
+class LongRangeProduct(EquivariantProductBasisBlock):
+    """MACE's product block, followed by attention."""
+
+    long_range: LongRangeFeatures
+
+    def forward(self, node_feats: Tensor, sc: Tensor | None, node_attrs: Tensor) -> Tensor:
+        near = super().forward(node_feats, sc, node_attrs)
+        return near + self.long_range(near)
+
+
+class _Refusal:
+    """A class attribute that raises NotImplementedError when it is read. It replaces e3nn's attribute that says how a
+    module is compiled."""
+
+    def __get__(self, module: object, owner: type) -> NoReturn:
+        raise NotImplementedError(
+            "MACE with long range does not support TorchScript: save it with torch.save(model, path), run it with "
+            "MACECalculator(model_paths=path). LAMMPS cannot run it: it gives each process a part of the atoms, and "
+            "long range needs sums over all"
+        )
+
+
+class _LongRangeModel(MACE):
+    """A MACE model that passes data and strain to its blocks with attention, or that has charges."""
+
+    __e3nn_compile_mode__ = __prepare_scriptable__ = _Refusal()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        raise NotImplementedError(
+            f"{type(self).__qualname__} is made by add_long_range(model, ...) alone: compile_mode, cuequivariance, "
+            "LAMMPS' ML-IAP and everything else that builds a model from its configuration would lose its long range. "
+            "To select a head call tg_equiattn.integrations.mace.select_head(model, head); to fine-tune run "
+            "tg_equiattn_mace_train"
+        )
+
+    @property
+    def long_range(self) -> Layer | None:
+        """Energies of charges, or ``None``. They lie beside the last readout, so that MACE's optimizers find them."""
+        return getattr(self.readouts[-1], "long_range", None)
+
+    def forward(
+        self, data: Mapping[str, Any], training: bool = False, compute_force: bool = True,
+        compute_virials: bool = False, compute_stress: bool = False, compute_displacement: bool = False,
+        compute_hessian: bool = False, compute_born_charges: bool = False, compute_long_range_energy: bool = False,
+        **more: Any,
+    ) -> dict[str, Tensor | None]:  # fmt: skip
+        if more.get("lammps_mliap"):
+            raise NotImplementedError(
+                "long range needs sums over all atoms, and LAMMPS gives each process a part of them: use ASE"
+            )
+        if more.get("compute_edge_forces") or more.get("compute_atomic_stresses"):
+            raise NotImplementedError(
+                "compute_edge_forces and compute_atomic_stresses share forces and stress among edges, which carry the "
+                "short range only: ask a model with long range for forces, virials and stress of whole systems"
+            )
+        pos, calculation = data["positions"], CALCULATION.get()
+        data, strained = dict(data), compute_virials or compute_stress or compute_displacement
+        if strained and data.get("displacement") is None:
+            data["displacement"] = pos.new_zeros(data["ptr"].numel() - 1, 3, 3).requires_grad_()
+        if compute_stress and calculation is None:
+            _warn_of_slabs(directions_of(data))
+        call, layer = Call(data, data["displacement"] if strained else None), self.long_range
+        derivatives = {"compute_force": compute_force, "compute_virials": compute_virials,
+                       "compute_stress": compute_stress, "compute_hessian": compute_hessian}  # fmt: skip
+        token = CALL.set(call)
+        try:
+            asked = derivatives if layer is None else dict.fromkeys(derivatives, False)
+            out = super().forward(data, training, compute_displacement=strained, **asked, **more)
+        finally:
+            CALL.reset(token)
+        if strained and out["displacement"] is not data["displacement"]:
+            raise RuntimeError("stress would be wrong: this release of mace-torch does not take displacement from data")
+        if layer is not None:
+            born = compute_born_charges or data.get("born_charges") is not None or (calculation and calculation.born)
+            energies = _add_charges(layer, out, call, training, bool(born))
+            if compute_long_range_energy or calculation is not None:  # programs stop at outputs that they do not know
+                out["long_range_energy"] = energies
+            results = get_outputs(
+                energy=out.get("interaction_energy", out["energy"]), positions=pos, displacement=call.displacement,
+                cell=data["cell"], training=training, **derivatives,
+            )  # fmt: skip
+            out.update(zip(("forces", "virials", "stress", "hessian"), results, strict=False))
+        if calculation is not None:
+            outputs = {name: out[name] for name in ("long_range_energy", "born_charges") if name in out}
+            volume = torch.linalg.det(data["cell"].view(-1, 3, 3)[0]).abs()
+            calculation.outputs.append(outputs | {"volume": volume})
+        return out
+
+
+def _add_charges(layer: Layer, out: dict[str, Any], call: Call, training: bool, born: bool) -> Tensor:
+    """Add energies of charges to the energies that MACE returned, and the outputs of charges. Return the energy of the
+    charges of each graph."""
+    data = call.data
+    result = interact(layer, atoms_of(data), out["node_feats"], graphs_of(*call))
+    each = torch.stack([result.energies, result.energies - result.offsets], 1)
+    graphs = each.new_zeros(data["ptr"].numel() - 1, 2).index_add(0, data["batch"], each)
+    long_range, added = graphs.unbind(1)
+    for name, energies in (("energy", added), ("interaction_energy", added), ("node_energy", each[:, 1])):
+        if name in out:
+            out[name] = out[name] + energies
+    out["charges"], out["dipole"] = result.charges, result.dipole
+    predicted = isinstance(layer, PredictedChargeInteraction)
+    if predicted:
+        out["shared_charge"] = result.shared
+    if born:
+        if predicted:
+            must_hold(
+                ~directions_of(data).any(),
+                "born_charges must be asked of open graphs where charges are predicted, got graphs that repeat, whose "
+                "dipole is not defined: give charges for elements",
+            )
+        out["born_charges"] = layer.born_charges(result.dipole, data["positions"], training)
+    return long_range
+
+
+class LongRangeMACE(_LongRangeModel):
+    """MACE with long range."""
+
+
+class LongRangeScaleShiftMACE(_LongRangeModel, ScaleShiftMACE):
+    """ScaleShiftMACE with long range."""
+
+
+_LONG_RANGE = {MACE: LongRangeMACE, ScaleShiftMACE: LongRangeScaleShiftMACE}
+# MACE's commands (mace_select_head, mace_eval_configs, mace_run_train, converters) ask for the name of a model's class
+# before they read or build a model, and know only MACE's classes. So our classes have MACE's names. Commands that
+# build a model get the error of __init__. pickle uses the qualified name, which differs from MACE's.
+for _plain, _own in _LONG_RANGE.items():
+    _own.__name__ = _plain.__name__
+
+
+@of_values
+def _warn_of_slabs(pbc: Tensor) -> None:
+    if bool((pbc.any(1) & ~pbc.all(1)).any()):
+        warnings.warn(
+            "MACE divides the stress of slabs by the volume of a padded cell; LongRangeCalculator divides it by the "
+            "volume of the cell of the atoms",
+            stacklevel=2,
+        )
+
+
+def select_head(model: MACE, head: str | None = None) -> MACE:
+    """Make a model with one head of a model with long range, as MACE's ``remove_pt_head`` does for its own models.
+
+    Args:
+        model: A model made by :func:`add_long_range`. It stays as it is.
+        head: Name of the head. The default, ``None``, means the first one that is not "pt_head".
+
+    Raises:
+        ValueError: if there is no such head.
+
+    Example::
+
+        torch.save(select_head(torch.load("far.model", weights_only=False), "dft"), "dft.model")
+    """
+    return copy_long_range(model, remove_pt_head(without_long_range(model), head))
+
+
+def copy_long_range(source: MACE, target: MACE) -> MACE:
+    """Give a plain model, in place, the long range of another one, with its weights and scales.
+
+    Args:
+        source: A model made by :func:`add_long_range`.
+        target: A ``MACE`` or ``ScaleShiftMACE`` with the same blocks and features. Its elements are among those of
+            ``source``.
+
+    Returns:
+        The target, with long range.
+
+    Raises:
+        ValueError: if an element of ``target`` is not an element of ``source``.
+    """
+    known, wanted = source.atomic_numbers.tolist(), target.atomic_numbers.tolist()
+    if unknown := [z for z in wanted if z not in known]:
+        raise ValueError(f"target must have elements of source, {known}, got {unknown} beside them")
+    rows, like = [known.index(z) for z in wanted], next(target.parameters())
+    modules = dict(target.named_modules())
+    for name, module in source.named_modules():
+        layer = getattr(module, "long_range", None)
+        if isinstance(layer, (LongRangeFeatures, ChargeLayer)):
+            layer = copy.deepcopy(layer).to(like.device, like.dtype).requires_grad_()  # frozen, as MACE saves stage two
+            if isinstance(layer, LongRangeFeatures):
+                neutral = layer.attention.neutral
+                for of_elements in ("embedding", "constants", "log_weights"):
+                    setattr(neutral, of_elements, torch.nn.Parameter(getattr(neutral, of_elements).detach()[rows]))
+                modules[name].__class__ = LongRangeProduct
+            else:
+                layer.select(rows)  # type: ignore[operator]
+            modules[name].long_range = layer
+    target.__class__ = _LONG_RANGE[type(target)]
+    return target
+
+
+def without_long_range(model: MACE) -> MACE:
+    """Make a copy of a model without its long range, with the present weights.
+
+    Args:
+        model: A model made by :func:`add_long_range`. It stays as it is.
+    """
+    plain, kinds = copy.deepcopy(model), {own: kind for kind, own in _LONG_RANGE.items()}
+    for module in list(plain.modules()):
+        module.__class__ = (kinds | {LongRangeProduct: EquivariantProductBasisBlock}).get(type(module), type(module))
+        if "long_range" in module._modules:
+            del module.long_range
+    return plain
 
 
 @python_numbers

@@ -19,8 +19,7 @@ import ase.io
 from mace.cli import run_train
 from mace.tools.scripts_utils import check_path_ase_read
 
-from .long_range import add_long_range
-from .model import copy_long_range, select_head, without_long_range
+from .long_range import add_long_range, copy_long_range, select_head, without_long_range
 
 BATCHES = 8  # of the training data, to which a model with charges is fitted before training
 build, remove_head = run_train.configure_model, run_train.remove_pt_head

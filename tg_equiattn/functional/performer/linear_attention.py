@@ -20,9 +20,8 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision, is_whole
-from ...node_batch import NodeBatch, PaddedBatch
+from ...node_batch import NodeBatch, PaddedBatch, Slots
 from ...ranks import merge_attentions
-from ...slots import Slots
 from ..operators import are_few, tile_numbers
 from ..tiles import Shape, Tile, tiled
 

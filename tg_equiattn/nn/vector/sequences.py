@@ -16,8 +16,7 @@ from torch import Tensor
 from ... import checks
 from ...modes import as_numbers, is_readable, runs_eagerly
 from ...neighbors import NeighborList
-from ...node_batch import NodeBatch, PaddedBatch
-from ...slots import Slots, inverse
+from ...node_batch import NodeBatch, PaddedBatch, Slots, inverse
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
