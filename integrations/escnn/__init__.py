@@ -6,24 +6,27 @@ The modules support every discrete gspace. Modules that begin with ``R2`` are fo
 ``cylindricalOnR3(N)``, ``fullCylindricalOnR3(N)``, ``mirOnR3()``, ``invOnR3()`` and ``trivialOnR3()``.
 ``between_fields`` and ``group_from_gspace`` are for both. For whole models on tensors use
 ``tg_equiattn.nn.GroupTransformer(group_from_gspace(gspace), ...)``. escnn's field types, and so escnn models, cannot be
-pickled (their change-of-group maps are local functions): ``export()`` a model to pickle, deep-copy or compile it, and
-use ``state_dict()`` for checkpoints.
+pickled (their change-of-group maps are local functions): call ``export()`` of a model to pickle, deep-copy or compile
+it, and use ``state_dict()`` for checkpoints.
 """
 
 from .._host import require
 
 require("escnn", "escnn")
 
-from .attention import (  # noqa: E402
+from .attention import (  # noqa: E402  # noqa: E402
+    R2AttentionBlock,
     R2GlobalAttention,
     R2GroupAttention,
     R2LiftingAttention,
+    R2RegularLayerNorm,
+    R3AttentionBlock,
     R3GlobalAttention,
     R3GroupAttention,
     R3LiftingAttention,
+    R3RegularLayerNorm,
 )
-from .block import R2AttentionBlock, R2RegularLayerNorm, R3AttentionBlock, R3RegularLayerNorm  # noqa: E402
-from .export import export  # noqa: E402
+from .export import to_standard_torch  # noqa: E402
 from .masks import MaskedSequential  # noqa: E402
 from .types import between_fields, group_from_gspace  # noqa: E402
 
@@ -40,6 +43,6 @@ __all__ = [
     "R3LiftingAttention",
     "R3RegularLayerNorm",
     "between_fields",
-    "export",
     "group_from_gspace",
+    "to_standard_torch",
 ]

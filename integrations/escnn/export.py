@@ -107,17 +107,18 @@ def plain_copy(module: EquivariantModule) -> nn.Module:
     return plain.to(floats[0]) if floats else plain
 
 
-def export(module: nn.Module) -> nn.Module:
-    """Export an escnn module, or any torch module that is made of escnn modules, to standard operators of torch.
+def to_standard_torch(module: nn.Module) -> nn.Module:
+    """Convert an escnn module, or any torch module that is made of escnn modules, to standard operators of torch.
 
-    Use it for ``torch.export``, ``torch.jit.trace`` and for ONNX with ``torch.onnx.export(..., dynamo=True)``. Its
-    attention layers use standard operators of torch only; these are slower and need more memory. Weights and statistics
-    are constants: to train, use the model itself. The result is a copy.
+    The method ``export()`` of a module is escnn's: its result is as fast as the module, and needs this library to run.
+    Use this function for ``torch.export``, ``torch.jit.trace`` and for ONNX with ``torch.onnx.export(...,
+    dynamo=True)``. Its attention layers use standard operators of torch only; these are slower and need more memory.
+    Weights and statistics are constants: to train, use the model itself. The result is a copy.
 
     An escnn module becomes a module that takes and returns tensors, and masks and contexts where it takes them; it can
     be pickled if escnn can export all of its modules. In another torch module, such as a U-Net with skips, the escnn
     modules are exported, and the ``forward`` stays. It can still make and add fields, so this copy cannot be pickled:
-    store the program of ``torch.export.export(export(model), ...)``.
+    store the program of ``torch.export.export(to_standard_torch(model), ...)``.
 
     Args:
         module (torch.nn.Module): A module of escnn, or one made of such modules. It is set to eval mode.
@@ -128,10 +129,10 @@ def export(module: nn.Module) -> nn.Module:
     Example:
         >>> import torch
         >>> from escnn import gspaces, nn
-        >>> from tg_equiattn.integrations.escnn import R2GroupAttention, export
+        >>> from tg_equiattn.integrations.escnn import R2GroupAttention, to_standard_torch
         >>> gspace = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(gspace, 4 * [gspace.regular_repr])
-        >>> model = export(nn.SequentialModule(R2GroupAttention(fields, fields, heads=2), nn.ReLU(fields)))
+        >>> model = to_standard_torch(nn.SequentialModule(R2GroupAttention(fields, fields, heads=2), nn.ReLU(fields)))
         >>> model(torch.randn(2, 16, 6, 6)).shape
         torch.Size([2, 16, 6, 6])
     """

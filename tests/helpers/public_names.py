@@ -30,7 +30,7 @@ PUBLIC = {
     "SE3HyenaOperator VectorSelfAttention VectorTransformer no_weight_decay",
     "integrations.escnn": "MaskedSequential R2AttentionBlock R2GlobalAttention R2GroupAttention R2LiftingAttention "
     "R2RegularLayerNorm R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention R3RegularLayerNorm "
-    "between_fields export group_from_gspace",
+    "between_fields group_from_gspace to_standard_torch",
     "integrations.pyg": "EwaldAttention PeriodicRadiusGraph PixelGraph RelativeGPSBlock RelativePerformerConv "
     "ewald_settings",
     "integrations.e3nn": "IrrepsChargeInteraction IrrepsPredictedChargeInteraction "

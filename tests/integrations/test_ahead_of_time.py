@@ -25,14 +25,14 @@ def fields():
     with contextlib.redirect_stdout(io.StringIO()):
         from escnn import gspaces, nn
 
-    from tg_equiattn.integrations.escnn import R2GroupAttention, export
+    from tg_equiattn.integrations.escnn import R2GroupAttention, to_standard_torch
 
     space = gspaces.rot2dOnR2(2)
     hidden = nn.FieldType(space, 3 * [space.regular_repr])
     attention = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3)
     model = nn.SequentialModule(attention, nn.ReLU(hidden), nn.GroupPooling(hidden))
     return (
-        export(model.eval()),
+        to_standard_torch(model.eval()),
         [(torch.randn(*shape),) for shape in ((2, 6, 9, 8), (5, 6, 12, 7))],
         ({0: AUTO, 2: AUTO, 3: AUTO},),
     )

@@ -1,4 +1,4 @@
-"""What leaves escnn: plain torch modules, and by export(model) nothing but torch's standard operators."""
+"""What leaves escnn: plain torch modules, and by to_standard_torch(model) nothing but torch's standard operators."""
 
 import copy
 import io
@@ -14,7 +14,7 @@ from tg_equiattn.integrations.escnn import (
     R2GroupAttention,
     R2LiftingAttention,
     between_fields,
-    export,
+    to_standard_torch,
 )
 
 GSPACE = gspaces.flipRot2dOnR2(2)
@@ -36,7 +36,7 @@ MODELS = {
 
 def exported(name, randomise):
     model = randomise(MODELS[name](), 0.3).eval()
-    return model, export(model)
+    return model, to_standard_torch(model)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
@@ -58,7 +58,7 @@ def test_masks_of_both_images(kind, randomise):
     mask, seen = torch.rand(2, 2, 5, 6) < 0.7
     seen[0] = False
     wanted = layer(HIDDEN(x), mask, context=HIDDEN(context), context_mask=seen).tensor
-    for module in (layer.export(), export(layer)):
+    for module in (layer.export(), to_standard_torch(layer)):
         torch.testing.assert_close(module(x, mask, context, seen), wanted, rtol=0, atol=1e-5)
     bias = layer.core.out.bias.repeat_interleave(4)[:, None, None]
     torch.testing.assert_close(wanted[0], torch.where(mask[0], bias, 0.0), rtol=0, atol=1e-6)
@@ -121,7 +121,7 @@ def test_modules_with_skips_masks_and_several_inputs(name, randomise):
     model, sides = randomise(Segmentation(gspace)).eval(), (8, 12, 4)[: gspace.dimensionality]
     x, mask = torch.randn(2, 1, *sides), torch.rand(2, *sides) < 0.8
     wanted, state = model(x, mask), copy.deepcopy(model.state_dict())
-    plain = export(model)
+    plain = to_standard_torch(model)
     torch.testing.assert_close(plain(x, mask), wanted, rtol=0, atol=1e-5)
     torch.testing.assert_close(plain(x), model(x), rtol=0, atol=1e-5)
     assert all(type(part).__module__.partition(".")[0] != "escnn" for part in plain.modules())
@@ -140,7 +140,7 @@ def test_a_program_of_a_unet_serves_sides_up_to_the_windows(randomise):
     batch, rows, columns = (torch.export.Dim(name, min=1) for name in ("batch", "rows", "columns"))
     shapes = ({0: batch, 2: 4 * rows, 3: 4 * columns}, {0: batch, 1: 4 * rows, 2: 4 * columns})
     example = torch.randn(2, 1, 16, 24), torch.ones(2, 16, 24, dtype=torch.bool)
-    program = torch.export.export(export(model), example, dynamic_shapes=shapes).module()
+    program = torch.export.export(to_standard_torch(model), example, dynamic_shapes=shapes).module()
     for shape in ((3, 12, 20), (1, 8, 8), (1, 8, 32)):
         x, mask = torch.randn(shape[0], 1, *shape[1:]), torch.rand(shape) < 0.8
         torch.testing.assert_close(program(x, mask), model(x, mask), rtol=0, atol=1e-5)
@@ -190,7 +190,7 @@ def test_modules_that_escnn_does_not_export(name, randomise):
     model = randomise(PARTS[name]()).eval()
     in_type = getattr(model, "in_type", HIDDEN)
     x = in_type(torch.randn(2, in_type.size, *(6, 5, 4)[: in_type.gspace.dimensionality]))
-    wanted, plain = model(x), export(model)
+    wanted, plain = model(x), to_standard_torch(model)
     torch.testing.assert_close(plain(x.tensor), wanted.tensor, rtol=0, atol=1e-5)
     if name in ("residual", "torch's sequence"):
         out = plain(x)
@@ -200,4 +200,4 @@ def test_modules_that_escnn_does_not_export(name, randomise):
 
 def test_what_is_not_a_module_is_refused():
     with pytest.raises(ValueError, match=r"module must be a torch\.nn\.Module, got ABCMeta"):
-        export(R2GroupAttention)
+        to_standard_torch(R2GroupAttention)

@@ -10,8 +10,8 @@ from tg_equiattn.integrations.escnn import (
     R2GroupAttention,
     R2LiftingAttention,
     R3GroupAttention,
-    export,
     group_from_gspace,
+    to_standard_torch,
 )
 
 from tg_equiattn.testing import act
@@ -60,7 +60,7 @@ def test_a_hierarchy_with_masks(randomise):
     padded = model(model.in_type(x.masked_fill(~mask[:, None], torch.nan)), mask).tensor
     torch.testing.assert_close(padded[:, :, :2, :3], alone[:, :, :2, :3], rtol=0, atol=1e-12)
     assert torch.equal(model.mask_after(mask), mask[:, ::4, ::4])
-    torch.testing.assert_close(export(model)(x.nan_to_num(), mask), padded, rtol=0, atol=1e-12)
+    torch.testing.assert_close(to_standard_torch(model)(x.nan_to_num(), mask), padded, rtol=0, atol=1e-12)
     for index in range(len(group)):
         turned = act(mask[:, None].double(), group, index)[:, 0] > 0.5
         got = model(model.in_type(act(x, group, index)), turned).tensor
@@ -78,7 +78,9 @@ def test_decoders_and_encoders(queries, keys, randomise):
         x, context = (torch.randn(2, t.size, *s).double() for t, s in ((hidden, queries), (other, keys)))
         mask = torch.rand(2, *keys) < 0.7
         out = module(hidden(x), context=other(context), context_mask=mask).tensor
-        torch.testing.assert_close(export(module)(x, context=context, context_mask=mask), out, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            to_standard_torch(module)(x, context=context, context_mask=mask), out, rtol=0, atol=1e-12
+        )
         element = list(FLIPS.fibergroup.elements)[3]
         got = module(
             hidden(x).transform(element), context=other(context).transform(element),
