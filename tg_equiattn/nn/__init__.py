@@ -1,6 +1,7 @@
 """Modules: project, reshape, call one kernel; blocks and whole models. One folder a family, every module here."""
 
 from ..encodings.group import no_weight_decay
+from ..tables import cached_tables
 from .group.attention import GlobalGroupAttention, GroupAttention, LiftingAttention
 from .group.block import GroupAttentionBlock
 from .group.group_transformer import GEViT, GroupTransformer
@@ -34,5 +35,6 @@ __all__ = [
     "SE3HyenaOperator",
     "VectorSelfAttention",
     "VectorTransformer",
+    "cached_tables",
     "no_weight_decay",
 ]

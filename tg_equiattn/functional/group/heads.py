@@ -18,6 +18,7 @@ from torch import Tensor
 from ...grids import Window
 from ...modes import full_precision
 from ...ranks import merge_attentions
+from ...tables import cached_table
 from .. import hashed_dropout
 from ..operators import DEFINITION, choose_form
 from ..performer.linear_attention import Inputs, feature_attention, feature_norm
@@ -276,6 +277,7 @@ def lifting_by_position(
     return _convolve(x, filters, window, bias=out_bias.repeat_interleave(elements)).unflatten(1, (-1, elements))
 
 
+@cached_table
 def _weights(space_bias: Tensor) -> Tensor:
     """Softmax weights of offsets."""
     with full_precision(space_bias.device):

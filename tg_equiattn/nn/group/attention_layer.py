@@ -25,7 +25,7 @@ from ...grids import Phase, Window, between_grids, phases
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ...modes import full_precision
 from ...ranks import merge_attentions
-from ...tables import Tables
+from ...tables import Tables, cached_table
 from ..modules import NotScriptable, StoresSettings
 from .defaults import (
     check_sides,
@@ -299,6 +299,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         split = (self.content_heads, -1)
         return self.query(x, scale).unflatten(1, split), self.key(context).unflatten(1, split), value
 
+    @cached_table
     def _terms(self, spatial: tuple[int, ...], device: torch.device, grids: tuple[bool, bool] | None = None) -> Terms:
         """The terms of scores for a grid of this size, or for the phases between two grids. Biases are those of all
         heads."""
@@ -381,6 +382,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             lses.append(cast(Tensor, rest.space_bias).logsumexp(-1)[(None, ..., *[None] * window.dim)])
         return joined(outs, 1), lses
 
+    @cached_table
     def _split(self, terms: Terms) -> tuple[Terms, Terms]:
         """The terms of heads with content, and those of the other heads."""
 

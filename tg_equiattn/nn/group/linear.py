@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ... import checks
 from ...encodings import relation_index
 from ...groups import FiniteGroup, check_group
-from ...tables import Tables
+from ...tables import Tables, cached_table
 from ..modules import StoresSettings
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class GroupLinear(StoresSettings):
     def settings(self) -> dict[str, Any]:
         return {"group": {"digest": self.group.digest, "text": repr(self.group)}}
 
+    @cached_table
     def matrix(self) -> Tensor:
         """The weights as one matrix, ``(out_channels |H|, in_channels |H|)``."""
         return self.weight[:, :, self.index(self.weight.device)].transpose(1, 2).flatten(2).flatten(0, 1)

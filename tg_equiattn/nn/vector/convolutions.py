@@ -15,7 +15,7 @@ from ...functional.hyena.long_conv import lag_convolution, ring_convolution
 from ...functional.operators import tile_numbers
 from ...functional.tiles import map_tiles
 from ...node_batch import PaddedBatch
-from ...tables import Tables
+from ...tables import Tables, cached_table
 from ..modules import reset_children
 from .sequences import Sequences
 
@@ -114,6 +114,7 @@ class ImplicitFilter(nn.Module):
             start = torch.linspace(0.5, 1, len(self.decay), dtype=self.decay.dtype, device=self.decay.device)
             self.decay.copy_(start.expm1().log())  # the inverse of softplus
 
+    @cached_table
     def filter(self, length: int) -> Float[Tensor, "channels lags"]:
         """Filters at all lags of sequences of this length."""
         lags = torch.arange(0 if self.causal else 1 - length, max(length, 1), device=self.decay.device)
