@@ -242,7 +242,8 @@ def compiled(module, arch, runs=True):
 
 
 def resources(made):
-    """Registers, instructions that spill them, and bytes of shared memory of machine code."""
+    """Registers, instructions that spill them, bytes of shared memory, and instructions of the innermost loops of
+    machine code."""
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
@@ -251,4 +252,20 @@ def resources(made):
             subprocess.run([tools / tool, option, file.name], capture_output=True, text=True, check=True).stdout
             for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))
         )
-    return int(re.search(r"REG:(\d+)", usage)[1]), len(re.findall(r"\b(?:LDL|STL)\b", code)), made.metadata.shared
+    spills = len(re.findall(r"\b(?:LDL|STL)\b", code))
+    return int(re.search(r"REG:(\d+)", usage)[1]), spills, made.metadata.shared, inner_instructions(code)
+
+
+def inner_instructions(code):
+    """The number of instructions in loops that hold no other loop. A loop is a branch to a label before it; the one
+    that branches to itself ends the kernel."""
+    labels, loops, count = {}, [], 0
+    for line in code.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = count
+        elif re.match(r"\s+/\*[0-9a-f]{4,}\*/", line):
+            count += 1
+            branch = re.search(r"\bBRA\b.*`\((\.L_x_\d+)\)", line)
+            if branch and labels.get(branch[1], count) < count - 1:
+                loops.append((labels[branch[1]], count))
+    return sum(b - a for a, b in loops if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in loops))

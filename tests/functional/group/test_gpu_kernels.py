@@ -104,12 +104,21 @@ def test_compiled_code(relation, window):
             assert float((a - b).abs().max()) < 1e-5 * float(b.abs().max()), name
 
 
+# instructions of the innermost loops of heads of 4, with Triton 3.9: forward, backward of queries, and of keys
+INNER = {
+    ("frame", 80): (292, 224, 234), ("relative", 80): (299, 164, 238), ("ge_vit", 80): (285, 312, 229),
+    ("frame", 90): (300, 232, 246), ("relative", 90): (295, 167, 236), ("ge_vit", 90): (296, 326, 239),
+}  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("channels", [4, 8, 16])
 @pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit"])
 def test_machine_code(relation, channels, arch):
-    """Registers are enough, and no memory is shared, for heads of up to 16 channels."""
+    """Registers are enough, and no memory is shared, for heads of up to 16 channels. Inner loops have the recorded
+    number of instructions, to 10 %."""
+    import triton
     from ptx import compiled, resources
 
     from tg_equiattn.functional.group import gpu_kernels
@@ -120,8 +129,10 @@ def test_machine_code(relation, channels, arch):
     with compiled(gpu_kernels, arch, runs=False) as kernels:
         found = gpu_kernels.forward(*given)
         gpu_kernels.backward(*found, *found, *given)
-    for name, kernel in kernels.items():
+    for (name, kernel), recorded in zip(kernels.items(), INNER[relation, arch], strict=True):
         (made,) = kernel.made.values()
-        registers, spills, shared = resources(made)
+        registers, spills, shared, inner = resources(made)
         assert (spills, shared) == (0, 0), name
         assert registers <= 255, name
+        if channels == 4 and triton.__version__.startswith("3.9."):
+            assert abs(inner / recorded - 1) < 0.1, (name, inner)

@@ -73,12 +73,17 @@ def operands(ragged, size):
     return [*_features(q, k), (k[..., :, None] * v[..., None, :]).flatten(-2), bias if ragged else None]
 
 
+# instructions of the innermost loops, with Triton 3.9
+INNER = {"_forward": 216, "_backward_of_queries": 325, "_backward_of_keys": 248}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize(("ragged", "size"), [(False, 0.7), (True, 0.7), (False, 2.0)])
 def test_compiled_code(ragged, size, arch):
     """The code for a GPU, in float32, and its accesses, against tiles in float64. It spills no registers and shares no
-    memory."""
+    memory. Inner loops have the recorded number of instructions, to 10 %."""
+    import triton
     from ptx import compiled, resources
 
     from tg_equiattn.functional.vector import gpu_kernels
@@ -96,6 +101,8 @@ def test_compiled_code(ragged, size, arch):
         assert float((a - b).detach().abs().max()) < 2e-5 * float(b.detach().abs().max()), name
     for name, kernel in kernels.items():
         (made,) = kernel.made.values()
-        registers, spills, shared = resources(made)
+        registers, spills, shared, inner = resources(made)
         assert (spills, shared) == (0, 0), name
         assert registers <= 168, name
+        if triton.__version__.startswith("3.9."):
+            assert abs(inner / INNER[name] - 1) < 0.1, (name, inner)
