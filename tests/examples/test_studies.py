@@ -27,6 +27,7 @@ REFUSED = [
         "--kernels must be numbers of .* and of oscillating Gaussians, got \\[1, 2\\]",
     ),
     ("proteins", {"residues": (40, 400)}, "--residues must be more than --neighbors 10 and rise, .* got 40 400"),
+    ("surfaces", {"neighbors": 40}, "--residues must be more than --neighbors 40 and rise, got 40 120"),
     ("depots", {"nodes": 8}, "--nodes must be at least --colours 6 and more than --k 8, got 8"),
 ]
 
@@ -124,6 +125,11 @@ def check_proteins(rows, module, folder):
         assert row.value == pytest.approx(found["chains"][0], rel=0.1)  # their means are of other weights
 
 
+def check_surfaces(rows, module, folder):
+    for row in rows:
+        assert list(row.more["errors"]) == ["chains", "larger", "complexes"]
+
+
 FLAGS = {
     "pixel_graphs": ["--seeds", 0, 1],
     "nbody": ["--augment"],
@@ -131,6 +137,7 @@ FLAGS = {
     "molecules": ["--messages", "bonds", "pairs"],
     "depots": ["--tasks", "displacement", "distance", "nearest"],
     "proteins": ["--models", "Ewald", "Hyena, implicit"],
+    "surfaces": ["--models", "messages, potentials", "GPS, multihead", "Ewald (e3nn)", "Ewald (PyG), no messages"],
 }  # fmt: skip
 
 

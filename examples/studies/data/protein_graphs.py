@@ -46,7 +46,7 @@ class Graph:
     def to(self, device: torch.device | str, *_: object, **__: object) -> Graph:
         """The graph on a device."""
         tensors = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "count"}
-        return Graph(**{name: x.to(device) for name, x in tensors.items()}, count=self.count)
+        return dataclasses.replace(self, **{name: x.to(device) for name, x in tensors.items()})
 
     @property
     def mark(self) -> Tensor:
@@ -94,11 +94,11 @@ def graph_of(protein: Protein, neighbors: int) -> Graph:
 def joined(graphs: list[Graph]) -> Graph:
     """One graph of several."""
     first = torch.tensor([0, *(len(graph.residue) for graph in graphs)]).cumsum(0)
-    every = {f.name: [getattr(graph, f.name) for graph in graphs] for f in dataclasses.fields(Graph)}
+    every = {f.name: [getattr(graph, f.name) for graph in graphs] for f in dataclasses.fields(graphs[0])}
     every["batch"] = [torch.full_like(x, n) for n, x in enumerate(every["batch"])]
     every["edge_index"] = [x + n for n, x in zip(first, every["edge_index"], strict=False)]
     tensors = {name: torch.cat(x, 1 if name == "edge_index" else 0) for name, x in every.items() if name != "count"}
-    return Graph(**tensors, count=len(graphs))
+    return dataclasses.replace(graphs[0], **tensors, count=len(graphs))
 
 
 def pushed(graph: Graph, responses: Tensor, place: int, force: Tensor) -> Graph:

@@ -6,6 +6,7 @@ from space import batch_of
 from tg_equiattn.integrations.pyg import EwaldAttention, ewald_settings
 from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.loader import DataLoader
 from torch_geometric.nn import SAGEConv, Sequential, global_mean_pool, to_hetero
 
 SIZES = (7, 1, 11)
@@ -198,6 +199,25 @@ def test_sequential(equal):
     x, pos, batch = torch.randn(7, 5), torch.randn(7, 3), batch_of((3, 4))
     wanted = second(first(x, pos, batch).relu(), pos, batch)
     equal(model(x, pos, batch), global_mean_pool(wanted, batch), 0)
+
+
+def test_loaders(equal):
+    """Batches of a loader equal their graphs alone. A sampled subgraph has the sums over its own nodes."""
+    layer = EwaldAttention(5, 6, width=1.0).double()
+    graphs = [Data(x=torch.randn(n, 5).double(), pos=torch.randn(n, 3).double()) for n in (7, 1, 11)]
+    (data,) = DataLoader(graphs, batch_size=3)
+    out = layer(data.x, data.pos, data.batch, batch_size=data.num_graphs)
+    equal(out, torch.cat([layer(g.x, g.pos) for g in graphs]))
+    kept = torch.tensor([0, 2, 3, 9])
+    part, rest = (graphs[2].subgraph(nodes) for nodes in (kept, torch.tensor([1, 4, 5, 6, 7, 8, 10])))
+    x, pos = torch.cat([part.x, rest.x]), torch.cat([part.pos, rest.pos])
+    with torch.no_grad():
+        for weight in layer.attention.query_key:  # weights that do not depend on content: sums are linear
+            weight.zero_()
+        layer.invariants.reset_parameters()
+    alone = layer(part.x, part.pos)
+    equal(alone, (layer(x, pos) - layer(torch.cat([0 * part.x, rest.x]), pos))[:4])
+    assert (alone - layer(x, pos)[:4]).abs().max() > 1e-3
 
 
 def molecule():
