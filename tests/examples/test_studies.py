@@ -28,6 +28,7 @@ REFUSED = [
     ),
     ("proteins", {"residues": (40, 400)}, "--residues must be more than --neighbors 10 and rise, .* got 40 400"),
     ("surfaces", {"neighbors": 40}, "--residues must be more than --neighbors 40 and rise, got 40 120"),
+    ("micrographs", {"side": 60}, "--side must be a multiple of 8 and at least 64, got 60"),
     ("depots", {"nodes": 8}, "--nodes must be at least --colours 6 and more than --k 8, got 8"),
 ]
 
@@ -40,7 +41,7 @@ def test_settings_that_cannot_be(name, wrong, said):
 
 
 SIZES = {  # the largest model's parameters over the smallest's, which in depots is ours by random features
-    "far_digits": 1.1, "matching": 1.15, "depots": 1.3, "molecules": 1.2,
+    "far_digits": 1.1, "matching": 1.15, "depots": 1.3, "molecules": 1.2, "micrographs": 1.3,
 }  # fmt: skip
 
 
