@@ -41,7 +41,7 @@ def test_settings_that_cannot_be(name, wrong, said):
 
 
 SIZES = {  # the largest model's parameters over the smallest's, which in depots is ours by random features
-    "far_digits": 1.1, "matching": 1.15, "depots": 1.3, "molecules": 1.2, "micrographs": 1.3,
+    "far_digits": 1.1, "matching": 1.15, "depots": 1.3, "molecules": 1.2, "micrographs": 1.45,
 }  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def test_a_quick_run(tmp_path, name, device):
     ]
     for row in rows:
         assert math.isfinite(row.value)
-        assert row.parameters > 0
+        assert row.parameters > 0 or row.seconds == 0  # a reference has none
         assert row.machine
     for title, table in module.report(rows).items():
         written = (folder / f"{title}.md").read_text()
