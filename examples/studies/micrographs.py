@@ -93,8 +93,6 @@ class Micrographs(Settings):
             self.positive(name)
         if self.side % 8 or self.side < 64:
             raise ValueError(f"{flag('side')} must be a multiple of 8 and at least 64, got {self.side}")
-        if self.data is None and self.synthetic < 20:
-            raise SettingsError(f"{flag('data')} must be a file, or --synthetic at least 20, got {self.synthetic}")
 
 
 PRESETS = {
@@ -188,6 +186,8 @@ def predicted(model: nn.Module, batches: Batches) -> tuple[Tensor, Tensor]:
 
 def held_out(settings: Micrographs) -> tuple[np.ndarray, Batches, dict[str, Batches]]:
     """Images to train with, images to validate with, and tests by the kind of copies, of other micrographs each."""
+    if settings.data is None and settings.synthetic < 20:
+        raise SettingsError(f"{flag('data')} must be a file, or --synthetic at least 20, got {settings.synthetic}")
     images = synthetic(settings.synthetic, settings.side, 0) if settings.data is None else load(settings.data)
     images = images[np.random.default_rng(0).permutation(len(images))]
     training, validation, testing = np.split(images, [7 * len(images) // 10, 8 * len(images) // 10])
