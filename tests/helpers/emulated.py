@@ -96,6 +96,8 @@ def emulated(x):
 def to_accelerator(module, there=emulated):
     """Put copies of a module's parameters, buffers and tables there, in place."""
     for part in module.modules():
+        if isinstance(part, RandomFeatures):
+            part.directions(torch.device("cpu"), torch.get_default_dtype())  # as Module.to makes them
         if isinstance(part, (Tables, RandomFeatures)):
             here = {kind: x for (device, kind), x in part._copies.items() if device.type == "cpu"}
             part._copies |= {(DEVICE, kind): tree_map(there, x) for kind, x in here.items()}
