@@ -20,8 +20,7 @@ from tg_equiattn.encodings import relation_index
 from tg_equiattn.grids import PixelGrid, Window
 from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
 from tg_equiattn.neighbors import NeighborList
-from tg_equiattn.nn.group.layers import RegularBatchNorm, SpatialCrop, SpatialMaxPool
-from tg_equiattn.nn.group.linear import Pointwise
+from tg_equiattn.nn.group.layers import Pointwise, RegularBatchNorm, SpatialCrop, SpatialMaxPool
 from tg_equiattn.nn.performer.attention import MeanReadout, PerformerBlock, PixelEmbedding
 from tg_equiattn.nn.performer.random_features import RandomFeatures
 

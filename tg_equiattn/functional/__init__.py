@@ -1,6 +1,6 @@
 """Kernels: pure functions of tensors and tables, without parameters. One folder a family, every function here."""
 
-from .group.attention import group_attention, lifting_attention
+from .group.heads import group_attention, lifting_attention
 from .hyena.long_conv import scalar_long_conv, vector_long_conv
 from .operators import use_gpu_kernels
 from .performer.linear_attention import linear_attention, orthogonal_projection, softmax_features

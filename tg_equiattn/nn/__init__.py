@@ -3,10 +3,8 @@
 from ..encodings.group import no_weight_decay
 from ..tables import cached_tables
 from .group.attention import GlobalGroupAttention, GroupAttention, LiftingAttention
-from .group.block import GroupAttentionBlock
-from .group.group_transformer import GEViT, GroupTransformer
-from .group.layers import GlobalPooling, RegularGlobalNorm, RegularLayerNorm
-from .group.linear import GroupLinear
+from .group.group_transformer import GEViT, GroupAttentionBlock, GroupTransformer
+from .group.layers import GlobalPooling, GroupLinear, RegularGlobalNorm, RegularLayerNorm
 from .hyena.se3_hyena import SE3Hyena, SE3HyenaOperator
 from .performer.attention import PerformerAttention, RelativePerformer
 from .vector.clifford import CliffordMLP

@@ -14,7 +14,7 @@ from ...functional.group.heads import attention_of_heads, global_attention, lift
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..performer.random_features import DrawsFeatures, RandomFeatures
 from .attention_layer import AttentionLayer
-from .linear import Pointwise, pointwise
+from .layers import Pointwise, pointwise
 
 FAR = 4.0  # initial f of every second head; with strong locality the weights of a window sum to about e^2 to e^3
 

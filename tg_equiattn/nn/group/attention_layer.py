@@ -35,8 +35,7 @@ from .defaults import (
     default_scale_window,
     default_strength,
 )
-from .layers import Masked
-from .linear import GroupLinear, Pointwise
+from .layers import GroupLinear, Masked, Pointwise
 
 if TYPE_CHECKING:
     from jaxtyping import Float
