@@ -1,4 +1,4 @@
-"""Real chains: how a protein moves when one residue is pushed.
+"""Real chains: how a protein moves when one residue is pushed, and which residues feel the drag of a flow.
 
 ``--data`` is an .npz file of C-alpha traces (data/proteins.py says what is in it); ``--synthetic 40`` makes random
 chains in its place. Proteins are split by clusters of sequences, so that none of training is a homologue of one of a
@@ -9,6 +9,9 @@ response     one residue of an elastic network is pushed (springs between all pa
              errors are measured, so 1 is what zero displacements leave. Trained on whole chains of 40 to 220 residues;
              tested on other such chains, on chains of 220 to 400, on complexes of several chains, and on chains with
              gaps, with and without residue numbers and chains given to the layers
+drag         a rigid protein moves through a fluid, a bead for each residue (the Rotne-Prager mobility, inverted): how
+             do forces differ between residues? Errors are relative to those of equal forces. The same training, the
+             same tests
 
 All models have the same messages along the edges to the nearest residues, and behind each layer of messages
 
@@ -19,6 +22,9 @@ vector attention         VectorSelfAttention
 Hyena, implicit          SE3HyenaOperator, filter="implicit", short_conv=3
 Ewald                    EwaldAttention
 Ewald + Hyena            both
+Hyena, degree 2          TensorProductHyenaOperator, the same with features of degrees 0, 1 and 2 inside
+
+or are EGNN on all pairs of residues,
 
 at equal numbers of parameters. Seconds are those of the processor in the steps of training.
 
@@ -30,15 +36,15 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from baselines.chain_layers import ChainModel
-from baselines.protein_models import ORDERED, Model, global_layers
+from baselines.protein_models import ORDERED, ChainEGNN, Model, global_layers
 from data.protein_errors import response_errors
 from data.protein_graphs import FAR, NEAR, UNIT, Graph
-from data.protein_sets import Drawn, pushes, sets
+from data.protein_sets import Drawn, drawing, sets
 from data.proteins import Protein
 from harness import study
 from harness.results import Row
@@ -47,8 +53,10 @@ from harness.tables import at_best_rates, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, Timed, fit, parameters
 from torch import Tensor, nn
 
+Task = Literal["response", "drag"]
 REACH = 16.0  # angstroms up to which messages tell lengths of edges apart
 TESTS = "chains", "larger", "complexes", "complexes, without index", "gaps", "gaps, without index"
+DRAG_TESTS = "chains", "larger", "complexes", "gaps"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,10 +64,12 @@ class ProteinsStudy(Settings):
     """Settings of this example."""
 
     STUDY: ClassVar[str] = "proteins"
-    SWEEP: ClassVar[tuple[str, ...]] = ("models", "seeds")
+    SWEEP: ClassVar[tuple[str, ...]] = ("tasks", "models", "seeds")
     HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
     SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs")
 
+    tasks: tuple[Task, ...] = ("response",)
+    """what to predict"""
     models: tuple[Model, ...] = Model.__args__
     """which to train"""
     data: Path | None = None
@@ -117,17 +127,20 @@ PRESETS = {
 
 def build(settings: ProteinsStudy) -> nn.Module:
     """The model, as wide as it takes to have as many parameters as that with Ewald attention."""
-    (name,) = settings.models
+    (task,), (name,) = settings.tasks, settings.models
+    rigid = task == "drag"  # the sum of the forces counts
     kernels = settings.width / UNIT, settings.max_width / UNIT
 
     def of(width: int) -> nn.Module:
+        if name == "EGNN":
+            return ChainEGNN(width, settings.num_layers, REACH / UNIT, rigid)
         return ChainModel(
             settings.scalars, settings.vectors, width, layers, settings.num_layers, REACH / UNIT,
-            settings.neighbors,
+            settings.neighbors, rigid,
         )  # fmt: skip
 
     channels = settings.scalars, settings.vectors, settings.hidden
-    layers = global_layers(name, *channels, kernels, settings.kernels, settings.lmax)
+    layers = [] if name == "EGNN" else global_layers(name, *channels, kernels, settings.kernels, settings.lmax)
     if name == "Ewald":
         return of(settings.hidden)
     wanted = parameters(build(dataclasses.replace(settings, models=("Ewald",))))
@@ -141,7 +154,7 @@ def build(settings: ProteinsStudy) -> nn.Module:
 
 def batches(settings: ProteinsStudy, found: tuple[Protein, ...], seed: int | None = None) -> Drawn | None:
     """Batches of proteins with what is to be predicted of them; none where there are no proteins."""
-    drawn, draws = pushes(found, settings.neighbors), 1 if seed is not None else settings.pushes
+    drawn, draws = drawing(settings.tasks[0], found, settings.neighbors), 1 if seed is not None else settings.pushes
     sizes = [len(graph.residue) for graph in drawn.graphs]
     return Drawn(drawn.draw, sizes, settings.batch, settings.device, seed, draws) if sizes else None
 
@@ -176,7 +189,7 @@ def train(settings: ProteinsStudy) -> Outcome:
 
 
 def by_epochs(rows: list[Row]) -> dict[tuple[str, int], list[Row]]:
-    """Rows of the response by model and epochs, of each those with the learning rate that validation data choose."""
+    """A task's rows by model and epochs, of each those with the learning rate that validation data choose."""
     groups = at_best_rates(rows, "models", "epochs")
     order = sorted(groups, key=lambda key: (Model.__args__.index(key[0]), key[1]))
     return {key: groups[key] for key in order}
@@ -202,6 +215,17 @@ def response_table(rows: list[Row]) -> str:
     return markdown(["model", "epochs", *header, "parameters", "seconds", "learning rate"], lines)
 
 
+def drag_table(rows: list[Row]) -> str:
+    """Errors of each test by model."""
+    lines = []
+    for (model, epochs), group in by_epochs(rows).items():
+        tests = [mean_and_spread([row.more["errors"][name][0] for row in group], 3) for name in DRAG_TESTS]
+        seconds = f"{np.mean([row.seconds for row in group]):.0f}"
+        rate = str(group[0].setting("learning_rate"))
+        lines.append([model, *tests, f"{group[0].parameters:,}", str(epochs), seconds, rate])
+    return markdown(["model", *DRAG_TESTS, "parameters", "epochs", "seconds", "learning rate"], lines)
+
+
 def hyena_beside_ewald(rows: list[Row]) -> str:
     """Errors of Ewald attention without and with Hyena after the same number of epochs, and their ratio."""
     groups, names = by_epochs(rows), ("Ewald", "Ewald + Hyena")
@@ -218,8 +242,12 @@ def hyena_beside_ewald(rows: list[Row]) -> str:
 
 
 def report(rows: list[Row]) -> dict[str, str]:
-    """The table of errors, and Ewald attention without and with Hyena."""
-    return {"response": response_table(rows), "hyena_beside_ewald": hyena_beside_ewald(rows)}
+    """The tables of errors, and Ewald attention without and with Hyena."""
+    tasks = {name: [row for row in rows if row.setting("tasks") == name] for name in Task.__args__}
+    response = tasks["response"]
+    tables = {"response": response_table, "hyena_beside_ewald": hyena_beside_ewald} if response else {}
+    found = {name: table(response) for name, table in tables.items()}
+    return found | ({"drag": drag_table(tasks["drag"])} if tasks["drag"] else {})
 
 
 if __name__ == "__main__":

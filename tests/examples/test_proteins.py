@@ -76,4 +76,4 @@ def test_models_turn_with_proteins():
         rotation = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0]
         for matrix in (rotation, -rotation):  # one of them mirrors
             change = (model(turned(graph, matrix, 7.0)) - out @ matrix.T).abs().max() / out.abs().max()
-            assert change < 1e-10, run.models
+            assert change < 1e-9, run.models

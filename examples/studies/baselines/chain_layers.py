@@ -108,13 +108,15 @@ class ChainModel(nn.Module):
     Args:
         layers: what makes the global layers behind each layer of messages.
         num_layers: number of layers of messages.
+        rigid: whether outputs keep their rigid motion.
     """
 
     def __init__(
         self, scalars: int, vectors: int, hidden: int, layers: Sequence[Global], num_layers: int, reach: float,
-        neighbors: float,
+        neighbors: float, rigid: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.rigid = rigid
         self.embed = nn.Embedding(20, scalars)
         self.inputs = nn.Linear(3, scalars)
         self.start = nn.Linear(1, vectors, bias=False)
@@ -124,7 +126,7 @@ class ChainModel(nn.Module):
         self.out = mlp(scalars, hidden, vectors)
 
     def forward(self, graph: Graph) -> Tensor:
-        """Displacements (N, 3), without rigid motion."""
+        """Displacements or forces (N, 3)."""
         h = self.embed(graph.residue) + self.inputs(torch.cat([graph.mark, graph.size], 1))
         v = self.start(PUSH * graph.push[..., None]).mT
         for messages, norm, layers in zip(self.messages, self.norms, self.layers, strict=True):
@@ -133,7 +135,8 @@ class ChainModel(nn.Module):
                 h, v = h + scalars, v + vectors
                 if layer is messages:
                     h = norm(h)
-        return without_rigid_motion((self.out(h)[..., None] * v).sum(1), graph)
+        out = (self.out(h)[..., None] * v).sum(1)
+        return out if self.rigid else without_rigid_motion(out, graph)
 
 
 def without_rigid_motion(vectors: Tensor, graph: Graph) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from .proteins import Protein, response
+from .proteins import Protein, drag, response
 
 UNIT = 10.0  # angstroms; the unit of length of the models
 SEPARATIONS = 4  # along the chain, up to which messages tell residues apart
@@ -24,7 +24,8 @@ class Graph:
     ``frames`` (N, 3, 3) are three vectors of each residue: to the next, to the one before it, and from the middle of
     its protein, in units of the radius of gyration; ``size`` (N, 2) are logarithms of the number of residues and of
     that radius. ``push`` (N, 3) is a force, ``target`` (N, 3) the displacements, ``known`` (N, 2) where
-    errors are measured: everywhere that counts, and far away.
+    errors are measured: everywhere that counts, and far away. In a flow, ``push`` is the velocity and ``target`` the
+    forces.
     """
 
     residue: Tensor
@@ -130,6 +131,26 @@ class Pushes:
         place = int(torch.randint(len(graph.residue), (1,), generator=generator))
         force = torch.randn(3, generator=generator)
         return pushed(graph, self.responses[number], place, force / force.norm())
+
+
+class Drags:
+    """Proteins that move through a fluid, with a direction drawn for each.
+
+    The forces, less the share along the motion that all residues have in common, are to be predicted; their mean square
+    is made 1.
+    """
+
+    def __init__(self, proteins: list[Protein], neighbors: int) -> None:
+        self.graphs = [graph_of(protein, neighbors) for protein in proteins]
+        forces = [drag(protein.pos) for protein in proteins]
+        self.forces = [(f - f.diagonal(dim1=1, dim2=2).mean() * torch.eye(3, dtype=f.dtype)).float() for f in forces]
+
+    def draw(self, number: int, generator: torch.Generator) -> Graph:
+        graph, velocity = self.graphs[number], torch.randn(3, generator=generator)
+        velocity = velocity / velocity.norm()
+        target = self.forces[number] @ velocity
+        target = target / target.square().mean().sqrt()
+        return dataclasses.replace(graph, push=velocity.expand(len(target), 3), target=target)
 
 
 def pair_geometry(graph: Graph) -> tuple[Tensor, Tensor, Tensor, Tensor]:

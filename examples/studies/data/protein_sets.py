@@ -12,7 +12,7 @@ import torch
 from harness.loading import Batches
 from harness.settings import SettingsError
 
-from .protein_graphs import Graph, Pushes, joined
+from .protein_graphs import Drags, Graph, Pushes, joined
 from .proteins import Protein, load, split, synthetic
 
 SPLIT, TEST = 3, 7  # seeds of the split, and of what is pushed in tests
@@ -96,6 +96,6 @@ def without_order(graph: Graph) -> Graph:
 
 
 @functools.cache
-def pushes(proteins: tuple[Protein, ...], neighbors: int) -> Pushes:
-    """Kept for all models."""
-    return Pushes(list(proteins), neighbors)
+def drawing(task: str, proteins: tuple[Protein, ...], neighbors: int) -> Pushes | Drags:
+    """What draws a task's targets; kept for all models."""
+    return (Drags if task == "drag" else Pushes)(list(proteins), neighbors)

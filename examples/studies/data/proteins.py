@@ -1,4 +1,5 @@
-"""C-alpha traces of proteins: read, synthetic, split by sequence, and the elastic network that answers a push."""
+"""C-alpha traces of proteins: read, synthetic, split by sequence; the elastic network that answers a push, and the drag
+of a flow."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 BOND = 4.5  # angstroms; consecutive C-alpha atoms of a whole chain are 3.8 apart
+BEAD = 4.2  # angstroms; radius of the bead that stands for a residue in a flow
 WORD, SHARE = 5, 0.02  # length of the words that homologues share, and the share of the shorter sequence's words
 
 
@@ -169,3 +171,27 @@ def response(pos: Tensor) -> Tensor:
     scale = matrix.diagonal().mean()
     inverse = torch.linalg.inv(matrix + scale * rigid @ rigid.T) - rigid @ rigid.T / scale
     return inverse.unflatten(0, (-1, 3)).unflatten(2, (-1, 3))
+
+
+def mobility(pos: Tensor) -> Tensor:
+    """Velocities of equal beads by forces on them (3 N, 3 N), in units of the mobility of one bead.
+
+    Source: J. Rotne, S. Prager, Variational treatment of hydrodynamic interaction in polymers (1969), with the form for
+    beads that overlap.
+    """
+    count, eye = len(pos), torch.eye(3, dtype=pos.dtype)
+    offset = pos[:, None] - pos
+    r = offset.norm(dim=2).fill_diagonal_(1)[..., None, None] / BEAD
+    along = (offset[..., None] * offset[..., None, :]) / (r * BEAD).square()
+    apart = 3 / (4 * r) * ((1 + 2 / (3 * r**2)) * eye + (1 - 2 / r**2) * along)
+    overlapping = (1 - 9 * r / 32) * eye + 3 * r / 32 * along
+    blocks = torch.where(r > 2, apart, overlapping)
+    own = torch.arange(count)
+    blocks[own, own] = eye
+    return blocks.transpose(1, 2).reshape(3 * count, 3 * count)
+
+
+def drag(pos: Tensor) -> Tensor:
+    """Forces on the residues of a rigid protein that moves with unit velocity along each axis, (N, 3, 3)."""
+    moves = torch.eye(3, dtype=pos.dtype).repeat(len(pos), 1)
+    return torch.linalg.solve(mobility(pos), moves).unflatten(0, (-1, 3))
