@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from baselines.chain_layers import BUMPS, PUSH, DistanceAttention, Global, Messages, bumps, without_rigid_motion
+from baselines.chain_layers import BUMPS, DistanceAttention, Global, Messages, bumps, without_rigid_motion
 from baselines.egnn import EGNNLayer
 from data.protein_graphs import CLASSES, Graph, separations
 from tg_equiattn.integrations.e3nn import TensorProductHyenaOperator
@@ -64,6 +64,8 @@ class ChainEGNN(nn.Module):
         self.reach, self.rigid = reach, rigid
         self.embed, self.inputs = nn.Embedding(20, channels), nn.Linear(3, channels)
         self.layers = nn.ModuleList(EGNNLayer(channels, BUMPS + CLASSES + 2) for _ in range(num_layers))
+        for layer in self.layers:  # forces are as large as lengths; published weights start a thousand times smaller
+            nn.init.xavier_uniform_(layer.position[-1].weight)
 
     def forward(self, graph: Graph) -> Tensor:
         h = self.embed(graph.residue) + self.inputs(torch.cat([graph.mark, graph.size], 1))
@@ -72,7 +74,7 @@ class ChainEGNN(nn.Module):
 
     def parts(self, h: Tensor, graph: Graph) -> list[tuple[Tensor, ...]]:
         sizes = torch.bincount(graph.batch, minlength=graph.count).tolist()
-        return [x.split(sizes) for x in (h, graph.pos, PUSH * graph.push, graph.index, graph.chain)]
+        return [x.split(sizes) for x in (h, graph.pos, graph.push, graph.index, graph.chain)]
 
     def one(self, h: Tensor, pos: Tensor, push: Tensor, index: Tensor, chain: Tensor) -> Tensor:
         target, source = torch.meshgrid(*2 * [torch.arange(len(h), device=h.device)], indexing="ij")
