@@ -36,6 +36,8 @@ TASKS = (
      "EwaldAttention", "Ewald message passing", {"task": ["forces"]}, "results_e3nn_charges.md#charges-far-apart"),
     ("Pushed proteins, longer chains", "proteins/response", ("128",), "larger, beyond 8 Å",
      "Ewald + Hyena", "distance attention", {"epochs": 128}, "results_e3nn_proteins.md#pushed-residues"),
+    ("Drag on residues, longer chains", "proteins/drag", (), "larger",
+     "Ewald", "messages", {"tasks": ["drag"]}, "results_e3nn_proteins.md#drag-on-residues"),
     ("Recall from 256 tokens", "associative_recall/errors", ("random",), "256 tokens",
      "SE(3)-Hyena", "SE(3)-Transformer", {"lengths": [256], "vocabulary": ["random"]},
      "results_e3nn.md#associative-recall"),

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 from data.protein_sets import sets
-from data.proteins import clusters, response, rigid_motions, split, stiffness, synthetic
+from data.proteins import BEAD, clusters, drag, mobility, response, rigid_motions, split, stiffness, synthetic
 from harness.training import parameters
 from proteins import ProteinsStudy, batches, build
 
@@ -53,6 +53,20 @@ def test_the_response_is_the_pseudo_inverse():
     assert torch.allclose(matrix[9:12, 33:36], expected)
 
 
+def test_drag_is_that_of_beads():
+    """One bead; two beads, of which each moves in the flow of the other; and forces from which velocities come back."""
+    assert torch.equal(drag(torch.zeros(1, 3).double()), torch.eye(3).double()[None])
+    pair = drag(torch.tensor([[0.0, 0, 0], [0, 0, 40]]).double())
+    a = BEAD / 40
+    along, across = 1.5 * a - a**3, 0.75 * a + a**3 / 2
+    expected = torch.tensor([1 / (1 + across), 1 / (1 + across), 1 / (1 + along)]).double().diag()
+    assert torch.allclose(pair, expected.expand(2, 3, 3), atol=1e-7)
+    pos = synthetic(1, 17, 17, 0)[0].pos
+    forces, moves = drag(pos).flatten(0, 1), torch.eye(3).double().repeat(17, 1)
+    assert torch.allclose(mobility(pos) @ forces, moves)
+    assert torch.linalg.eigvalsh(mobility(pos)).min() > 0
+
+
 def test_models_are_of_one_size():
     sizes = {run.models[0]: parameters(build(run)) for run in ProteinsStudy().runs()}
     assert max(sizes.values()) < 1.05 * sizes["Ewald"], sizes
@@ -69,7 +83,7 @@ def turned(graph, matrix, shift):
 
 def test_models_turn_with_proteins():
     torch.manual_seed(0)
-    for run in ProteinsStudy(**SMALL).runs():
+    for run in ProteinsStudy(**SMALL, tasks=("response", "drag")).runs():
         graph = graphs_of(run, "complexes")
         model, eye = build(run).double(), torch.eye(3, dtype=torch.float64)
         out = model(turned(graph, eye, 0.0))

@@ -137,7 +137,7 @@ FLAGS = {
     "long_range": ["--operators", "none", "EwaldAttention", "--task", "fields", "forces"],
     "molecules": ["--messages", "bonds", "pairs"],
     "depots": ["--tasks", "displacement", "distance", "nearest"],
-    "proteins": ["--models", "Ewald", "Hyena, implicit"],
+    "proteins": ["--tasks", "response", "drag", "--models", "Ewald", "Hyena, implicit"],
     "surfaces": ["--models", "messages, potentials", "GPS, multihead", "Ewald (e3nn)", "Ewald (PyG), no messages"],
 }  # fmt: skip
 
