@@ -45,7 +45,7 @@ from torch import Tensor, nn
 VALIDATION, TEST = 71, 72  # seeds of images, which do not depend on the seed of training
 TESTS = ("near", "rotated", "mirrored")
 Model = Literal["U-Net", "G-CNN", "CNN + comparison", "G-CNN + comparison", "G-CNN + attention", "SIFT"]
-IMAGES = {"U-Net": 12.0, "G-CNN": 7.0, "CNN + comparison": 9.0, "G-CNN + comparison": 2.9, "G-CNN + attention": 1.0}
+IMAGES = {"U-Net": 26.0, "G-CNN": 7.0, "CNN + comparison": 9.0, "G-CNN + comparison": 2.9, "G-CNN + attention": 1.0}
 """Images of an epoch, which then takes as long for all networks, in units of ``--train``."""
 
 
