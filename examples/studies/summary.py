@@ -36,6 +36,9 @@ TASKS = (
      "EwaldAttention", "Ewald message passing", {"task": ["forces"]}, "results_e3nn_charges.md#charges-far-apart"),
     ("Pushed proteins, longer chains", "proteins/response", ("128",), "larger, beyond 8 Å",
      "Ewald + Hyena", "distance attention", {"epochs": 128}, "results_e3nn_proteins.md#pushed-residues"),
+    ("Potentials around proteins, larger ones", "surfaces/errors", (), "larger",
+     "Ewald (e3nn), no messages", "messages, potentials | 36", {},
+     "results_e3nn_surfaces.md#potentials-around-proteins"),
     ("Drag on residues, longer chains", "proteins/drag", (), "larger",
      "Ewald", "messages", {"tasks": ["drag"]}, "results_e3nn_proteins.md#drag-on-residues"),
     ("Recall from 256 tokens", "associative_recall/errors", ("random",), "256 tokens",
@@ -83,7 +86,8 @@ def summary(tables: dict[str, str], rows_of: Callable[[str], list[Row]]) -> str:
     lines = []
     for task, table, words, column, ours, other, settings, notes in TASKS:
         rows = rows_of(table.partition("/")[0])
-        means = [f"{cells(tables[table], *words, name)[column]} ({NAMES.get(name, name)})" for name in (ours, other)]
-        times = [seconds(rows, name, settings) for name in (ours, other)]
+        names = [name.split(" | ") for name in (ours, other)]  # of the model, and further cells of its row
+        means = [f"{cells(tables[table], *words, *name)[column]} ({NAMES.get(name[0], name[0])})" for name in names]
+        times = [seconds(rows, name[0], settings) for name in names]
         lines.append([task, *means, f"{times[0] / times[1]:.1f}", f"[notes]({notes})"])
     return markdown(("task", "ours", "best other", "time", "more"), lines)
