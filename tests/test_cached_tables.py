@@ -59,9 +59,11 @@ def test_values_of_parameters_are_seen():
     """Also of other parameters in their place, after steps of optimizers, in other modes and in transforms."""
     make, inputs = CASES["frame"]
     layer, other = make(), make()
-    weights = dict(other.named_parameters())
+    weights, plain = dict(other.named_parameters()), layer(*inputs)
     with cached_tables():
-        layer(*inputs)
+        with torch.autocast("cpu"):
+            layer(*inputs)
+        torch.testing.assert_close(layer(*inputs), plain)
         torch.testing.assert_close(torch.func.functional_call(layer, weights, inputs), other(*inputs))
         with torch.inference_mode():
             layer(*inputs)
