@@ -132,7 +132,8 @@ def to_standard_torch(module: nn.Module) -> nn.Module:
         >>> from tg_equiattn.integrations.escnn import R2GroupAttention, to_standard_torch
         >>> gspace = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(gspace, 4 * [gspace.regular_repr])
-        >>> model = to_standard_torch(nn.SequentialModule(R2GroupAttention(fields, fields, heads=2), nn.ReLU(fields)))
+        >>> attention = R2GroupAttention(fields, fields, heads=2)
+        >>> model = to_standard_torch(nn.SequentialModule(attention, nn.ReLU(fields)))
         >>> model(torch.randn(2, 16, 6, 6)).shape
         torch.Size([2, 16, 6, 6])
     """
