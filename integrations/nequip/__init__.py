@@ -6,7 +6,8 @@ require("nequip", "nequip")
 
 from nequip.scripts._package_utils import register_libraries_as_external_for_packaging  # noqa: E402
 
-from .long_range import FitCharges, LongRange, LongRangeCharges, LongRangeNequIPGNNModel  # noqa: E402  # noqa: E402
+from .long_range import LongRange, LongRangeCharges  # noqa: E402
+from .model import FitCharges, LongRangeNequIPGNNModel  # noqa: E402
 
 register_libraries_as_external_for_packaging(
     ["scipy", "sympy"],  # scipy if it is installed

@@ -3,23 +3,20 @@ imports little."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import lightning
 import torch
 from e3nn import o3
-from nequip.data import AtomicDataDict, register_fields
-from nequip.model import NequIPGNNModel, model_builder
-from nequip.nn import GraphModuleMixin, PerTypeScaleShift, model_modifier, with_edge_vectors_
+from nequip.data import AtomicDataDict
+from nequip.nn import GraphModuleMixin, model_modifier, with_edge_vectors_
 from torch import Tensor
 
 from tg_equiattn import checks
 from tg_equiattn.modes import is_traced
 
 from ..e3nn.atoms_attention import Atoms, AtomsEwaldAttention
-from ..e3nn.atoms_charges import Sample, fit_charges, interact, layer_of_charges
+from ..e3nn.atoms_charges import interact, layer_of_charges
 
 ENERGY, SHARED = "long_range_energy", "shared_charge"
 
@@ -310,147 +307,3 @@ class LongRangeCharges(LongRangeModule):
         if self.born_charges and not is_traced(energies):
             data[AtomicDataDict.BORN_CHARGE_KEY] = layer.born_charges(out.dipole, graphs["pos"], self.training)
         return data
-
-
-register_fields(graph_fields=[ENERGY, SHARED])
-
-
-@model_builder
-def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
-    after: Sequence[int] | None = None,
-    long_range: Mapping[str, Any] | None = None,
-    charges: Mapping[str, float] | Literal["predicted"] | None = None,
-    **model: Any,
-) -> GraphModuleMixin:
-    """NequIP's ``NequIPGNNModel`` with :class:`LongRange` after some of its layers, or with :class:`LongRangeCharges`
-    beside its energies: a builder for configuration files.
-
-    Args:
-        after: Layers, counted from 0, that attention follows. The default, ``None``, means the first one, or no
-            attention with ``charges``. The last layer has scalars only.
-        long_range: Arguments of :class:`LongRange`, or of :class:`LongRangeCharges` with ``charges``. By default
-            ``width`` is half of ``r_max`` (0.4 for charges), and ``avg_num_nodes`` and ``avg_num_neighbors`` are the
-            mean of the model's ``avg_num_neighbors``, or 1 if it has none.
-        charges: Charge of each type of atoms by its name, or "predicted", in place of attention. The trainer needs the
-            callback :class:`FitCharges`.
-        model: Arguments of :func:`nequip.model.NequIPGNNModel`.
-
-    Raises:
-        ValueError: if an argument is not allowed, or does not fit another one.
-
-    Example::
-
-        model:
-          _target_: tg_equiattn.integrations.nequip.LongRangeNequIPGNNModel
-          after: [0]
-          long_range: {num_gaussians: 4, num_coulomb: 4}
-          seed: 0
-          model_dtype: float32
-          type_names: [H, C, O]
-          r_max: 5.0
-          num_layers: 3
-    """
-    built = NequIPGNNModel(**model)
-    network = built.func
-    count = sum(name.endswith("_convnet") for name, _ in network.named_children())
-    neighbors = model.get("avg_num_neighbors")
-    each = list(neighbors.values()) if isinstance(neighbors, Mapping) else [1.0 if neighbors is None else neighbors]
-    shared = {name: model[name] for name in ("type_names", "r_max")} | {
-        "avg_num_neighbors": float(sum(each) / len(each))
-    }
-    if charges is not None:
-        if after is not None:
-            raise ValueError(f"after must be left out with charges, got {list(after)}: give one of the two")
-        place = "per_type_energy_scale_shift"
-        irreps_in = network.get_submodule(place).irreps_out
-        module = LongRangeCharges(charges, irreps_in=irreps_in, **shared, **(long_range or {}))
-        network.insert("long_range", module, after=place)
-        network.irreps_out.update(module.irreps_out)
-        built.irreps_out.update(network.irreps_out)
-        return _with_inputs(built)
-    after = (0,) if after is None else after
-    if not after or not all(isinstance(n, int) and 0 <= n < count for n in after) or len(set(after)) < len(after):
-        raise ValueError(f"after must be different layers from 0 to {count - 1}, got {list(after)}")
-    scales = {"width": model["r_max"] / 2, "avg_num_nodes": shared["avg_num_neighbors"]}
-    options = {**scales, **shared, **(long_range or {})}
-    for n in after:
-        layer = f"layer{n}_convnet"
-        module = LongRange(irreps_in=network.get_submodule(layer).irreps_out, **options)
-        network.insert(f"layer{n}_long_range", module, after=layer)
-    return _with_inputs(built)
-
-
-def _with_inputs(built: GraphModuleMixin) -> GraphModuleMixin:
-    """A model that gets the fields that long range reads."""
-    for outer in (built.func, built):
-        outer.irreps_in = dict(outer.irreps_in) | {AtomicDataDict.PBC_KEY: None, AtomicDataDict.TOTAL_CHARGE_KEY: None}
-    return built
-
-
-class FitCharges(lightning.Callback):
-    """Fit models with :class:`LongRangeCharges` to batches of the training data, before the first epoch.
-
-    A part of the energies of charges for each type is fitted and taken off, so ``per_type_energy_shifts`` are those of
-    the data, as without long range. ``per_type_energy_scales`` are multiplied by the factor that forces of the data
-    have without those of charges. With ``learn: scale`` the factor of the charges is fitted, too. Models that have been
-    fitted stay as they are, so training can be continued.
-
-    Args:
-        batches: Number of batches, 8 by default.
-
-    Example::
-
-        trainer:
-          callbacks:
-            - _target_: tg_equiattn.integrations.nequip.FitCharges
-    """
-
-    def __init__(self, batches: int = 8) -> None:
-        checks.positive(batches=batches)
-        self.batches = batches
-
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        data = list(itertools.islice(iter(trainer.datamodule.train_dataloader()), self.batches))
-        for model in pl_module.model.values():
-            for module in model.modules():
-                if isinstance(module, LongRangeCharges) and module.interaction.offsets.isnan().any():
-                    fit_model(model, module, data)
-                    model.load_state_dict(trainer.strategy.broadcast(model.state_dict()))  # other ranks, other batches
-        if hasattr(pl_module, "ema"):  # an average of weights that starts now
-            pl_module.ema.num_updates = 0
-            pl_module.ema.update_parameters(pl_module.model)
-
-
-def fit_model(model: torch.nn.Module, module: LongRangeCharges, batches: list[AtomicDataDict.Type]) -> None:
-    """Fit charges of a model, and the scale of its energies, to batches of data."""
-    layer, training = module.interaction, model.training
-    layer.offsets.zero_()
-    model.eval()
-    batches = [AtomicDataDict.to_(dict(batch), layer.offsets.device) for batch in batches]
-    factor = fit_charges(layer, lambda: (_sample(model, module, data) for data in batches), module.search)
-    with torch.no_grad():
-        for other in model.modules():
-            if isinstance(other, PerTypeScaleShift) and other.field == AtomicDataDict.PER_ATOM_ENERGY_KEY:
-                other.scales.mul_(factor)
-    model.train(training)
-
-
-@torch.enable_grad()
-def _sample(model: torch.nn.Module, module: LongRangeCharges, data: AtomicDataDict.Type) -> Sample:
-    """Run a model with its charges on a batch, and the charges alone on the features that they read."""
-    layer, outputs = module.interaction, list[Any]()
-
-    def differentiate(target: torch.nn.Module, inputs: Any, out: AtomicDataDict.Type) -> None:
-        graphs, features = module.read_frames(out), out[AtomicDataDict.NODE_FEATURES_KEY]
-        energies = interact(layer, module.read_atoms(out), features, graphs).energies
-        slopes = torch.autograd.grad(energies.sum(), graphs["pos"], retain_graph=True)[0]
-        outputs.extend((None if layer.weights is None else layer.scalars_of(features), energies, -slopes))
-
-    hook = module.register_forward_hook(differentiate)
-    try:
-        forces = model(dict(data))[AtomicDataDict.FORCE_KEY].detach()
-    finally:
-        hook.remove()
-    data, graphs, (scalars, energies, far) = dict(data), {"batch_size": 1, **module.read_frames(data)}, outputs
-    labels = data.get(AtomicDataDict.FORCE_KEY)
-    return Sample(module.read_atoms(data), graphs, labels, scalars, energies, forces - far, far)
