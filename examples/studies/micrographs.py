@@ -143,7 +143,7 @@ def f1(scores: Tensor, labels: Tensor, threshold: float) -> float:
 
 
 def of_images(logits: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each image: the mean of its 32 largest logits, and whether it has a copy."""
+    """The mean of the 32 largest logits of each image, and labels of images: true for those with a copy."""
     return logits.flatten(1).topk(32).values.mean(1), masks.amax((1, 2, 3))
 
 

@@ -97,5 +97,5 @@ def without_order(graph: Graph) -> Graph:
 
 @functools.cache
 def drawing(task: str, proteins: tuple[Protein, ...], neighbors: int) -> Pushes | Drags:
-    """What draws a task's targets; kept for all models."""
+    """The source of a task's graphs and targets, which all models share."""
     return (Drags if task == "drag" else Pushes)(list(proteins), neighbors)

@@ -40,7 +40,6 @@ def potentials(residue: Tensor, pos: Tensor) -> Tensor:
 def surface(protein: Protein, centre: Tensor, potential: Tensor, neighbors: int) -> Surface:
     """The graph of a protein with C-alpha atoms at ``pos``, from centres in angstroms and potentials (NaN: unknown)."""
     graph = graph_of(protein, neighbors)
-    known = potential.isfinite()[:, None]
     net, radius = float(FORMAL[protein.residue].sum()) / 10, float(graph.size[0, 1].exp())
     known = potential.isfinite()[:, None]
     whole = torch.tensor([net, net / radius]).expand(len(protein), 2)

@@ -499,11 +499,12 @@ def _check(
         ("group_bias", group_bias, (heads, elements)),
         ("space_bias", space_bias, (heads, outputs, offsets)),
     ):
-        if tensor is not None and not tensor.is_floating_point():
+        if tensor is None:
+            continue
+        if not tensor.is_floating_point():
             raise ValueError(f"{name} must be a floating point tensor, got {tensor.dtype}")
-        if tensor is not None:
-            dtype = query.dtype if name in ("key", "value") else tensor.dtype
-            checks.tensor(name, tensor, dtype, [shape], query.device)
+        dtype = query.dtype if name in ("key", "value") else tensor.dtype
+        checks.tensor(name, tensor, dtype, [shape], query.device)
 
 
 @checks.of_values
