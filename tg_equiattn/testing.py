@@ -65,14 +65,9 @@ def _check_axes(name: str, shape: Sequence[int], group: Group) -> None:
 
 @torch.no_grad()
 def equivariance_error(
-    module: nn.Module | Callable[[Tensor], Tensor],
-    group: Group,
-    x: Tensor,
-    *,
-    elements: Iterable[int] | None = None,
-    input_action: Action = act,
-    output_action: Action = act,
-) -> float:
+    module: nn.Module | Callable[[Tensor], Tensor], group: Group, x: Tensor, *, elements: Iterable[int] | None = None,
+    input_action: Action = act, output_action: Action = act,
+) -> float:  # fmt: skip
     r"""The largest relative equivariance error of a module over the elements of a group.
 
     .. math:: \max_g \; \max |f(L_g x) - L_g f(x)| \,/\, \max |f(x)|
@@ -141,15 +136,10 @@ def _difference(moved: Tensor, target: Tensor, expected: Tensor) -> Tensor:
 
 @torch.no_grad()
 def off_lattice_errors(
-    module: nn.Module | Callable[[Tensor], Tensor],
-    group: Group,
-    shape: Sequence[int],
-    *,
-    elements: Iterable[int] | None = None,
-    wavelength: float = 20.0,
-    dtype: torch.dtype = torch.float64,
+    module: nn.Module | Callable[[Tensor], Tensor], group: Group, shape: Sequence[int], *,
+    elements: Iterable[int] | None = None, wavelength: float = 20.0, dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
-) -> dict[int, float]:
+) -> dict[int, float]:  # fmt: skip
     r"""Relative errors of a module on smooth images, for group elements that do not map the pixel grid to itself.
 
     .. math:: \mathrm{rms}\,\big(f(L_g x)(0, k) - f(x)(0, g^{-1} k)\big) \,/\, \mathrm{rms}\, f(x)(0, k)

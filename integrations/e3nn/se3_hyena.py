@@ -49,21 +49,11 @@ class IrrepsModule(NotScriptable, StoresSettings):
         return self.module.options.order
 
     def forward(
-        self,
-        x: Tensor,
-        pos: Tensor | None = None,
-        batch: Tensor | None = None,
-        edge_index: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-        *,
-        index: Tensor | None = None,
-        chain: Tensor | None = None,
-        ring: Tensor | bool | None = None,
-        order: Tensor | None = None,
-        batch_size: int | None = None,
-        num_chains: int | None = None,
-        max_num_nodes: int | None = None,
-    ) -> Tensor:
+        self, x: Tensor, pos: Tensor | None = None, batch: Tensor | None = None, edge_index: Tensor | None = None,
+        edge_attr: Tensor | None = None, *, index: Tensor | None = None, chain: Tensor | None = None,
+        ring: Tensor | bool | None = None, order: Tensor | None = None, batch_size: int | None = None,
+        num_chains: int | None = None, max_num_nodes: int | None = None,
+    ) -> Tensor:  # fmt: skip
         """Evaluate.
 
         Parameters
@@ -200,20 +190,10 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
     """
 
     def __init__(
-        self,
-        irreps_in: o3.Irreps | str,
-        irreps_out: o3.Irreps | str,
-        irreps_hidden: o3.Irreps | str | None = None,
-        *,
-        filter: str = "data",
-        causal: bool = False,
-        short_conv: int | None = None,
-        order: str = "input",
-        length: float = 1.0,
-        local_context: bool = False,
-        edge_channels: int = 0,
-        num_blocks: int = 1,
-    ) -> None:
+        self, irreps_in: o3.Irreps | str, irreps_out: o3.Irreps | str, irreps_hidden: o3.Irreps | str | None = None, *,
+        filter: str = "data", causal: bool = False, short_conv: int | None = None, order: str = "input",
+        length: float = 1.0, local_context: bool = False, edge_channels: int = 0, num_blocks: int = 1,
+    ) -> None:  # fmt: skip
         checks.choice("filter", filter, FILTERS)
         options = OperatorSettings(
             filter=filter, causal=causal, short_conv=short_conv, order=order, length=length,
@@ -273,18 +253,10 @@ class IrrepsSE3Hyena(IrrepsModule):
     """
 
     def __init__(
-        self,
-        irreps_in: o3.Irreps | str,
-        irreps_out: o3.Irreps | str,
-        irreps_hidden: o3.Irreps | str | None = None,
-        *,
-        num_layers: int = 3,
-        num_blocks: int = 1,
-        pool: str | None = None,
-        order: str = "input",
-        length: float = 1.0,
+        self, irreps_in: o3.Irreps | str, irreps_out: o3.Irreps | str, irreps_hidden: o3.Irreps | str | None = None, *,
+        num_layers: int = 3, num_blocks: int = 1, pool: str | None = None, order: str = "input", length: float = 1.0,
         attn_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         options = OperatorSettings(filter="data", order=order, length=length, num_blocks=num_blocks)
         make = functools.partial(TokenModel, HyenaOperator, num_layers=num_layers, pool=pool, attn_kwargs=attn_kwargs)
         if irreps_hidden is None:
@@ -342,17 +314,10 @@ class IrrepsVectorSelfAttention(IrrepsModule):
     """
 
     def __init__(
-        self,
-        irreps_in: o3.Irreps | str,
-        irreps_out: o3.Irreps | str,
-        irreps_hidden: o3.Irreps | str | None = None,
-        *,
-        short_conv: int | None = None,
-        length: float = 1.0,
-        local_context: bool = False,
-        edge_channels: int = 0,
+        self, irreps_in: o3.Irreps | str, irreps_out: o3.Irreps | str, irreps_hidden: o3.Irreps | str | None = None, *,
+        short_conv: int | None = None, length: float = 1.0, local_context: bool = False, edge_channels: int = 0,
         num_blocks: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         options = OperatorSettings(
             short_conv=short_conv, length=length, local_context=local_context, edge_channels=edge_channels,
             num_blocks=num_blocks,

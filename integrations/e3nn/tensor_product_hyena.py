@@ -75,14 +75,9 @@ class LongTensorProduct(NotScriptable, StoresSettings):
     """
 
     def __init__(
-        self,
-        irreps_in1: o3.Irreps | str,
-        irreps_in2: o3.Irreps | str,
-        irreps_out: o3.Irreps | str,
-        *,
-        instructions: list[tuple] | None = None,
-        causal: bool = False,
-    ) -> None:
+        self, irreps_in1: o3.Irreps | str, irreps_in2: o3.Irreps | str, irreps_out: o3.Irreps | str, *,
+        instructions: list[tuple] | None = None, causal: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         irreps = o3.Irreps(irreps_in1), o3.Irreps(irreps_in2), o3.Irreps(irreps_out)
         if instructions is None:
@@ -121,18 +116,10 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         return self.tensor_product.weight_numel
 
     def forward(
-        self,
-        x1: Tensor,
-        x2: Tensor,
-        batch: Tensor | None = None,
-        *,
-        index: Tensor | None = None,
-        chain: Tensor | None = None,
-        order: Tensor | None = None,
-        batch_size: int | None = None,
-        num_chains: int | None = None,
-        max_num_nodes: int | None = None,
-    ) -> Tensor:
+        self, x1: Tensor, x2: Tensor, batch: Tensor | None = None, *, index: Tensor | None = None,
+        chain: Tensor | None = None, order: Tensor | None = None, batch_size: int | None = None,
+        num_chains: int | None = None, max_num_nodes: int | None = None,
+    ) -> Tensor:  # fmt: skip
         """Evaluate.
 
         Parameters
@@ -283,17 +270,10 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     """
 
     def __init__(
-        self,
-        irreps_in: o3.Irreps | str,
-        irreps_out: o3.Irreps | str,
-        irreps_hidden: o3.Irreps | str | None = None,
-        *,
-        filter: str = "data",
-        causal: bool = False,
-        short_conv: int | None = None,
-        order: str = "input",
+        self, irreps_in: o3.Irreps | str, irreps_out: o3.Irreps | str, irreps_hidden: o3.Irreps | str | None = None, *,
+        filter: str = "data", causal: bool = False, short_conv: int | None = None, order: str = "input",
         length: float = 1.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         checks.choice("filter", filter, FILTERS)
         self.options = OperatorSettings(filter=filter, causal=causal, order=order, length=length)
@@ -356,19 +336,10 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         return options | irreps | {"length": self.placement.length}
 
     def forward(
-        self,
-        x: Tensor,
-        pos: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        index: Tensor | None = None,
-        chain: Tensor | None = None,
-        ring: Tensor | bool | None = None,
-        order: Tensor | None = None,
-        batch_size: int | None = None,
-        num_chains: int | None = None,
-        max_num_nodes: int | None = None,
-    ) -> Tensor:
+        self, x: Tensor, pos: Tensor | None = None, batch: Tensor | None = None, *, index: Tensor | None = None,
+        chain: Tensor | None = None, ring: Tensor | bool | None = None, order: Tensor | None = None,
+        batch_size: int | None = None, num_chains: int | None = None, max_num_nodes: int | None = None,
+    ) -> Tensor:  # fmt: skip
         """Evaluate.
 
         Parameters

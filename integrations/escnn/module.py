@@ -191,13 +191,9 @@ class RdAttentionModule(RdModule):
     """An :class:`RdModule` of attention. Keys and values may come from other fields, of type ``context_type``."""
 
     def forward(
-        self,
-        input: GeometricTensor,
-        mask: Tensor | None = None,
-        *,
-        context: GeometricTensor | None = None,
+        self, input: GeometricTensor, mask: Tensor | None = None, *, context: GeometricTensor | None = None,
         context_mask: Tensor | None = None,
-    ) -> GeometricTensor:
+    ) -> GeometricTensor:  # fmt: skip
         """Attention of the pixels of ``input`` to its own pixels or to those of a context.
 
         Args:

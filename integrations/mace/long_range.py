@@ -327,20 +327,11 @@ def without_long_range(model: MACE) -> MACE:
 
 @python_numbers
 def add_long_range(
-    model: MACE,
-    after: Sequence[int] | None = None,
-    *,
-    charges: Mapping[str, float] | Literal["predicted"] | None = None,
-    batch: Any,
-    learn: bool | Literal["scale"] = False,
-    dielectric: float = 1.0,
-    width: float | None = None,
-    gain: float = 0.0,
-    error: float = 1e-4,
-    method: str = "auto",
-    max_hkl: Sequence[int] | None = None,
-    **attn_kwargs: Any,
-) -> MACE:
+    model: MACE, after: Sequence[int] | None = None, *,
+    charges: Mapping[str, float] | Literal["predicted"] | None = None, batch: Any,
+    learn: bool | Literal["scale"] = False, dielectric: float = 1.0, width: float | None = None, gain: float = 0.0,
+    error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None, **attn_kwargs: Any,
+) -> MACE:  # fmt: skip
     r"""Add long range between all atoms to a MACE model, in place: attention in its messages, or energies of charges.
 
     **Attention**, by default. Features x of a product block become

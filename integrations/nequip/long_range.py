@@ -172,20 +172,10 @@ class LongRange(LongRangeModule):
     """
 
     def __init__(
-        self,
-        width: float,
-        *,
-        method: str = "auto",
-        max_hkl: Sequence[int] | None = None,
-        features: int | None = 16,
-        gain: float = 0.0,
-        max_num_nodes: int | None = None,
-        type_names: Sequence[str],
-        r_max: float,
-        avg_num_neighbors: float = 1.0,
-        irreps_in: Mapping[str, Any],
-        **attn_kwargs: Any,
-    ) -> None:
+        self, width: float, *, method: str = "auto", max_hkl: Sequence[int] | None = None, features: int | None = 16,
+        gain: float = 0.0, max_num_nodes: int | None = None, type_names: Sequence[str], r_max: float,
+        avg_num_neighbors: float = 1.0, irreps_in: Mapping[str, Any], **attn_kwargs: Any,
+    ) -> None:  # fmt: skip
         field = AtomicDataDict.NODE_FEATURES_KEY
         super().__init__(method, max_num_nodes, irreps_in, [field], {field: irreps_in.get(field)})
         counts = {"features": features, "max_num_nodes": max_num_nodes}
@@ -256,22 +246,11 @@ class LongRangeCharges(LongRangeModule):
     """
 
     def __init__(
-        self,
-        charges: Mapping[str, float] | Literal["predicted"],
-        *,
-        learn: bool | Literal["scale"] = False,
-        dielectric: float = 1.0,
-        born_charges: bool = False,
-        width: float | None = None,
-        error: float = 1e-4,
-        method: str = "auto",
-        max_hkl: Sequence[int] | None = None,
-        max_num_nodes: int | None = None,
-        type_names: Sequence[str],
-        r_max: float,
-        avg_num_neighbors: float = 1.0,
-        irreps_in: Mapping[str, Any],
-    ) -> None:
+        self, charges: Mapping[str, float] | Literal["predicted"], *, learn: bool | Literal["scale"] = False,
+        dielectric: float = 1.0, born_charges: bool = False, width: float | None = None, error: float = 1e-4,
+        method: str = "auto", max_hkl: Sequence[int] | None = None, max_num_nodes: int | None = None,
+        type_names: Sequence[str], r_max: float, avg_num_neighbors: float = 1.0, irreps_in: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         field, features = AtomicDataDict.PER_ATOM_ENERGY_KEY, AtomicDataDict.NODE_FEATURES_KEY
         outputs = {ENERGY: "0e", AtomicDataDict.CHARGE_KEY: "0e", AtomicDataDict.POLARIZATION_KEY: "1o"}
         outputs |= {AtomicDataDict.BORN_CHARGE_KEY: None} if born_charges else {}

@@ -145,24 +145,11 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
     SUPPORTS_FUSED_EDGE_INDEX = True
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        *,
-        position: str | None = "window",
-        pos_dim: int = 2,
-        cutoff: float | None = None,
-        offset: str | None = "table",
-        values: str = "content",
-        key_channels: int | None = None,
-        edge_dim: int | None = None,
-        num_random_features: int | None = None,
-        redraw_interval: int | None = None,
-        method: str | None = None,
-        dropout: float = 0.0,
-        **kwargs,
-    ):
+        self, in_channels: int, out_channels: int, heads: int = 1, *, position: str | None = "window", pos_dim: int = 2,
+        cutoff: float | None = None, offset: str | None = "table", values: str = "content",
+        key_channels: int | None = None, edge_dim: int | None = None, num_random_features: int | None = None,
+        redraw_interval: int | None = None, method: str | None = None, dropout: float = 0.0, **kwargs,
+    ):  # fmt: skip
         if isinstance(in_channels, tuple | list):
             raise ValueError(f"in_channels must be one number, got {in_channels!r}: {ONE_SET}")
         for name, allowed in (("aggr", ("sum", "add")), ("node_dim", (0,))):
@@ -196,21 +183,11 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
         self.attention.reset_parameters()
 
     def forward(
-        self,
-        x: Tensor,
-        edge_index: Adj | None = None,
-        batch: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-        pos: Tensor | None = None,
-        *,
-        edge_offset: Tensor | None = None,
-        cell: Tensor | None = None,
-        ptr: Tensor | None = None,
-        batch_size: int | None = None,
-        max_num_nodes: int | None = None,
-        neighbors: NeighborList | PixelGrid | None = None,
-        return_vectors: bool = False,
-    ) -> Any:
+        self, x: Tensor, edge_index: Adj | None = None, batch: Tensor | None = None, edge_attr: Tensor | None = None,
+        pos: Tensor | None = None, *, edge_offset: Tensor | None = None, cell: Tensor | None = None,
+        ptr: Tensor | None = None, batch_size: int | None = None, max_num_nodes: int | None = None,
+        neighbors: NeighborList | PixelGrid | None = None, return_vectors: bool = False,
+    ) -> Any:  # fmt: skip
         r"""Runs the forward pass of the module.
 
         Args:
@@ -264,16 +241,9 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
         )  # fmt: skip
 
     def neighbors(
-        self,
-        edge_index: Adj,
-        batch: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-        pos: Tensor | None = None,
-        *,
-        edge_offset: Tensor | None = None,
-        cell: Tensor | None = None,
-        num_nodes: int,
-    ) -> NeighborList | None:
+        self, edge_index: Adj, batch: Tensor | None = None, edge_attr: Tensor | None = None, pos: Tensor | None = None,
+        *, edge_offset: Tensor | None = None, cell: Tensor | None = None, num_nodes: int,
+    ) -> NeighborList | None:  # fmt: skip
         """Checks and sorts the edges of a graph, once for all layers that share it.
 
         Returns :obj:`None` if the kind of positions does not use edges. The arguments are those of :meth:`forward`, and

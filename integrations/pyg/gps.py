@@ -72,19 +72,10 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
     """
 
     def __init__(
-        self,
-        channels: int,
-        conv: torch.nn.Module | None,
-        heads: int = 1,
-        *,
-        dropout: float = 0.0,
-        act: Any = "relu",
-        act_kwargs: dict[str, Any] | None = None,
-        norm: Any = "batch_norm",
-        norm_kwargs: dict[str, Any] | None = None,
-        attn: str = "performer",
-        attn_kwargs: dict[str, Any] | None = None,
-    ):
+        self, channels: int, conv: torch.nn.Module | None, heads: int = 1, *, dropout: float = 0.0, act: Any = "relu",
+        act_kwargs: dict[str, Any] | None = None, norm: Any = "batch_norm", norm_kwargs: dict[str, Any] | None = None,
+        attn: str = "performer", attn_kwargs: dict[str, Any] | None = None,
+    ):  # fmt: skip
         super().__init__()
         checks.positive(channels=channels)
         checks.probability(dropout=dropout)
@@ -126,22 +117,11 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         reset_children(self)
 
     def forward(
-        self,
-        x: Tensor,
-        edge_index: Adj | None = None,
-        batch: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-        pos: Tensor | None = None,
-        *,
-        edge_offset: Tensor | None = None,
-        cell: Tensor | None = None,
-        pbc: Tensor | None = None,
-        ptr: Tensor | None = None,
-        batch_size: int | None = None,
-        max_num_nodes: int | None = None,
-        neighbors: NeighborList | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
+        self, x: Tensor, edge_index: Adj | None = None, batch: Tensor | None = None, edge_attr: Tensor | None = None,
+        pos: Tensor | None = None, *, edge_offset: Tensor | None = None, cell: Tensor | None = None,
+        pbc: Tensor | None = None, ptr: Tensor | None = None, batch_size: int | None = None,
+        max_num_nodes: int | None = None, neighbors: NeighborList | None = None, **kwargs: Any,
+    ) -> Tensor:  # fmt: skip
         r"""Runs the forward pass of the module.
 
         Args:
@@ -218,16 +198,9 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         return self._normalised(self.norm3, out + self.mlp(out), batch, batch_size)
 
     def neighbors(
-        self,
-        edge_index: Adj,
-        batch: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-        pos: Tensor | None = None,
-        *,
-        edge_offset: Tensor | None = None,
-        cell: Tensor | None = None,
-        num_nodes: int,
-    ) -> NeighborList | None:
+        self, edge_index: Adj, batch: Tensor | None = None, edge_attr: Tensor | None = None, pos: Tensor | None = None,
+        *, edge_offset: Tensor | None = None, cell: Tensor | None = None, num_nodes: int,
+    ) -> NeighborList | None:  # fmt: skip
         """Checks and sorts the edges for the attention, once for all blocks that share them. Not for
         :obj:`attn="ewald"`, which has no near pairs.
 

@@ -171,16 +171,10 @@ def ring_convolution(
 
 
 def bilinear_long_conv(
-    q: Float[Tensor, "left rows tokens"],
-    k: Float[Tensor, "right rows tokens"],
-    product: Callable[[Tensor, Tensor], Tensor],
-    lengths: Int[Tensor, " rows"] | None = None,
-    mode: str = "circular",
-    norm: str = "forward",
-    counts: Int[Tensor, " rows"] | None = None,
-    *,
-    block: int | None = None,
-) -> Float[Tensor, "out rows tokens"]:
+    q: Float[Tensor, "left rows tokens"], k: Float[Tensor, "right rows tokens"],
+    product: Callable[[Tensor, Tensor], Tensor], lengths: Int[Tensor, " rows"] | None = None, mode: str = "circular",
+    norm: str = "forward", counts: Int[Tensor, " rows"] | None = None, *, block: int | None = None,
+) -> Float[Tensor, "out rows tokens"]:  # fmt: skip
     """Long convolution u_i = s sum_j q_j x k_{i-j} with any bilinear product x.
 
     At each frequency the product is evaluated three times: (a + ib) x (c + id) = a x c - b x d + i ((a + b) x (c + d)

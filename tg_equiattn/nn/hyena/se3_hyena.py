@@ -148,23 +148,11 @@ class SE3HyenaOperator(ScalarVectorModule):
     """
 
     def __init__(
-        self,
-        scalar_channels: int,
-        vector_channels: int,
-        *,
-        out_scalars: int | None = None,
-        out_vectors: int | None = None,
-        hidden_scalars: int | None = None,
-        hidden_vectors: int | None = None,
-        filter: str = "data",
-        causal: bool = False,
-        short_conv: int | None = None,
-        order: str = "input",
-        length: float = 1.0,
-        local_context: bool = False,
-        edge_channels: int = 0,
-        num_blocks: int = 1,
-    ) -> None:
+        self, scalar_channels: int, vector_channels: int, *, out_scalars: int | None = None,
+        out_vectors: int | None = None, hidden_scalars: int | None = None, hidden_vectors: int | None = None,
+        filter: str = "data", causal: bool = False, short_conv: int | None = None, order: str = "input",
+        length: float = 1.0, local_context: bool = False, edge_channels: int = 0, num_blocks: int = 1,
+    ) -> None:  # fmt: skip
         checks.choice("filter", filter, FILTERS)
         options = OperatorSettings(
             filter=filter, causal=causal, short_conv=short_conv, order=order, length=length,
@@ -218,21 +206,11 @@ class SE3Hyena(ScalarVectorModule):
     """
 
     def __init__(
-        self,
-        scalar_channels: int,
-        vector_channels: int,
-        out_scalars: int | None = None,
-        out_vectors: int | None = None,
-        *,
-        hidden_scalars: int = 16,
-        hidden_vectors: int = 128,
-        num_layers: int = 3,
-        num_blocks: int = 1,
-        pool: str | None = None,
-        order: str = "input",
-        length: float = 1.0,
+        self, scalar_channels: int, vector_channels: int, out_scalars: int | None = None,
+        out_vectors: int | None = None, *, hidden_scalars: int = 16, hidden_vectors: int = 128, num_layers: int = 3,
+        num_blocks: int = 1, pool: str | None = None, order: str = "input", length: float = 1.0,
         attn_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         options = OperatorSettings(filter="data", order=order, length=length, num_blocks=num_blocks)
         make = functools.partial(TokenModel, HyenaOperator, num_layers=num_layers, pool=pool, attn_kwargs=attn_kwargs)
         channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors

@@ -406,23 +406,12 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         self.module.check_reachable("out_vectors")
 
     def forward(
-        self,
-        scalars: Tensor | None,
-        vectors: Tensor | None,
-        lengths: Tensor | None = None,
-        *,
-        batch: Tensor | None = None,
-        index: Tensor | None = None,
-        chain: Tensor | None = None,
-        ring: Tensor | bool | None = None,
-        pos: Tensor | None = None,
-        order: Tensor | None = None,
-        edge_index: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-        batch_size: int | None = None,
-        num_chains: int | None = None,
-        max_num_nodes: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        self, scalars: Tensor | None, vectors: Tensor | None, lengths: Tensor | None = None, *,
+        batch: Tensor | None = None, index: Tensor | None = None, chain: Tensor | None = None,
+        ring: Tensor | bool | None = None, pos: Tensor | None = None, order: Tensor | None = None,
+        edge_index: Tensor | None = None, edge_attr: Tensor | None = None, batch_size: int | None = None,
+        num_chains: int | None = None, max_num_nodes: int | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Map scalars and vectors of tokens to scalars and vectors of tokens, or of sequences if the module pools.
 
         Args:

@@ -90,20 +90,11 @@ class VectorSelfAttention(ScalarVectorModule):
     """
 
     def __init__(
-        self,
-        scalar_channels: int,
-        vector_channels: int,
-        *,
-        out_scalars: int | None = None,
-        out_vectors: int | None = None,
-        hidden_scalars: int | None = None,
-        hidden_vectors: int | None = None,
-        short_conv: int | None = None,
-        length: float = 1.0,
-        local_context: bool = False,
-        edge_channels: int = 0,
+        self, scalar_channels: int, vector_channels: int, *, out_scalars: int | None = None,
+        out_vectors: int | None = None, hidden_scalars: int | None = None, hidden_vectors: int | None = None,
+        short_conv: int | None = None, length: float = 1.0, local_context: bool = False, edge_channels: int = 0,
         num_blocks: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         options = OperatorSettings(
             short_conv=short_conv, length=length, local_context=local_context, edge_channels=edge_channels,
             num_blocks=num_blocks,
@@ -154,20 +145,10 @@ class VectorTransformer(ScalarVectorModule):
     """
 
     def __init__(
-        self,
-        scalar_channels: int,
-        vector_channels: int,
-        out_scalars: int | None = None,
-        out_vectors: int | None = None,
-        *,
-        hidden_scalars: int = 16,
-        hidden_vectors: int = 128,
-        num_layers: int = 3,
-        num_blocks: int = 1,
-        pool: str | None = None,
-        length: float = 1.0,
-        attn_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, scalar_channels: int, vector_channels: int, out_scalars: int | None = None,
+        out_vectors: int | None = None, *, hidden_scalars: int = 16, hidden_vectors: int = 128, num_layers: int = 3,
+        num_blocks: int = 1, pool: str | None = None, length: float = 1.0, attn_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         options = OperatorSettings(length=length, num_blocks=num_blocks)
         operator = VectorAttentionOperator
         make = functools.partial(TokenModel, operator, num_layers=num_layers, pool=pool, attn_kwargs=attn_kwargs)
