@@ -45,8 +45,7 @@ DRAWS = ["GlobalGroupAttention", "PerformerAttention", "RelativePerformerConv"]
 
 @both_ways
 @pytest.mark.parametrize("name", DRAWS)
-@pytest.mark.parametrize("interval", [None, 1])
-def test_draws_between_two_checkpointed_calls(name, interval, reentrant):
+def test_draws_between_two_checkpointed_calls(name, reentrant):
     """Each call is repeated in backward with the random features that it had."""
     pytest.importorskip(CASES[name].host)
     start, found = torch.get_rng_state(), []
@@ -54,8 +53,6 @@ def test_draws_between_two_checkpointed_calls(name, interval, reentrant):
         torch.set_rng_state(start)
         module, inputs = CASES[name].build(torch.float64)
         draws = [part for part in module.modules() if isinstance(part, RandomFeatures)]
-        for part in draws:
-            part.redraw_interval = interval
         given = {n: x.requires_grad_() if _floating(x) else x for n, x in inputs.items()}
 
         def run(*values, module=module, names=tuple(given)):
@@ -68,9 +65,8 @@ def test_draws_between_two_checkpointed_calls(name, interval, reentrant):
             losses.append(outs[-1].square().sum())
             if not checkpointed:
                 losses.pop().backward()
-            if interval is None:
-                for part in draws:
-                    part.redraw_features()
+            for part in draws:
+                part.redraw_features()
         for loss in losses:
             loss.backward()
         found.append([x.grad for x in module.parameters() if x.grad is not None])

@@ -59,7 +59,7 @@ def of_irreps():
 
 
 def performer(**options):
-    return PerformerAttention(15, 12, 3, pos_dim=3, redraw_interval=1, **options)
+    return PerformerAttention(15, 12, 3, pos_dim=3, **options)
 
 
 def message_passing():

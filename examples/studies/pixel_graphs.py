@@ -62,8 +62,6 @@ class PixelGraphs(Settings):
     """of attention"""
     cutoff: int = 4
     """pixels closer than this are joined; "clipped" tells distances up to it apart, "window" offsets below it"""
-    redraw_interval: int = 1000
-    """training steps between draws of the random features"""
     shift: int = 3
     """largest shift of test images in pixels"""
     epochs: int = 12
@@ -72,10 +70,7 @@ class PixelGraphs(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in (
-            "size", "train_images", "test_images", "channels", "layers", "heads", "cutoff", "redraw_interval",
-            "shift",
-        ):  # fmt: skip
+        for name in ("size", "train_images", "test_images", "channels", "layers", "heads", "cutoff", "shift"):
             self.positive(name)
         if self.channels % self.heads:
             raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
@@ -128,9 +123,7 @@ class WithPlaces(torch.nn.Module):
 def build(settings: PixelGraphs) -> RelativePerformer:
     (position,) = settings.positions
     width = settings.channels // settings.heads
-    features = {
-        "redraw_interval": settings.redraw_interval, "num_random_features": max(16, int(width * math.log(width))),
-    }  # fmt: skip
+    features = {"num_random_features": max(16, int(width * math.log(width)))}
     model = RelativePerformer(
         1, 10, channels=settings.channels, num_layers=settings.layers, heads=settings.heads,
         position=None if position in ("none", "absolute") else position,

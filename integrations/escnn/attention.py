@@ -204,15 +204,13 @@ class RdGlobalAttention(DrawsFeatures, _Layer):
     def __init__(
         self, in_type: FieldType, out_type: FieldType, kernel_size: int | tuple[int, ...] = 5, *, heads: int = 8,
         head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
-        relation: str = "frame",
-        encoding: str = "axial", locality: float | str | None = "auto", num_random_features: int | None = None,
-        redraw_interval: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
+        relation: str = "frame", encoding: str = "axial", locality: float | str | None = "auto",
+        num_random_features: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
             GlobalGroupAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
             kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, relation=relation,
-            encoding=encoding, locality=locality, num_random_features=num_random_features,
-            redraw_interval=redraw_interval, dropout=dropout,
+            encoding=encoding, locality=locality, num_random_features=num_random_features, dropout=dropout,
         )  # fmt: skip
 
 
@@ -242,7 +240,6 @@ class R2GlobalAttention(RdGlobalAttention):
             pixel grid to itself. ``None`` means no locality.
         num_random_features (int): Number of random features. More features make the weights of distant
             pixels more accurate at proportional cost. ``None`` means d log d, d the width of a head, at least 16.
-        redraw_interval (int): Training steps between two draws of the random features. ``None`` keeps the first draw.
         context_type (FieldType): Type of the ``context`` of cross attention: fields of the same kind and gspace as
             ``in_type``, which every call then needs. ``None`` is self-attention; a call may still pass a context of
             ``in_type``.

@@ -107,8 +107,6 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
         num_random_features (int, optional): Number of random features. More are more exact and slower. Their directions
             come in opposite pairs and have a variance that each head learns. :obj:`None` means
             :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of width :math:`d`. (default: :obj:`None`)
-        redraw_interval (int, optional): Number of training steps between draws of the random features. :obj:`None`
-            means that only :meth:`redraw_features` draws. (default: :obj:`None`)
         method (str, optional): :obj:`"features"`, in linear time, or :obj:`"pairs"`, exact over all pairs of a graph,
             in quadratic time; use it for graphs of up to some hundred nodes. The two are different functions: a trained
             layer keeps its method. :obj:`None` means :obj:`"features"`, with one warning if the first graphs are so
@@ -148,7 +146,7 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
         self, in_channels: int, out_channels: int, heads: int = 1, *, position: str | None = "window", pos_dim: int = 2,
         cutoff: float | None = None, offset: str | None = "table", values: str = "content",
         key_channels: int | None = None, edge_dim: int | None = None, num_random_features: int | None = None,
-        redraw_interval: int | None = None, method: str | None = None, dropout: float = 0.0, **kwargs,
+        method: str | None = None, dropout: float = 0.0, **kwargs,
     ):  # fmt: skip
         if isinstance(in_channels, tuple | list):
             raise ValueError(f"in_channels must be one number, got {in_channels!r}: {ONE_SET}")
@@ -162,7 +160,7 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
         self.attention = PerformerAttention(
             in_channels, out_channels, heads, position=position, pos_dim=pos_dim, cutoff=cutoff, offset=offset,
             values=values, key_channels=key_channels, edge_dim=edge_dim, num_random_features=num_random_features,
-            redraw_interval=redraw_interval, method=method, dropout=dropout,
+            method=method, dropout=dropout,
         )  # fmt: skip
         self.out_channels, self.heads = self.attention.out_channels, self.attention.heads
         if self.attention.position != "window":

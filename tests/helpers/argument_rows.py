@@ -87,7 +87,7 @@ GROUP = {
     "relation: default": equal(SAME, None, "frame"),
     "scale_window": refused(1, 3, group=dyadic(2)),
 }  # fmt: skip
-FEATURES = {"num_random_features": refused(7, 8), "redraw_interval": equal(TRAINING, None, 1)}
+FEATURES = {"num_random_features": refused(7, 8)}
 GLOBAL = {
     **rows_of(GROUP, "group", "kernel_size", "relation", "encoding", "content_heads", "scale_window", "stride"),
     **FEATURES,

@@ -177,7 +177,7 @@ def on_grid(make, masked=False):
 
 
 def performer(position="window", form="grid", **options):
-    options = {"num_random_features": 11, "cutoff": 3, "redraw_interval": 100, "method": "features", **options}
+    options = {"num_random_features": 11, "cutoff": 3, "method": "features", **options}
 
     def make():
         return layers.PerformerAttention(12, 15, 3, position=position, **options)
@@ -291,7 +291,7 @@ CORE = {
     "GlobalGroupAttention": attention(
         layers.GlobalGroupAttention, 4, 4, 6, relation="relative", padding_mode="circular"
     ),
-    "GlobalGroupAttention masked": attention(layers.GlobalGroupAttention, 4, 4, 6, redraw_interval=100, masked=True),
+    "GlobalGroupAttention masked": attention(layers.GlobalGroupAttention, 4, 4, 6, masked=True),
     "GroupAttentionBlock masked": layer(
         lambda: group_layers.block(C4, 6, 8, layers.GlobalGroupAttention, crop=1, norm="global"),
         2, 6, 4, 5, 6, masked=True, context=6,
@@ -310,7 +310,7 @@ CORE = {
     "SpatialMaxPool": layer(lambda: SpatialMaxPool(2), 2, 7, 4, 6, 4),
     "SpatialCrop": layer(lambda: SpatialCrop(1), 2, 7, 4, 6, 4),
     "RandomFeatures": fixed(
-        lambda: Call(lambda features, x: features(x.device, x.dtype), RandomFeatures(11, 5, redraw_interval=30)),
+        lambda: Call(lambda features, x: features(x.device, x.dtype), RandomFeatures(11, 5)),
         lambda: {"x": d(1)},
     ),
     "PerformerAttention": performer(position=None),

@@ -19,30 +19,10 @@ def directions(features):
     return features.directions(CPU, torch.float64)
 
 
-def draws(features, steps):
-    seen, changes = directions(features), []
-    for step in range(steps):
-        now = features(CPU, torch.float64)
-        if not torch.equal(now, seen):
-            changes.append(step)
-        seen = now.clone()
-    return changes
-
-
-def test_interval_counts_training_steps():
-    features = RandomFeatures(11, 5, redraw_interval=3)
-    assert draws(features, 10) == [3, 6, 9]
-    features.eval()
-    assert draws(features, 10) == []
-    features.train()
-    assert draws(features, 6) == [2, 5]  # the count went on where it was
-    assert draws(RandomFeatures(11, 5), 10) == []
-
-
 def test_draws_are_the_seeds_alone():
     def seeded(seed):
         torch.manual_seed(seed)
-        return RandomFeatures(11, 5, redraw_interval=1)
+        return RandomFeatures(11, 5)
 
     one, two, other = (seeded(seed) for seed in (3, 3, 4))
     for _ in range(3):
@@ -50,6 +30,8 @@ def test_draws_are_the_seeds_alone():
         drawn = one(CPU, torch.float32)
         assert torch.equal(drawn, two(CPU, torch.float32))
         assert not torch.equal(drawn, other(CPU, torch.float32))
+        one.redraw_features()
+        two.redraw_features()
     for features in (one, other):
         features.redraw_features(torch.Generator().manual_seed(5))
     assert one.seed == other.seed
@@ -57,15 +39,15 @@ def test_draws_are_the_seeds_alone():
 
 
 def test_checkpoint_goes_on_as_an_uninterrupted_run():
-    features = RandomFeatures(11, 5, redraw_interval=3)
-    draws(features, 4)
-    resumed = RandomFeatures(11, 5, redraw_interval=3)
+    features, resumed = RandomFeatures(11, 5), RandomFeatures(11, 5)
+    features.redraw_features()
     resumed.load_state_dict(features.state_dict())
-    copied = copy.deepcopy(features)
-    for _ in range(7):
-        expected = features(CPU, torch.float32)
-        assert torch.equal(resumed(CPU, torch.float32), expected)
-        assert torch.equal(copied(CPU, torch.float32), expected)
+    same = features, resumed, copy.deepcopy(features)
+    for _ in range(3):
+        drawn = [each(CPU, torch.float32) for each in same]
+        assert all(torch.equal(directions, drawn[0]) for directions in drawn)
+        for each in same:
+            each.redraw_features()
 
 
 def test_draws_between_steps_are_written_over_the_old_ones():
@@ -159,13 +141,14 @@ def test_averages_of_two_seeds_keep_the_module_s_own():
 
 
 def test_an_ensemble_draws_from_the_seed_of_each_member():
-    members = [RandomFeatures(11, 5, redraw_interval=1) for _ in range(2)]
+    members = [RandomFeatures(11, 5) for _ in range(2)]
     _, buffers = torch.func.stack_module_state(members)
     run = torch.vmap(lambda own: torch.func.functional_call(members[0], own, (CPU, torch.float64)))
     for number in range(3):
         drawn = run(buffers)
         for directions_of_member, member in zip(drawn, members, strict=True):
             assert torch.equal(directions_of_member, draw_directions(member.seed, number, 11, 5))
+        members[0].redraw_features()
 
 
 IMAGES = torch.linspace(0, 1, 4 * 35, dtype=torch.float64).view(4, 1, 5, 7).sin()
@@ -175,13 +158,14 @@ def trained(seed, images, wrap=lambda net: net):
     """The last gradients of some training steps, between which features are drawn, and the features."""
     torch.manual_seed(seed)
     options = {"channels": 12, "num_layers": 2, "heads": 3, "cutoff": 2, "dropout": 0.0}
-    model = RelativePerformer(1, 3, **options, attn_kwargs={"redraw_interval": 2}).double().to(images.device)
+    model = RelativePerformer(1, 3, **options).double().to(images.device)
     net = wrap(model)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for _ in range(5):
         optimizer.zero_grad()
         net(images).square().mean().backward()
         optimizer.step()
+        model.redraw_features()
     return [p.grad.cpu() for p in net.parameters()], directions(model.blocks[1].attention.features)
 
 

@@ -234,7 +234,6 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
             that do not map the pixel grid to itself. ``None`` means no locality.
         num_random_features: Number of random features m. More features make the weights of distant pixels more accurate
             at proportional cost. ``None`` means :math:`d \log d`, d the width of a head, at least 16.
-        redraw_interval: Training steps between two draws of the random features. ``None`` keeps the first draw.
             Checkpoints store the seed, the number of the draw and the number of steps since.
         context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
             attention; a call may still pass a context with ``in_channels``.
@@ -264,7 +263,7 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
         head_channels: int | None = None, kernel_size: int | tuple[int, ...] = 5, window_shape: str | None = None,
         padding_mode: str = "mask", relation: str = "frame", encoding: str = "axial",
         locality: float | str | None = "auto", num_random_features: int | None = None,
-        redraw_interval: int | None = None, context_channels: int | None = None, dropout: float = 0.0,
+        context_channels: int | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         if isinstance(group, DilationGroup):
             raise ValueError(
@@ -286,7 +285,7 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
         width = self.head_channels
         if num_random_features is None:
             num_random_features = max(16, int(width * math.log(width)))
-        self.features = RandomFeatures(num_random_features, width, redraw_interval)
+        self.features = RandomFeatures(num_random_features, width)
         self.far_bias = nn.Parameter(torch.zeros(heads, 1 if self.relation == "frame" else len(group)))
         with torch.no_grad():
             self.far_bias[1::2] = FAR

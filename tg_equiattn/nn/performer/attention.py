@@ -142,9 +142,6 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         num_random_features: Number m of random features. More are more exact and slower. Their directions come in
             opposite pairs and have a variance that each head learns (:func:`tg_equiattn.functional.softmax_features`).
             Default ``None``: :math:`\max(64, \lfloor d \ln d \rfloor)`.
-        redraw_interval: Number of training steps (forward passes in training mode) between draws of the random
-            features. Passes that activation checkpointing repeats do not count: call backward before the next draw.
-            Default ``None``: only :meth:`redraw_features` draws.
         method: ``"features"`` estimates :math:`\exp(\langle q_i, k_j \rangle / \sqrt{d})` in linear time. ``"pairs"``
             computes it for all pairs of a graph, in quadratic time; use it for graphs of up to some hundred nodes. The
             two are different functions: a trained layer keeps its method. Default ``None``: ``"features"``, with one
@@ -184,7 +181,6 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         key_channels: int | None = None,
         edge_dim: int | None = None,
         num_random_features: int | None = None,
-        redraw_interval: int | None = None,
         method: str | None = None,
         dropout: float = 0.0,
     ) -> None:
@@ -221,7 +217,7 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         if self.method == "features":
             count = max(FEATURES, int(d * math.log(d))) if num_random_features is None else num_random_features
             dim = d + self.positions.extra_channels
-            self.features = RandomFeatures(count, dim, redraw_interval, paired=True)
+            self.features = RandomFeatures(count, dim, paired=True)
             self.positions.variance = FeatureVariance(keys, dim) if keys else None
 
     def _make_position(self, cutoff: float | None, edge_dim: int | None, method: str | None) -> Position:
@@ -404,7 +400,6 @@ def _cutoff(position: str | None, cutoff: float | None, offset: str | None) -> f
     return cutoff
 
 
-REDRAW = 100  # training steps between draws; with a draw at every step, the paper's models do not learn
 EMBEDDINGS = ("linear", "mlp", "lookup")
 INTENSITIES = 256  # number of 8-bit intensities
 
@@ -493,8 +488,8 @@ class RelativePerformer(DrawsFeatures, StoresSettings):
         dropout: Dropout probability of the outputs of attention and of the feed-forward part. Default 0.1.
         norm: Normalisation before the last linear map: ``"layer"`` (default), of every pixel before the mean, or
             ``"batch"``, after it.
-        attn_kwargs: Further arguments of :class:`PerformerAttention`. If not given, ``redraw_interval`` is 100 and
-            ``method`` is ``"features"``. Queries and keys are as wide as values, as in the paper.
+        attn_kwargs: Further arguments of :class:`PerformerAttention`. If not given, ``method`` is
+            ``"features"``. Queries and keys are as wide as values, as in the paper.
 
     Shapes:
         ``(B, in_channels, H, W)`` -> ``(B, num_classes)``; any H and W, not fixed at construction.
@@ -533,8 +528,8 @@ class RelativePerformer(DrawsFeatures, StoresSettings):
         self.in_channels, self.num_classes, self.position = in_channels, num_classes, position
         self.pos_dim, self.cutoff, self.periodic = pos_dim, cutoff, periodic
         options = {
-            "position": position, "pos_dim": pos_dim, "cutoff": cutoff, "redraw_interval": REDRAW,
-            "method": "features", "key_channels": max(1, channels // heads), **(attn_kwargs or {}),
+            "position": position, "pos_dim": pos_dim, "cutoff": cutoff, "method": "features",
+            "key_channels": max(1, channels // heads), **(attn_kwargs or {}),
         }  # fmt: skip
         self.embedding = PixelEmbedding(in_channels, channels, embedding)
         self.blocks = nn.ModuleList(

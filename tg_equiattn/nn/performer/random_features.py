@@ -65,62 +65,39 @@ def _(info, in_dims, digits, *settings):
     return torch.stack([_directions_of(x, *settings) for x in digits.unbind(in_dims[0])]), 0
 
 
-@torch.library.custom_op("tg_equiattn::redraw_when_due", mutates_args=("directions", "clock"))
-def _redraw_when_due(directions: Tensor, clock: Tensor, seed: int, interval: int, paired: bool) -> None:
-    """Count a training step in a compiled graph. After every ``interval`` steps, draw again in place."""
-    if _count_step(clock, interval):
-        features, dim = directions.shape
-        directions.copy_(draw_directions(seed, int(clock[1]), features, dim, paired))
-
-
-def _count_step(clock: Tensor, interval: int) -> bool:
-    """Count a training step. The result is true if directions have to be drawn for it."""
-    due = int(clock[0]) >= interval
-    clock += torch.tensor([1 - interval, 1] if due else [1, 0], device="cpu")
-    return due
-
-
 class RandomFeatures(nn.Module):
     r"""Directions of random features, ``(num_random_features, dim)``, orthogonal in blocks.
 
     Directions are determined by a seed and the number of the draw. The seed is a buffer of small whole numbers, which
     averages of equal seeds leave as it is, and which ``DistributedDataParallel`` makes equal on all ranks. The extra
-    state holds the steps since the last draw, the number of the draw, and the number of directions.
+    state holds the number of the draw and the number of directions.
 
     Args:
         num_random_features: Number of directions m.
         dim: Width d of queries and keys.
-        redraw_interval: Number of training steps between draws. Default ``None``: only :meth:`redraw_features` draws.
         paired: Whether the second half of the directions is the negative of the first half. The estimate is then still
             unbiased, and its errors of odd order cancel (Choromanski et al. 2021, Lemma 1). Default ``False``.
 
     Raises:
-        ValueError: If ``num_random_features`` or ``redraw_interval`` is not a positive integer.
+        ValueError: If ``num_random_features`` is not a positive integer.
     """
 
     seed_digits: Tensor
 
-    def __init__(
-        self, num_random_features: int, dim: int, redraw_interval: int | None = None, *, paired: bool = False
-    ) -> None:
+    def __init__(self, num_random_features: int, dim: int, *, paired: bool = False) -> None:
         super().__init__()
-        if redraw_interval is not None:
-            checks.positive(redraw_interval=redraw_interval)
         checks.positive(num_random_features=num_random_features)
         self.num_random_features, self.dim, self.paired = num_random_features, dim, paired
-        self.redraw_interval = redraw_interval
-        with ordinary_tensors():
-            self._clock = torch.zeros(2, dtype=torch.int64, device="cpu")  # steps since the last draw, number of it
+        self._number = 0  # of the draw
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # of the directions
-        self._calls: dict[int, tuple[tuple[int, int], bool]] = {}  # see _draw_of_call
+        self._calls: dict[int, tuple[int, int]] = {}  # see _draw_of_call
         self._draw_of_copies = self._mark = (-1, -1)
         self.register_buffer("seed_digits", torch.empty(_BYTES + 4))
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Take a new seed, from torch's generator by default, and start counting steps and draws again."""
-        self.seed = int(torch.randint(256**_BYTES, (), generator=generator, device="cpu"))
-        self._clock.zero_()
+        """Take a new seed, from torch's generator by default, and start counting draws again."""
+        self.seed, self._number = int(torch.randint(256**_BYTES, (), generator=generator, device="cpu")), 0
         if is_ordinary(self.seed_digits):
             self.seed_digits.copy_(digits_of(self.seed))
 
@@ -131,27 +108,25 @@ class RandomFeatures(nn.Module):
             checks.positive(num_random_features=num_random_features)
             self.num_random_features, self._copies = num_random_features, {}
         if generator is None:
-            self._clock.copy_(torch.tensor([0, self._draw()[1] + 1], device="cpu"))
+            self._number += 1
         else:
             self.reset_parameters(generator)
-        _advance_generator()
+        with ordinary_tensors():
+            torch.rand((), device="cpu")  # another state of the generator, see _draw_of_call
         self._update_copies()
 
     def forward(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Count a training step, and return the directions on a device in a dtype."""
-        compiling, interval = torch.compiler.is_compiling(), self.redraw_interval
-        if not self.training or (compiling and interval is None):
-            return self.directions(device, dtype)
-        draw = None if compiling else self._draw_of_call()
+        """The directions on a device in a dtype."""
         directions = self.directions(device, dtype)
-        if draw is None:
-            _redraw_when_due(directions, self._clock, self.seed, interval, self.paired)
-        elif draw != self._draw():
+        if not self.training or torch.compiler.is_compiling():
+            return directions
+        draw = self._draw_of_call()
+        if draw != self._draw():
             return draw_directions(*draw, self.num_random_features, self.dim, self.paired).to(device, dtype)
         return directions.clone()  # for backward: the next draw is written over the copy
 
     def directions(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The directions, without counting a step."""
+        """The directions of the present draw."""
         if goes_through(self.seed_digits):
             settings = self._draw()[1], self.num_random_features, self.dim, self.paired
             return _directions_of(self.seed_digits, *settings).to(device, dtype)
@@ -159,24 +134,18 @@ class RandomFeatures(nn.Module):
         return as_fake(self._copies[device, dtype])
 
     def _draw_of_call(self) -> tuple[int, int]:
-        """The seed and the number of the draw for a call in training, which counts as a step.
+        """The seed and the number of the draw for a call in training.
 
         A checkpoint repeats calls in backward, where draws may have followed. As it restores the state of torch's
-        generator, this state tells which call is repeated. So the state changes before every draw.
+        generator, this state tells which call is repeated. So the state changes with every draw.
         """
         with ordinary_tensors():
             state = zlib.crc32(torch.get_rng_state().numpy().data)
-            if torch._C._current_graph_task_id() == -1 or state not in self._calls:  # not repeated in backward
-                interval = self.redraw_interval
-                if interval is not None:
-                    _count_step(self._clock, interval)
-                self._calls[state] = self._draw(), interval is not None and int(self._clock[0]) >= interval
-                if len(self._calls) > _CALLS:
-                    del self._calls[next(iter(self._calls))]
-        draw, last = self._calls[state]
-        if last:
-            _advance_generator()
-        return draw
+        if torch._C._current_graph_task_id() == -1 or state not in self._calls:  # not repeated in backward
+            self._calls[state] = self._draw()
+            if len(self._calls) > _CALLS:
+                del self._calls[next(iter(self._calls))]
+        return self._calls[state]
 
     def _update_copies(self, *kinds: tuple[torch.device, torch.dtype]) -> None:
         """Write the current draw over all copies of the directions, and make those that are missing: before each call,
@@ -206,8 +175,7 @@ class RandomFeatures(nn.Module):
                 )
                 digits.copy_(digits_of(self.seed))
             self.seed = self.seed if seed is None else seed
-        with ordinary_tensors():
-            return self.seed, int(self._clock[1])
+        return self.seed, self._number
 
     # constants while torch.compile traces
     _update_copies._dynamo_marked_constant = _draw._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -226,21 +194,21 @@ class RandomFeatures(nn.Module):
         self._update_copies()
 
     def get_extra_state(self) -> Tensor:
-        return torch.cat([self._clock, torch.tensor([self.num_random_features], device="cpu")])
+        return torch.tensor([self._number, self.num_random_features], device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         """Raise ValueError if the stored number of directions is another one than that of this module."""
-        *clock, number = whole_numbers(state)
+        draw, number = whole_numbers(state)
         if number != self.num_random_features:
             raise ValueError(
                 f"state_dict must come from a layer with num_random_features={self.num_random_features}, like this "
                 f"one, got {number}; call redraw_features(num_random_features={number}) before loading. To change the "
                 "number of a trained layer, call redraw_features after loading"
             )
-        self._clock.copy_(torch.tensor(clock, device="cpu"))
+        self._number = draw
 
     def extra_repr(self) -> str:
-        return f"{self.num_random_features}, {self.dim}, redraw_interval={self.redraw_interval}"
+        return f"{self.num_random_features}, {self.dim}"
 
 
 class DrawsFeatures(nn.Module):
@@ -258,8 +226,3 @@ class DrawsFeatures(nn.Module):
         for module in self.modules():
             if isinstance(module, RandomFeatures):
                 module.redraw_features(generator, num_random_features)
-
-
-def _advance_generator() -> None:
-    with ordinary_tensors():
-        torch.rand((), device="cpu")
