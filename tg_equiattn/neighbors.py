@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -273,13 +270,8 @@ def mean_edge_length(pos: Tensor, edge_index: Tensor) -> float:
     return mean
 
 
-METRICS: dict[str, Callable[[Num[Tensor, "pairs dim"]], Num[Tensor, " pairs"]]] = {  # lengths of offsets
-    "manhattan": lambda x: x.abs().sum(1),
-    "euclidean": lambda x: x.double().square().sum(1).sqrt(),
-}
+METRICS = ("manhattan", "euclidean")
 _MAX_PAIRS = 1000  # default bound of the near pairs of a node, on average
-_PART = 1 << 20  # pairs whose distances are computed at a time
-_CELL_AXES = 3  # coordinates by which nodes are sorted into cells; with n of them, 3^n cells are searched for a node
 
 
 @checks.python_numbers
@@ -288,9 +280,8 @@ def neighbor_list(
 ) -> tuple[Tensor, Tensor]:
     r"""Pairs of nodes of the same graph closer than ``cutoff``, in time linear in nodes at bounded density.
 
-    On the CPU, scipy's k-d tree finds them if scipy is installed. Otherwise nodes are sorted into cells of side
-    ``cutoff``, and only nodes of neighboring cells are compared. Shapes depend on values, so this function does not
-    run in torch.compile, and on CUDA it waits for the device.
+    Pairs are found by scipy's k-d tree, on the CPU. Shapes depend on values, so this function does not run in
+    torch.compile, and on CUDA it waits for the device. Nodes whose position is not finite have no pairs.
 
     Args:
         pos: ``(N, dim)`` positions. Float32 rounds them to about 1e-7 of their size: give positions far from the
@@ -332,8 +323,7 @@ def neighbor_list(
     if not nodes:
         return torch.zeros(2, 0, dtype=torch.int64, device=pos.device), pos.new_zeros(0, pos.shape[1])
     points, limit = pos.detach(), _limit_of(pos.detach(), cutoff)
-    find = _tree_pairs if has_scipy() and pos.device.type == "cpu" and bool(points.isfinite().all()) else _cell_pairs
-    pairs = find(points, cutoff, limit, batch, metric, max_pairs * nodes)
+    pairs = _tree_pairs(points, cutoff, limit, batch, metric, max_pairs * nodes)
     if pairs is None:
         raise ValueError(
             f"pos has more than {max_pairs} pairs a node at distances below {cutoff} among {nodes} nodes, so that "
@@ -352,68 +342,22 @@ def _limit_of(pos: Tensor, cutoff: float) -> float:
     return float(cutoff - exact.clamp(max=cutoff / 4))
 
 
-@functools.cache
-def has_scipy() -> bool:
-    return importlib.util.find_spec("scipy") is not None
-
-
 def _tree_pairs(
     pos: Num[Tensor, "nodes dim"], cutoff: float, limit: float, batch: Int[Tensor, " nodes"] | None, metric: str,
     most: int,
 ) -> Int[Tensor, "2 pairs"] | None:  # fmt: skip
-    """Pairs of nodes of a graph nearer than ``limit``, found by scipy's k-d tree. Return ``None`` if there are more
-    than ``most`` pairs."""
-    from scipy.spatial import KDTree
-
+    """Pairs of nodes of a graph nearer than ``limit``. Return ``None`` if there are more than ``most`` pairs."""
+    try:
+        from scipy.spatial import KDTree
+    except ImportError as error:
+        raise ImportError("near pairs are found from pos by scipy: pip install scipy, or give edge_index") from error
     points, norm, nodes = pos.double(), {"manhattan": 1, "euclidean": 2}[metric], len(pos)
     if batch is not None:  # one more coordinate keeps graphs apart
         points = torch.cat([points, 2.0 * cutoff * batch[:, None]], 1)
-    tree, limit = KDTree(points.numpy()), math.nextafter(limit, 0.0)
-    if nodes * (nodes - 1) > most and int(tree.count_neighbors(tree, limit, norm)) - nodes > most:
+    points = points.cpu()
+    finite = points.isfinite().all(1).nonzero()[:, 0]  # others have no near pairs
+    tree, limit = KDTree(points[finite].numpy()), math.nextafter(limit, 0.0)
+    if nodes * (nodes - 1) > most and int(tree.count_neighbors(tree, limit, norm)) - len(finite) > most:
         return None
-    pairs = torch.from_numpy(tree.query_pairs(limit, norm, output_type="ndarray")).T.long()
-    return torch.cat([pairs, pairs.flip(0)], 1)
-
-
-def _cell_pairs(
-    pos: Num[Tensor, "nodes dim"], cutoff: float, limit: float, batch: Int[Tensor, " nodes"] | None, metric: str,
-    most: int,
-) -> Int[Tensor, "2 pairs"] | None:  # fmt: skip
-    """The same as :func:`_tree_pairs`, by operations of torch.
-
-    Nodes are sorted into cells of side ``cutoff``, and only nodes of neighboring cells are compared. If there may be
-    too many pairs, they are counted first.
-    """
-    device, length = pos.device, METRICS[metric]
-    graph = torch.zeros(len(pos), dtype=torch.int64, device=device) if batch is None else batch
-    points = (pos[:, :_CELL_AXES].double() / cutoff).floor().long()
-    cell = torch.cat([graph[:, None], points], 1)
-    cell = cell - cell.amin(0)
-    sides = cell.amax(0) + 3  # a margin, so that no neighbouring cell wraps around
-    strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])
-    cell = ((cell + 1) * strides).sum(1)
-    ordered, order = torch.sort(cell)
-    steps = list(itertools.product((-1, 0, 1), repeat=points.shape[1]))
-    steps = steps[: len(steps) // 2 + 1]  # the last one is zero; the others are mirrored below
-    wanted = cell + (torch.tensor(steps, device=device) * strides[1:]).sum(1, keepdim=True)  # (steps, N)
-    first = torch.searchsorted(ordered, wanted)
-    counts = torch.searchsorted(ordered, wanted, right=True) - first
-
-    def near() -> Iterator[Tensor]:
-        for step, (firsts, ends) in enumerate(zip(first, counts.cumsum(1), strict=True)):
-            total = int(ends[-1])
-            for begin in range(0, total, _PART):
-                place = torch.arange(begin, min(begin + _PART, total), device=device)
-                i = torch.searchsorted(ends, place, right=True)
-                j = order[place - (ends - counts[step])[i] + firsts[i]]
-                pair = torch.stack([i, j])[:, (length(pos[j] - pos[i]) < limit) & (i != j)]
-                yield pair if step == len(steps) - 1 else torch.cat([pair, pair.flip(0)], 1)
-
-    if 2 * int(counts.sum()) > most:
-        found = 0
-        for pair in near():
-            found += pair.shape[1]
-            if found > most:
-                return None
-    nothing = torch.zeros(2, 0, dtype=torch.int64, device=device)
-    return torch.cat([nothing, *near()], 1)
+    pairs = finite[torch.from_numpy(tree.query_pairs(limit, norm, output_type="ndarray")).T.long()]
+    return torch.cat([pairs, pairs.flip(0)], 1).to(pos.device)
