@@ -24,7 +24,6 @@ from tg_equiattn.nn import (
     RelativePerformer,
     SE3Hyena,
 )
-from tg_equiattn.nn.performer.attention import PixelEmbedding
 from tg_equiattn.nn.vector.sequences import check_order
 from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.testing import act, dilation_errors, equivariance_error
@@ -150,8 +149,6 @@ CASES = [
         EDGES, 3, edge_dim=1, features=torch.ones(1, 1, device="meta"))),
     ("pos must not be what torch.vmap goes through", lambda: torch.vmap(
         lambda pos: neighbor_list(pos, 1.0)[1])(torch.ones(2, 3, 3))),
-    ("input must have 3 channels", lambda: PixelEmbedding(3, 5, "mlp")(torch.ones(2, 7, 2))),
-    ("input must", lambda: PixelEmbedding(3, 5, "lookup")(torch.full((2, 7, 3), 300))),
     ("pos must be on cpu as the input is, got meta", lambda: PerformerAttention(
         12, 15, 3, position="sinusoid")(torch.ones(2, 5, 12), pos=torch.ones(2, 5, 2, device="meta"))),
     ("pool must be None or 'mean', got 'max'", lambda: SE3Hyena(2, 2, pool="max")),

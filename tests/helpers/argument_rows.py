@@ -184,7 +184,7 @@ CONV = {
 }  # fmt: skip
 CLASSIFIER = {
     "in_channels": refused(1, 2), "num_classes": refused(3, 4), "channels": refused(12, 8), "num_layers": refused(1, 2),
-    "heads": refused(2, 3), "embedding": refused("linear", "mlp", "lookup"),
+    "heads": refused(2, 3),
     "position": refused(None, "window", "clipped", "sinusoid"), "pos_dim": refused(2, 3),
     "cutoff": refused(2, 3), "dropout": equal(TRAINING, 0.0, 0.5), "norm": refused("layer", "batch"),
     "attn_kwargs": refused({}, {"values": "offset"}, {"num_random_features": 7}),

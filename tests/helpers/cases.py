@@ -21,7 +21,7 @@ from tg_equiattn.grids import PixelGrid, Window
 from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
 from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn.group.layers import Pointwise, RegularBatchNorm, SpatialCrop, SpatialMaxPool
-from tg_equiattn.nn.performer.attention import MeanReadout, PerformerBlock, PixelEmbedding
+from tg_equiattn.nn.performer.attention import MeanReadout, PerformerBlock
 from tg_equiattn.nn.performer.random_features import RandomFeatures
 
 C4, GRID, SIZES, RAGGED = cyclic(4), PixelGrid((5, 7), 3), [5, 11, 3], [2, 17, 1, 5]
@@ -328,10 +328,6 @@ CORE = {
     "PerformerAttention ragged sinusoid": performer("sinusoid", "ragged"),
     "PerformerBlock": on_grid(
         lambda: PerformerBlock(layers.PerformerAttention(12, 12, 3, cutoff=3, method="features"), 12)
-    ),
-    "PixelEmbedding": layer(lambda: PixelEmbedding(3, 5, "mlp"), 2, 7, 3, axes=(0, 1)),
-    "PixelEmbedding lookup": fixed(
-        lambda: PixelEmbedding(3, 5, "lookup"), lambda: {"x": torch.randint(256, (2, 7, 3))}
     ),
     "MeanReadout": layer(lambda: MeanReadout(5, 3), 2, 7, 5, axes=(0, 1)),
     "RelativePerformer": relative_performer(),

@@ -400,39 +400,6 @@ def _cutoff(position: str | None, cutoff: float | None, offset: str | None) -> f
     return cutoff
 
 
-EMBEDDINGS = ("linear", "mlp", "lookup")
-INTENSITIES = 256  # number of 8-bit intensities
-
-
-class PixelEmbedding(nn.Module):
-    """Embedding of pixels by a ``"linear"`` map, by an ``"mlp"``, or by a ``"lookup"``: the sum over channels of rows
-    of a table of 8-bit intensities, which are integers in [0, 255] or floats in [0, 1]."""
-
-    def __init__(self, in_channels: int, channels: int, kind: str = "linear") -> None:
-        super().__init__()
-        checks.positive(in_channels=in_channels, channels=channels)
-        checks.choice("embedding", kind, EMBEDDINGS)
-        self.in_channels, self.kind = in_channels, kind
-        if kind == "lookup":
-            self.table = nn.Embedding(INTENSITIES * in_channels, channels)
-        elif kind == "linear":
-            self.map: nn.Module = nn.Linear(in_channels, channels)
-        else:
-            self.map = nn.Sequential(nn.Linear(in_channels, channels), nn.GELU(), nn.Linear(channels, channels))
-
-    def forward(
-        self, x: Float[Tensor, "... in_channels"] | Int[Tensor, "... in_channels"]
-    ) -> Float[Tensor, "... channels"]:
-        if x.shape[-1] != self.in_channels:
-            raise ValueError(f"input must have {self.in_channels} channels, got {x.shape[-1]}")
-        if self.kind != "lookup":
-            checks.same_kind(x, next(self.map.parameters()))
-            return self.map(x)
-        index = (x * (INTENSITIES - 1)).round().long() if x.is_floating_point() else x.long()
-        checks.in_range("input", index, INTENSITIES - 1, " (or floats in [0, 1]) for embedding='lookup'")
-        return self.table(index + INTENSITIES * torch.arange(self.in_channels, device=x.device)).sum(-2)
-
-
 class MeanReadout(nn.Module):
     """Class scores from the mean over pixels, with a ``"layer"`` norm before it or a ``"batch"`` norm after it."""
 
@@ -478,8 +445,6 @@ class RelativePerformer(DrawsFeatures, StoresSettings):
         channels: Width of the model, a multiple of ``heads``. Default 256.
         num_layers: Number of blocks. Default 6.
         heads: Number of attention heads. Default 8.
-        embedding: Embedding of a pixel: ``"linear"`` (default), ``"mlp"``, or ``"lookup"`` in a table of 8-bit
-            intensities.
         position: Kind of positions: ``"window"`` (default), ``"clipped"`` (strategy 2 of the paper), ``"sinusoid"``
             (strategy 1) or ``None``, as in :class:`PerformerAttention`.
         pos_dim: Dimension of the image: 2 (default), or 3 for volumes.
@@ -514,7 +479,6 @@ class RelativePerformer(DrawsFeatures, StoresSettings):
         channels: int = 256,
         num_layers: int = 6,
         heads: int = 8,
-        embedding: str = "linear",
         position: str | None = "window",
         pos_dim: int = 2,
         cutoff: int = CUTOFF,
@@ -524,14 +488,14 @@ class RelativePerformer(DrawsFeatures, StoresSettings):
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        checks.positive(num_layers=num_layers, heads=heads)
+        checks.positive(in_channels=in_channels, num_layers=num_layers, heads=heads)
         self.in_channels, self.num_classes, self.position = in_channels, num_classes, position
         self.pos_dim, self.cutoff, self.periodic = pos_dim, cutoff, periodic
         options = {
             "position": position, "pos_dim": pos_dim, "cutoff": cutoff, "method": "features",
             "key_channels": max(1, channels // heads), **(attn_kwargs or {}),
         }  # fmt: skip
-        self.embedding = PixelEmbedding(in_channels, channels, embedding)
+        self.embedding = nn.Linear(in_channels, channels)
         self.blocks = nn.ModuleList(
             PerformerBlock(PerformerAttention(channels, channels, heads, **options), channels, dropout)
             for _ in range(num_layers)
@@ -550,6 +514,7 @@ class RelativePerformer(DrawsFeatures, StoresSettings):
         if image.ndim != 2 + self.pos_dim or image.shape[1] != self.in_channels or not min(image.shape[2:]):
             axes = "H, W" if self.pos_dim == 2 else f"{self.pos_dim} axes"
             raise ValueError(f"input must be (B, {self.in_channels}, {axes}) with pixels, got {tuple(image.shape)}")
+        checks.same_kind(image, self.readout.head.weight)
         grid = PixelGrid(tuple(image.shape[2:]), self.cutoff, self.periodic)
         first: Any = self.blocks[0]
         near = grid.neighbors(image.shape[0], image.device) if first.attention.needs.neighbors else None
