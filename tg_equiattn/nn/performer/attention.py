@@ -32,7 +32,7 @@ from .positions import (
 from .random_features import DrawsFeatures, RandomFeatures
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
 
 POSITIONS = ("window", "clipped", "sinusoid")

@@ -198,7 +198,7 @@ class RandomFeatures(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Raise ValueError if the stored number of directions is another one than that of this module."""
-        draw, number = whole_numbers(state)
+        *_, draw, number = whole_numbers(state)
         if number != self.num_random_features:
             raise ValueError(
                 f"state_dict must come from a layer with num_random_features={self.num_random_features}, like this "
