@@ -79,9 +79,9 @@ def _check_range(edge_index: Int[Tensor, "2 edges"], nodes: int) -> None:
 def check_fields(edges: int, offsets: Tensor, features: Tensor | None, finite: bool = False) -> None:
     """Raise ValueError unless offsets are (E, dim) and features (E, F), and offsets are finite. Values are checked only
     where they are read, and not if known to be ``finite``."""
-    for name, given, size in (("offsets", offsets, "dim"), ("features", features, "F")):
-        if given is not None and (given.ndim != 2 or given.shape[0] != edges):
-            raise ValueError(f"{name} must have shape ({edges}, {size}), got {tuple(given.shape)}")
+    for name, tensor, size in (("offsets", offsets, "dim"), ("features", features, "F")):
+        if tensor is not None and (tensor.ndim != 2 or tensor.shape[0] != edges):
+            raise ValueError(f"{name} must have shape ({edges}, {size}), got {tuple(tensor.shape)}")
     if offsets.is_complex() or offsets.dtype == torch.bool:
         raise ValueError(f"offsets (edge_offset) must be real numbers, got {offsets.dtype}")
     if not finite and offsets.shape[1]:
@@ -120,19 +120,19 @@ def _check_valid(target: Tensor, source: Tensor, mask: Tensor, name: str) -> Non
 
 
 def of_edges(
-    name: str, given: Num[Tensor, "edges ..."] | None, edge_index: Int[Tensor, "2 edges"], width: int | None
+    name: str, values: Num[Tensor, "edges ..."] | None, edge_index: Int[Tensor, "2 edges"], width: int | None
 ) -> Num[Tensor, "edges width"] | None:
     """Check offsets or features of edges as users give them, and return them as (E, width). Return ``None`` if none are
     given, or if none are needed (``width`` is None)."""
-    if given is None or width is None:
+    if values is None or width is None:
         return None
     shape = edge_index.shape[-1], width
-    given = given[:, None] if isinstance(given, Tensor) and given.ndim == 1 == width else given
-    if not isinstance(given, Tensor) or tuple(given.shape) != shape or given.is_complex():
-        raise ValueError(f"{name} must be real numbers of shape {shape}, got {checks.described(given)}")
-    if given.device != edge_index.device:
-        raise ValueError(f"{name} must be on {edge_index.device} as edge_index is, got {given.device}")
-    return given
+    values = values[:, None] if isinstance(values, Tensor) and values.ndim == 1 == width else values
+    if not isinstance(values, Tensor) or tuple(values.shape) != shape or values.is_complex():
+        raise ValueError(f"{name} must be real numbers of shape {shape}, got {checks.described(values)}")
+    if values.device != edge_index.device:
+        raise ValueError(f"{name} must be on {edge_index.device} as edge_index is, got {values.device}")
+    return values
 
 
 def lie_between(
@@ -202,9 +202,9 @@ def _check_whole(offsets: Tensor, whole: Tensor, pos: Tensor | None, name: str) 
     apart = torch.where(offsets == whole, 0.0, offsets - whole).abs()  # check_fields refuses infinity
     near = (apart <= exact).all(1)
     if not bool(near.all()):
-        came = offsets[~near][0].tolist()
+        wrong = offsets[~near][0].tolist()
         raise ValueError(
             f"{name} must be whole numbers where offsets index a table or distances are counted (offset='table', "
-            f"position='clipped'), got an offset of {came}: scale pos to the unit of its grid, or take offset='mlp' "
+            f"position='clipped'), got an offset of {wrong}: scale pos to the unit of its grid, or take offset='mlp' "
             "for points off a grid"
         )

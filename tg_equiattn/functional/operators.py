@@ -143,16 +143,16 @@ class Kernels(NamedTuple):
     module: str
     fits: Callable[..., bool]
 
-    def run(self, *given: Any) -> bool:
+    def compute(self, *operands: Any) -> bool:
         """True if kernels are switched on and compute these operands. Transforms and export need the definition."""
-        if not _kernels_are_on or in_functorch_transform() or is_exporting() or not given[0].numel():
+        if not _kernels_are_on or in_functorch_transform() or is_exporting() or not operands[0].numel():
             return False
-        return missing_for_kernels(given[0].device) is None and self.fits(*given)
+        return missing_for_kernels(operands[0].device) is None and self.fits(*operands)
 
-    def call(self, name: str, *given: Any) -> Any:
+    def call(self, name: str, *tensors: Any) -> Any:
         function = getattr(importlib.import_module(self.module, __package__), name)
-        with torch.no_grad(), torch.cuda.device_of(given[0]):
-            return function(*given)
+        with torch.no_grad(), torch.cuda.device_of(tensors[0]):
+            return function(*tensors)
 
 
 def _in_transform(*grads: Tensor) -> bool:
@@ -165,98 +165,98 @@ Plan = tuple[Call, tuple["Tensor | None", ...]]
 
 
 def tile_operator(
-    name: str, operands: str, plan: Callable[..., Plan], outputs: Callable[..., tuple[Tensor, ...]], moving: int,
-    results: int, kernels: Kernels | None = None,
+    name: str, schema: str, plan: Callable[..., Plan], outputs: Callable[..., tuple[Tensor, ...]], num_gradients: int,
+    num_results: int, kernels: Kernels | None = None,
 ) -> Callable[..., tuple[Tensor, ...]]:  # fmt: skip
     """A function that runs tiles. While torch traces, and where kernels are switched on, it calls an operator that runs
     tiles or kernels, unless ``plain`` is set.
 
     Args:
         name: name of the operator; its backward pass is an operator with this name and ``_backward``.
-        operands: schema of the operands. Tensors come first.
+        schema: the schema of the operands. Tensors come first.
         plan: gives the arguments of :func:`.tiles.tiled` for the operands. Its tensors begin with the operands that
             have gradients.
         outputs: makes empty results for the operands.
-        moving: number of operands with gradients, which come first.
-        results: number of results.
+        num_gradients: number of operands with gradients, which come first.
+        num_results: number of results.
         kernels: GPU kernels of the operator, if it has some.
     """
 
-    def kernels_of(*given: Any) -> Kernels | None:
+    def fitting_kernels(*operands: Any) -> Kernels | None:
         """The kernels if they compute these operands."""
-        return kernels if kernels is not None and kernels.run(*given) else None
+        return kernels if kernels is not None and kernels.compute(*operands) else None
 
-    def run(*given: Any) -> tuple[Tensor, ...]:
-        if not given[0].numel():
-            return outputs(*given)
-        call, tensors = plan(*given)
+    def run_tiles(*operands: Any) -> tuple[Tensor, ...]:
+        if not operands[0].numel():
+            return outputs(*operands)
+        call, tensors = plan(*operands)
         return tiled(call.function, call.tiles, tensors, call.shapes, call.once, call.known)
 
-    def pulled(grads: tuple[Tensor, ...], sums: tuple[Tensor, ...], given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    def pull_back(grads: tuple[Tensor, ...], sums: tuple[Tensor, ...], operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
         if not sums[0].numel():
-            return tuple(torch.zeros_like(x) for x in given[:moving])
-        call, tensors = plan(*given)
-        wanted = (True,) * moving + (False,) * (len(tensors) - moving)
+            return tuple(torch.zeros_like(x) for x in operands[:num_gradients])
+        call, tensors = plan(*operands)
+        wanted = (True,) * num_gradients + (False,) * (len(tensors) - num_gradients)
         return gradients(call, tensors, wanted, grads, sums if call.known else ())
 
-    def body(*given: Any) -> Any:
+    def body(*operands: Any) -> Any:
         refuse_forward_mode()
         with torch.no_grad():
-            own = kernels_of(*given)
-            found = own.call("forward", *given) if own else run(*given)
-        return found if results > 1 else found[0]
+            fitting = fitting_kernels(*operands)
+            out = fitting.call("forward", *operands) if fitting else run_tiles(*operands)
+        return out if num_results > 1 else out[0]
 
-    def backward_body(*given: Any) -> Any:
+    def backward_body(*tensors: Any) -> Any:
         refuse_forward_mode()
-        own = kernels_of(*given[2 * results :])
-        if own:
-            return own.call("backward", *given)
+        fitting = fitting_kernels(*tensors[2 * num_results :])
+        if fitting:
+            return fitting.call("backward", *tensors)
         keys, hidden = torch._C.DispatchKey, torch._C._SetExcludeDispatchKeyGuard  # as torch.utils.checkpoint does
         # autograd records nothing in the body of an operator, unless it is told to
         with torch.no_grad(), hidden(keys.AutogradFunctionality, False), hidden(keys.ADInplaceOrView, False):
-            return pulled(given[:results], given[results : 2 * results], given[2 * results :])
+            return pull_back(tensors[:num_results], tensors[num_results : 2 * num_results], tensors[2 * num_results :])
 
     def returns(count: int) -> str:
         return "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
 
     custom = torch.library.custom_op
-    forward_operator = custom(name, body, mutates_args=(), schema=f"({operands}) -> {returns(results)}")
-    known = ", ".join(f"Tensor {kind}{n}" for kind in ("grad", "out") for n in range(results))
+    forward_operator = custom(name, body, mutates_args=(), schema=f"({schema}) -> {returns(num_results)}")
+    known = ", ".join(f"Tensor {kind}{n}" for kind in ("grad", "out") for n in range(num_results))
     backward_operator = custom(
-        f"{name}_backward", backward_body, mutates_args=(), schema=f"({known}, {operands}) -> {returns(moving)}"
+        f"{name}_backward", backward_body, mutates_args=(), schema=f"({known}, {schema}) -> {returns(num_gradients)}"
     )
 
     @forward_operator.register_fake
-    def _(*given: Any) -> Any:
-        empty = outputs(*given)
-        return empty if results > 1 else empty[0]
+    def _(*operands: Any) -> Any:
+        empty = outputs(*operands)
+        return empty if num_results > 1 else empty[0]
 
     @backward_operator.register_fake
-    def _(*given: Any) -> tuple[Tensor, ...]:
-        return tuple(x.new_empty(x.shape) for x in given[2 * results : 2 * results + moving])
+    def _(*operands: Any) -> tuple[Tensor, ...]:
+        return tuple(x.new_empty(x.shape) for x in operands[2 * num_results : 2 * num_results + num_gradients])
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors = [x for x in inputs if x is None or isinstance(x, Tensor)]
-        ctx.save_for_backward(*((output,) if results == 1 else output), *tensors)
-        ctx.settings, ctx.kernels = inputs[len(tensors) :], kernels_of(*inputs)
+        ctx.save_for_backward(*((output,) if num_results == 1 else output), *tensors)
+        ctx.settings, ctx.kernels = inputs[len(tensors) :], fitting_kernels(*inputs)
 
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # torch unpacks once where it checkpoints
-        sums, given = saved[:results], (*saved[results:], *ctx.settings)
+        sums, operands = saved[:num_results], (*saved[num_results:], *ctx.settings)
         if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-            found = backward_operator(*grads, *sums, *given)
+            out = backward_operator(*grads, *sums, *operands)
         elif ctx.kernels and not torch.is_grad_enabled() and not _in_transform(*grads):
-            found = ctx.kernels.call("backward", *grads, *sums, *given)
+            out = ctx.kernels.call("backward", *grads, *sums, *operands)
         else:  # derivatives of any order
-            found = pulled(grads, tuple(x.detach() for x in sums), given)
-        return *found, *[None] * (len(given) - moving)
+            out = pull_back(grads, tuple(x.detach() for x in sums), operands)
+        return *out, *[None] * (len(operands) - num_gradients)
 
     forward_operator.register_autograd(backward, setup_context=save)
 
-    def call(*given: Any, plain: bool = False) -> tuple[Tensor, ...]:
-        if use_plain(plain) or not (is_whole(given[0]) or kernels_of(*given)):
-            return run(*given)
-        found = forward_operator(*given)
-        return found if results > 1 else (found,)
+    def call(*operands: Any, plain: bool = False) -> tuple[Tensor, ...]:
+        if use_plain(plain) or not (is_whole(operands[0]) or fitting_kernels(*operands)):
+            return run_tiles(*operands)
+        out = forward_operator(*operands)
+        return out if num_results > 1 else (out,)
 
     return call

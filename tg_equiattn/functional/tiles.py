@@ -67,10 +67,10 @@ def tiled(
     Raises:
         TypeError: if the function or the settings could read what they are not given.
     """
-    if not torch.compiler.is_compiling():
-        found: list[Any] = []
-        _taken((function, *{id(tile.settings): tile.settings for tile in tiles}.values()), found, found)
-        if found:
+    if runs_eagerly():
+        contents: list[Any] = []
+        _taken((function, *{id(tile.settings): tile.settings for tile in tiles}.values()), contents, contents)
+        if contents:
             raise TypeError("settings of tiles must be frozen, got tensors among them: pass these as tensors")
     once = (False,) * len(tensors) if once is None else tuple(once)
     return _run(Call(function, tuple(tiles), tuple(shapes), once, known), tensors)
@@ -92,9 +92,9 @@ def gradients(
     pulled = []
     for tile in call.tiles:
         to_inputs = tuple(cut for cut, want in zip(tile.cut, wanted, strict=True) if want)
-        given = (*tile.place, *(WHOLE,) * (len(grads) - len(tile.place)))
+        of_grads = (*tile.place, *(WHOLE,) * (len(grads) - len(tile.place)))
         settings = call.function, tile.settings, tuple(wanted), len(grads)
-        pulled.append(Tile(settings, (*tile.cut, *given, *given[: len(sums)]), to_inputs))
+        pulled.append(Tile(settings, (*tile.cut, *of_grads, *of_grads[: len(sums)]), to_inputs))
     shapes = [Shape(x.shape, alone) for x, alone, want in zip(tensors, call.once, wanted, strict=True) if want]  # type: ignore[union-attr]
     alone = tuple(shape.once for shape in call.shapes) or (True,) * len(grads)
     once = (*call.once, *alone, *alone[: len(sums)])
@@ -108,12 +108,12 @@ def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
     parameters and buffers: in backward it has those of the call. Where derivatives are not recorded, and in transforms
     and compilers, this is a plain call.
     """
-    if torch.compiler.is_compiling():
+    if not runs_eagerly():
         return function(*arguments)
     tensors: list[Tensor] = []
     modules: list[_Weights] = []
     settings = _taken((function, arguments), tensors, modules), tuple(modules)
-    if not torch.is_grad_enabled() or not runs_eagerly():
+    if not torch.is_grad_enabled():
         return function(*arguments)
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     return torch.utils.checkpoint.checkpoint(_of_arguments, settings, _versions(tensors), *tensors, **options)
@@ -136,10 +136,10 @@ def map_tiles(
     size = list(first.shape)
     size[dim] = nodes
     out = first.new_empty(size)
-    places = out.split(step, dim)
-    places[0].copy_(first)
-    for place, part in zip(places[1:], parts, strict=True):
-        place.copy_(function(*part, *others))
+    tiles = out.split(step, dim)
+    tiles[0].copy_(first)
+    for tile, part in zip(tiles[1:], parts, strict=True):
+        tile.copy_(function(*part, *others))
     return out
 
 
@@ -167,14 +167,14 @@ def _added(call: Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     for tile in call.tiles:
         parts = [x if x is None else _part(x, cut) for x, cut in zip(tensors, tile.cut, strict=True)]
         with full_precision(next(x.device for x in parts if x is not None)):
-            found = call.function(tile.settings, *parts)
-        found = (found,) if isinstance(found, Tensor) else found
+            results = call.function(tile.settings, *parts)
+        results = (results,) if isinstance(results, Tensor) else results
         if len(call.tiles) == 1 and all(place is WHOLE for place in tile.place):
-            return tuple(found)
+            return tuple(results)
         if not sums:
-            shapes = zip(found, call.shapes, strict=True)
+            shapes = zip(results, call.shapes, strict=True)
             sums = [(y.new_empty if shape.once else y.new_zeros)(shape.size) for y, shape in shapes]
-        for total, place, y, shape in zip(sums, tile.place, found, call.shapes, strict=True):
+        for total, place, y, shape in zip(sums, tile.place, results, call.shapes, strict=True):
             part = _part(total, place)
             part.copy_(y) if shape.once else part.add_(y)
     return tuple(sums)
@@ -199,17 +199,17 @@ class _Tiled(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]  # torch unpacks once where it checkpoints
         tensors, sums = saved[: len(wanted)], [x.detach() for x in saved[len(wanted) :]]
-        found = iter(gradients(ctx.call, tensors, wanted, grads, sums))
-        return None, *(next(found) if want else None for want in wanted)
+        slopes = iter(gradients(ctx.call, tensors, wanted, grads, sums))
+        return None, *(next(slopes) if want else None for want in wanted)
 
 
 def _pullback(
-    settings: tuple[Callable[..., Any], Any, tuple[bool, ...], int], *given: Tensor | None
+    settings: tuple[Callable[..., Any], Any, tuple[bool, ...], int], *tensors: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Gradients of the wanted ones among the inputs of a tile's function, from its inputs, gradients of its results,
     and these results if they are known."""
-    function, own, wanted, count = settings
-    recorded, inputs, rest = torch.is_grad_enabled(), list(given[: len(wanted)]), given[len(wanted) :]
+    function, tile_settings, wanted, count = settings
+    recorded, inputs, rest = torch.is_grad_enabled(), list(tensors[: len(wanted)]), tensors[len(wanted) :]
     grads, known = rest[:count], rest[count:]
     more = {"known": known} if known and not recorded else {}  # what is known has no derivatives
     chosen = [n for n, want in enumerate(wanted) if want]
@@ -217,8 +217,8 @@ def _pullback(
     def results(*moving: Tensor) -> tuple[Tensor, ...]:
         for n, x in zip(chosen, moving, strict=True):
             inputs[n] = x
-        found = function(own, *inputs, **more)
-        return (found,) if isinstance(found, Tensor) else tuple(found)
+        out = function(tile_settings, *inputs, **more)
+        return (out,) if isinstance(out, Tensor) else tuple(out)
 
     moving: list[Any] = [inputs[n] for n in chosen]
     if in_functorch_transform():  # which has begun since the forward pass
@@ -226,8 +226,8 @@ def _pullback(
     with torch.enable_grad():
         moving = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in moving]
         with as_in_transforms(*grads):
-            found = results(*moving)
-        ends = [(y, grad) for y, grad in zip(found, grads, strict=True) if y.requires_grad]
+            outs = results(*moving)
+        ends = [(y, grad) for y, grad in zip(outs, grads, strict=True) if y.requires_grad]
         if not ends:
             return tuple(torch.zeros_like(x) for x in moving)
         outputs, slopes = zip(*ends, strict=True)
@@ -269,8 +269,8 @@ def _of_arguments(settings: tuple[_Record, tuple[_Weights, ...]], versions: tupl
     (function, arguments), modules = _filled(settings[0], tensors), settings[1]
     if not modules:
         return function(*arguments)
-    given = {f"{n}.{name}": tensors[x.first + k] for n, x in enumerate(modules) for k, name in enumerate(x.names)}
-    return torch.func.functional_call(_Modules(x.module for x in modules), given, (function, arguments))
+    weights = {f"{n}.{name}": tensors[x.first + k] for n, x in enumerate(modules) for k, name in enumerate(x.names)}
+    return torch.func.functional_call(_Modules(x.module for x in modules), weights, (function, arguments))
 
 
 def _versions(tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -289,9 +289,9 @@ def _taken(x: Any, tensors: list[Tensor], modules: list[_Weights]) -> Any:
     if isinstance(x, tuple):
         return _Record(type(x), tuple(_taken(y, tensors, modules) for y in x))
     if isinstance(x, nn.Module):
-        own = dict([*x.named_parameters(), *x.named_buffers()])
-        modules.append(_Weights(x, tuple(own), len(tensors)))
-        tensors.extend(own.values())
+        weights = dict([*x.named_parameters(), *x.named_buffers()])
+        modules.append(_Weights(x, tuple(weights), len(tensors)))
+        tensors.extend(weights.values())
         return x
     if dataclasses.is_dataclass(x) and not isinstance(x, type) and x.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         values = (getattr(x, field.name) for field in dataclasses.fields(x))

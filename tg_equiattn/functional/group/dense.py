@@ -143,5 +143,5 @@ _attention = tile_operator(
     "tg_equiattn::dense_attention",
     "Tensor query, Tensor key, Tensor value, Tensor encoding, Tensor bias, Tensor table, Tensor? index, Tensor? pairs, "
     "Tensor? penalty, Tensor? row, Tensor? column, float dropout, SymInt chunk",
-    _plan, _outputs, moving=6, results=1,
+    _plan, _outputs, num_gradients=6, num_results=1,
 )  # fmt: skip

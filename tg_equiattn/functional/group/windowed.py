@@ -311,7 +311,7 @@ attention_by_tiles = tile_operator(
     "Tensor query, Tensor key, Tensor value, Tensor table, Tensor elements, Tensor? index, Tensor? penalty, "
     "Tensor? row, Tensor? column, SymInt[] spatial, SymInt[] sides, SymInt[] selection, bool circular, "
     "SymInt step, float dropout, SymInt chunk",
-    _plan, _outputs, moving=5, results=2, kernels=KERNELS,
+    _plan, _outputs, num_gradients=5, num_results=2, kernels=KERNELS,
 )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def vector_attention_impl(
     with full_precision(q.device):
         q, k, v = (x.to(dtype).flatten(0, 1) for x in (q.to(dtype) * root, k, v))
         tensors = *_features(q, k), (k[..., :, None] * v[..., None, :]).flatten(-2), bias
-        whole = is_whole(q) and not KERNELS.run(*tensors)
+        whole = is_whole(q) and not KERNELS.compute(*tensors)
         mixed = _averages(None, *tensors) if whole else averages_by_tiles(*tensors)[0]
         mixed = mixed.unflatten(-1, (3, 3))
         out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) * q
@@ -226,5 +226,5 @@ def _fits(of_queries: Tensor, of_keys: Tensor, values: Tensor, bias: Tensor | No
 KERNELS = Kernels(".vector.gpu_kernels", _fits)
 averages_by_tiles = tile_operator(
     "tg_equiattn::vector_attention", "Tensor of_queries, Tensor of_keys, Tensor values, Tensor? bias", _plan, _outputs,
-    moving=3, results=1, kernels=KERNELS,
+    num_gradients=3, num_results=1, kernels=KERNELS,
 )  # fmt: skip
