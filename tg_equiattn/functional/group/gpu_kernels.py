@@ -5,7 +5,7 @@ write sums over their pixels, for gradients of tables, and torch adds these. So 
 one warp and without shared memory there are no barriers.
 
 Sizes are those of :mod:`.definition`; ``Q`` and ``K`` are the numbers of query and key elements. Tensors are
-contiguous: ``one`` (b, e, Q, C + 1, pixels), ``keys`` (b, e, C, K, padded), ``values`` (b, e, Cv, K, padded).
+contiguous: ``queries`` (b, e, Q, C + 1, pixels), ``keys`` (b, e, C, K, padded), ``values`` (b, e, Cv, K, padded).
 ``shifts`` (D, 2) are the planes and the pixels from a query to its keys. Channels are tuples, since sizes of tiles are
 powers of two.
 """
@@ -108,7 +108,7 @@ def _element(elements, index, e, line, C: tl.constexpr, U: tl.constexpr):
 
 @triton.jit
 def _forward(
-    one, keys, values, table, elements, index, penalty, row, column, shifts, out, lse, heads, pixels, area, padded,
+    queries, keys, values, table, elements, index, penalty, row, column, shifts, out, lse, heads, pixels, area, padded,
     plane, offsets, masks, C: tl.constexpr, CV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, H: tl.constexpr,
     T: tl.constexpr, S: tl.constexpr, U: tl.constexpr, MASKED: tl.constexpr, RATE: tl.constexpr,
     THRESHOLD: tl.constexpr, BLOCK: tl.constexpr,
@@ -116,15 +116,15 @@ def _forward(
     """Outputs and log-sum-exps of the pixels of an output element."""
     p, live, _, h, e, b = _program(pixels, BLOCK, heads, H)
     head, near = b * heads + e, p // area * plane + p % area
-    one += head * Q * (C + 1) * pixels
+    queries += head * Q * (C + 1) * pixels
     keys += head * C * K * padded
     values += head * CV * K * padded
-    zero = tl.zeros((BLOCK,), one.dtype.element_ty)
+    zero = tl.zeros((BLOCK,), queries.dtype.element_ty)
     hashes = tl.load(row + head * pixels + p, mask=live, other=0) if RATE > 0 else 0
     total = _zeros(zero, CV)
     for t in range(T):
-        own = t if T > 1 else (h if Q > 1 else 0)
-        q = _channels(one + own * (C + 1) * pixels, pixels, p, live, C + 1)
+        element = t if T > 1 else (h if Q > 1 else 0)
+        q = _channels(queries + element * (C + 1) * pixels, pixels, p, live, C + 1)
         top, mass, sums = zero - float("inf"), zero, _zeros(zero, CV)
         for s in range(S):
             of_key = s if S > 1 else (h if K > 1 else 0)
@@ -177,27 +177,27 @@ def _pairs(
 
 @triton.jit
 def _backward_of_queries(
-    one, keys, values, table, elements, index, penalty, row, column, shifts, out, lse, grad, grad_lse, to_one, means,
-    partial, heads, pixels, area, padded, plane, offsets, masks, C: tl.constexpr, CV: tl.constexpr, Q: tl.constexpr,
-    K: tl.constexpr, H: tl.constexpr, T: tl.constexpr, S: tl.constexpr, U: tl.constexpr, MASKED: tl.constexpr,
-    RATE: tl.constexpr, THRESHOLD: tl.constexpr, BLOCK: tl.constexpr,
+    queries, keys, values, table, elements, index, penalty, row, column, shifts, out, lse, grad, grad_lse, to_queries,
+    means, partial, heads, pixels, area, padded, plane, offsets, masks, C: tl.constexpr, CV: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr, H: tl.constexpr, T: tl.constexpr, S: tl.constexpr, U: tl.constexpr,
+    MASKED: tl.constexpr, RATE: tl.constexpr, THRESHOLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a query element, sums over pixels for the gradient of the table, and the mean gradient of the
     weights of each softmax, which the other kernel reads."""
-    p, live, block, own, e, b = _program(pixels, BLOCK, heads, Q)
+    p, live, block, element, e, b = _program(pixels, BLOCK, heads, Q)
     head, near = b * heads + e, p // area * plane + p % area
     keys += head * C * K * padded
     values += head * CV * K * padded
-    zero = tl.zeros((BLOCK,), one.dtype.element_ty)
+    zero = tl.zeros((BLOCK,), queries.dtype.element_ty)
     hashes = tl.load(row + head * pixels + p, mask=live, other=0) if RATE > 0 else 0
-    q = _channels(one + (head * Q + own) * (C + 1) * pixels, pixels, p, live, C + 1)
-    t = own if T > 1 else 0
+    q = _channels(queries + (head * Q + element) * (C + 1) * pixels, pixels, p, live, C + 1)
+    t = element if T > 1 else 0
     total = _zeros(zero, C + 1)
     for o in range(1 if (T == 1) and (Q > 1) else H):
-        h = own if (T == 1) and (Q > 1) else o
+        h = element if (T == 1) and (Q > 1) else o
         g = _channels(grad + (head * CV * H + h) * pixels, H * pixels, p, live, CV)
         at = ((head * H + h) * T + t) * pixels + p
-        level = tl.load(lse + at, mask=live, other=0.0)
+        row_lse = tl.load(lse + at, mask=live, other=0.0)
         mean = -tl.load(grad_lse + at, mask=live, other=0.0)
         if T == 1:
             mean = _dot(mean, g, _channels(out + (head * CV * H + h) * pixels, H * pixels, p, live, CV), CV)
@@ -212,7 +212,7 @@ def _backward_of_queries(
                         (h * T + t) * S + s, hashes, column + (h * S + s) * offsets + d, zero, C, CV, U, RATE,
                         THRESHOLD,
                     )  # fmt: skip
-                    weight, change = _weight(q, k, more, masked, level, g, v, keep, zero, C, CV)
+                    weight, change = _weight(q, k, more, masked, row_lse, g, v, keep, zero, C, CV)
                     mean += weight * change
         tl.store(means + at, mean, mask=live)
         for d in range(offsets):
@@ -227,7 +227,7 @@ def _backward_of_queries(
                     (h * T + t) * S + s, hashes, column + (h * S + s) * offsets + d, zero, C, CV, U, RATE,
                     THRESHOLD,
                 )  # fmt: skip
-                weight, change = _weight(q, k, more, masked, level, g, v, keep, zero, C, CV)
+                weight, change = _weight(q, k, more, masked, row_lse, g, v, keep, zero, C, CV)
                 slope = tl.where(live, weight * (change - mean), 0.0)
                 new = ()
                 for c in tl.static_range(C):
@@ -239,12 +239,12 @@ def _backward_of_queries(
             )
             for c in tl.static_range(C + 1):
                 tl.store(line + c, tl.sum(slopes * q[c], 0))
-    _store(to_one + (head * Q + own) * (C + 1) * pixels, pixels, p, live, total, C + 1)
+    _store(to_queries + (head * Q + element) * (C + 1) * pixels, pixels, p, live, total, C + 1)
 
 
 @triton.jit
 def _backward_of_keys(
-    one, keys, values, table, elements, index, penalty, row, column, shifts, lse, grad, means, to_keys, to_values,
+    queries, keys, values, table, elements, index, penalty, row, column, shifts, lse, grad, means, to_keys, to_values,
     partial, heads, pixels, area, padded, plane, offsets, masks, C: tl.constexpr, CV: tl.constexpr, Q: tl.constexpr,
     K: tl.constexpr, H: tl.constexpr, T: tl.constexpr, S: tl.constexpr, U: tl.constexpr, MASKED: tl.constexpr,
     RATE: tl.constexpr, THRESHOLD: tl.constexpr, BLOCK: tl.constexpr,
@@ -253,13 +253,13 @@ def _backward_of_keys(
     p, live, block, s, e, b = _program(padded, BLOCK, heads, K)
     head, z, r = b * heads + e, p // plane, p % plane
     v = _channels(values + (head * CV * K + s) * padded, K * padded, p, live, CV)
-    zero = tl.zeros((BLOCK,), one.dtype.element_ty)
+    zero = tl.zeros((BLOCK,), queries.dtype.element_ty)
     masked = tl.load(penalty + b * masks + p, mask=live, other=0.0) if MASKED else zero
     sums, of_values = _zeros(zero, C + 1), _zeros(zero, CV)
     for o in range(1 if (S == 1) and (K > 1) else H):
         h = s if (S == 1) and (K > 1) else o
         for t in range(T):
-            own = t if T > 1 else (h if Q > 1 else 0)
+            element = t if T > 1 else (h if Q > 1 else 0)
             line = (h * T + t) * S + (s if S > 1 else 0)
             bias, start = 0.0, masked
             k = _channels(keys + (head * C * K + s) * padded, K * padded, p, live, C)
@@ -271,10 +271,10 @@ def _backward_of_keys(
                 inside = live & (before >= 0) & (before * area < pixels) & (within >= 0) & (within < area)
                 n = before * area + within
                 rho = _numbers(table + ((e * H + h) * offsets + d) * (C + 1), C + 1)
-                q = _channels(one + (head * Q + own) * (C + 1) * pixels, pixels, n, inside, C + 1)
+                q = _channels(queries + (head * Q + element) * (C + 1) * pixels, pixels, n, inside, C + 1)
                 g = _channels(grad + (head * CV * H + h) * pixels, H * pixels, n, inside, CV)
                 at = ((head * H + h) * T + t) * pixels + n
-                level = tl.load(lse + at, mask=inside, other=float("inf"))  # no weights elsewhere
+                row_lse = tl.load(lse + at, mask=inside, other=float("inf"))  # no weights elsewhere
                 mean = tl.load(means + at, mask=inside, other=0.0)
                 keep = 1.0
                 if RATE > 0:
@@ -283,7 +283,7 @@ def _backward_of_keys(
                     keep = _keep(hashes, tl.load(column + columns), RATE, THRESHOLD, zero)
                 if U > 0:
                     start = masked + q[C] * bias
-                weight, change = _weight(q, k, rho, start, level, g, v, keep, zero, C, CV)
+                weight, change = _weight(q, k, rho, start, row_lse, g, v, keep, zero, C, CV)
                 sums = _add(sums, weight * (change - mean), q, C + 1)
                 of_values = _add(of_values, weight * keep, g, CV)
             if U > 0:  # gradients of keys are added up in memory: they are too many for registers
@@ -304,37 +304,37 @@ def _backward_of_keys(
 _OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": True}  # Triton 3.10 does not fuse by default
 
 
-def forward(*given: Any) -> tuple[Tensor, Tensor]:
+def forward(*operands: Any) -> tuple[Tensor, Tensor]:
     """Outputs and log-sum-exps of the operator, in one launch."""
-    tensors, sizes, constants = _launch(*given)
-    one, _, values, table = tensors[:4]
-    out = one.new_empty(*one.shape[:2], values.shape[2], table.shape[1], *one.shape[4:])
-    lse = one.new_empty(*one.shape[:2], table.shape[1], constants["T"], *one.shape[4:])
+    tensors, sizes, constants = _launch(*operands)
+    queries, _, values, table = tensors[:4]
+    out = queries.new_empty(*queries.shape[:2], values.shape[2], table.shape[1], *queries.shape[4:])
+    lse = queries.new_empty(*queries.shape[:2], table.shape[1], constants["T"], *queries.shape[4:])
     block = _block(constants)
-    grid = triton.cdiv(sizes[1], block) * constants["H"] * sizes[0] * len(one)
+    grid = triton.cdiv(sizes[1], block) * constants["H"] * sizes[0] * len(queries)
     _forward[(grid,)](*tensors, out, lse, *sizes, **constants, BLOCK=block, **_OPTIONS)
     return out, lse
 
 
-def backward(grad: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
+def backward(grad: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *operands: Any) -> tuple[Tensor, ...]:
     """Gradients of the five first operands, in two launches and a sum over blocks for each table."""
-    tensors, sizes, constants = _launch(*given)
-    one, keys, values, table, elements = tensors[:5]
+    tensors, sizes, constants = _launch(*operands)
+    queries, keys, values, table, elements = tensors[:5]
     grad, grad_lse, out, lse = (x.contiguous() for x in (grad, grad_lse, out, lse))
-    to_one, to_keys, to_values, means = (torch.empty_like(x) for x in (one, keys, values, lse))
+    to_queries, to_keys, to_values, means = (torch.empty_like(x) for x in (queries, keys, values, lse))
     heads, pixels, _, padded, *_ = sizes
-    block, each, each_t = max(32, _block(constants) // 2), len(one) * heads, constants["H"] * constants["T"]
+    block, each, each_t = max(32, _block(constants) // 2), len(queries) * heads, constants["H"] * constants["T"]
     blocks, padded_blocks = triton.cdiv(pixels, block), triton.cdiv(padded, block)
-    of_table = one.new_empty(len(one) * blocks, heads, constants["T"], *table.shape[1:])
-    of_elements = one.new_zeros(len(one) * padded_blocks, heads, each_t, *elements.shape[1:])
+    of_table = queries.new_empty(len(queries) * blocks, heads, constants["T"], *table.shape[1:])
+    of_elements = queries.new_zeros(len(queries) * padded_blocks, heads, each_t, *elements.shape[1:])
     options = {**constants, "BLOCK": block, **_OPTIONS}
     _backward_of_queries[(blocks * constants["Q"] * each,)](
-        *tensors, out, lse, grad, grad_lse, to_one, means, of_table, *sizes, **options
+        *tensors, out, lse, grad, grad_lse, to_queries, means, of_table, *sizes, **options
     )
     _backward_of_keys[(padded_blocks * constants["K"] * each,)](
         *tensors, lse, grad, means, to_keys, to_values, of_elements, *sizes, **options
     )
-    return to_one, to_keys, to_values, of_table.sum((0, 2)), of_elements.sum((0, 2))
+    return to_queries, to_keys, to_values, of_table.sum((0, 2)), of_elements.sum((0, 2))
 
 
 def _block(constants: dict[str, Any]) -> int:
@@ -344,22 +344,27 @@ def _block(constants: dict[str, Any]) -> int:
 
 
 def _launch(
-    one, keys, values, table, elements, index, penalty, row, column, spatial, sides, selection, circular, step,
+    queries, keys, values, table, elements, index, penalty, row, column, spatial, sides, selection, circular, step,
     dropout, chunk,
 ) -> tuple[list[Tensor], tuple[int, ...], dict[str, Any]]:  # fmt: skip
     """Tensors, sizes and constants of the kernels, for the operands of the operator."""
     at = flat_images(spatial, sides, selection, circular, step)
-    every = one, keys, values, table, elements, index, penalty, row, column, _shifts(at, one.device)
-    tensors = [one if x is None else x.contiguous() for x in every]  # kernels do not read operands that are None
-    area, plane, pixels, padded = one.shape[-1], keys.shape[-1], math.prod(one.shape[4:]), math.prod(keys.shape[5:])
+    every = queries, keys, values, table, elements, index, penalty, row, column, _shifts(at, queries.device)
+    tensors = [queries if x is None else x.contiguous() for x in every]  # kernels do not read operands that are None
+    area, plane, pixels, padded = (
+        queries.shape[-1],
+        keys.shape[-1],
+        math.prod(queries.shape[4:]),
+        math.prod(keys.shape[5:]),
+    )
     masks = 0 if penalty is None or len(penalty) == 1 else padded
     constants = {
-        "C": keys.shape[2], "CV": values.shape[2], "Q": one.shape[2], "K": keys.shape[3] * keys.shape[4],
+        "C": keys.shape[2], "CV": values.shape[2], "Q": queries.shape[2], "K": keys.shape[3] * keys.shape[4],
         "H": table.shape[1], "T": query_elements(index), "S": key_elements(index),
         "U": 0 if index is None else elements.shape[1], "MASKED": penalty is not None, "RATE": float(dropout),
         "THRESHOLD": hashed_dropout.threshold(dropout),
     }  # fmt: skip
-    return tensors, (one.shape[1], pixels, area, padded, plane, table.shape[2], masks), constants
+    return tensors, (queries.shape[1], pixels, area, padded, plane, table.shape[2], masks), constants
 
 
 @cached(maxsize=32)

@@ -69,10 +69,10 @@ def _program(count, ROWS: tl.constexpr):
 @triton.jit
 def _penalty(bias, at, count, zero, BIASED: tl.constexpr):
     """A number added to the scores of keys: minus infinity after the last one."""
-    found = zero
+    penalty = zero
     if BIASED:
-        found = tl.load(bias + at, mask=at < count, other=0.0)
-    return tl.where(at < count, found, -float("inf"))
+        penalty = tl.load(bias + at, mask=at < count, other=0.0)
+    return tl.where(at < count, penalty, -float("inf"))
 
 
 @triton.jit
@@ -139,15 +139,15 @@ def _backward_of_queries(
         top, mass = new_top, new_mass
     g = _rows(grad + group * 9 * count, count, first, ROWS, 9)
     averages = _rows(out + group * 9 * count, count, first, ROWS, 9)
-    level, mean = (), ()
+    row_lse, mean = (), ()
     for r in tl.static_range(ROWS):
         peak = tl.max(top[r], 0)
-        level = level + (peak + tl.log(tl.sum(mass[r] * tl.exp(top[r] - peak), 0)),)
+        row_lse = row_lse + (peak + tl.log(tl.sum(mass[r] * tl.exp(top[r] - peak), 0)),)
         product = g[r * 9] * averages[r * 9]
         for c in tl.static_range(1, 9):
             product += g[r * 9 + c] * averages[r * 9 + c]
         mean = mean + (product,)
-        tl.store(lse + group * count + first + r, level[r], mask=first + r < count)
+        tl.store(lse + group * count + first + r, row_lse[r], mask=first + r < count)
         tl.store(means + group * count + first + r, product, mask=first + r < count)
     total = _filled(zero, ROWS * 6)
     for start in range(0, count, COLUMNS):
@@ -158,7 +158,7 @@ def _backward_of_queries(
         new = ()
         for r in tl.static_range(ROWS):
             score, slope = _score(_dot(q, k, zero, r, 6), penalty, SMALLEST)
-            slope *= tl.exp(score - level[r]) * (_dot(g, v, zero, r, 9) - mean[r])
+            slope *= tl.exp(score - row_lse[r]) * (_dot(g, v, zero, r, 9) - mean[r])
             for c in tl.static_range(6):
                 new = new + (total[r * 6 + c] + slope * k[c],)
         total = new
@@ -181,12 +181,12 @@ def _backward_of_keys(
         i = start + tl.arange(0, COLUMNS)
         q = _columns(queries + group * 6 * count, count, i, 6)
         g = _columns(grad + group * 9 * count, count, i, 9)
-        level = tl.load(lse + group * count + i, mask=i < count, other=float("inf"))  # no weights elsewhere
+        row_lse = tl.load(lse + group * count + i, mask=i < count, other=float("inf"))  # no weights elsewhere
         mean = tl.load(means + group * count + i, mask=i < count, other=0.0)
         new_keys, new_values = (), ()
         for r in tl.static_range(ROWS):
             score, slope = _score(_dot(k, q, zero, r, 6), penalty[r], SMALLEST)
-            weight = tl.exp(score - level)
+            weight = tl.exp(score - row_lse)
             slope *= weight * (_dot(v, g, zero, r, 9) - mean)
             for c in tl.static_range(6):
                 new_keys = new_keys + (of_keys[r * 6 + c] + slope * q[c],)
