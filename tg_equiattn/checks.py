@@ -122,8 +122,8 @@ def alike(axes: int, **tensors: Tensor) -> None:
     first_name, first = next(iter(tensors.items()))
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            came = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name} must be a floating point tensor, got {came}")
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} must be a floating point tensor, got {kind}")
         if x.ndim != axes:
             raise ValueError(f"{name} must have {axes} axes, got shape {tuple(x.shape)}")
         if x.shape != first.shape:
@@ -189,7 +189,7 @@ def _any_of(shapes: Sequence[tuple]) -> str:
     """Shapes as text for an error, for example (2 or 1, 5, 7)."""
     if len(shapes) == 1 or len({*map(len, shapes)}) > 1:
         return " or ".join(str(tuple(map(int, shape))) for shape in shapes)
-    sizes = (" or ".join(dict.fromkeys(str(int(n)) for n in some)) for some in zip(*shapes, strict=True))
+    sizes = (" or ".join(dict.fromkeys(str(int(n)) for n in axis)) for axis in zip(*shapes, strict=True))
     return f"({', '.join(sizes)})"
 
 
@@ -236,15 +236,15 @@ def pixel_mask(
         tensor(name, value, torch.bool, shapes, device, ", true where there are pixels")
 
 
-def must_hold(condition: Tensor, message: str, given: Callable[[], str] = str) -> None:
-    """Raise ValueError unless a condition holds; the text that ``given`` returns is added to the message.
+def must_hold(condition: Tensor, message: str, detail: Callable[[], str] = str) -> None:
+    """Raise ValueError unless a condition holds; the text that ``detail`` returns is added to the message.
 
     If reading the condition would wait for the device, the device raises a RuntimeError with the message instead.
     Under ``torch.vmap`` there is no check.
     """
     if is_concrete(condition):
         if not bool(condition):
-            raise ValueError(message + given())
+            raise ValueError(message + detail())
     elif not is_batched(condition):
         torch._assert_async(condition, message)
 

@@ -178,7 +178,7 @@ def phases(window: Window, finer_keys: bool, half: bool) -> list[Phase]:
     block of 2 x 2. The window has the offsets of at most ``kernel_size / 2`` in pixels of the finer grid. Parts without
     offsets are left out.
     """
-    sign, found = 1 if finer_keys else -1, []
+    sign, result = 1 if finer_keys else -1, []
     axes = ([n for n in range(-side, side + 1) if n % 2 == half] for side in window.sides)
     doubled = [offset for offset in itertools.product(*axes) if window.holds(offset)]
     for first in itertools.product((0, 1), repeat=window.dim):
@@ -193,8 +193,8 @@ def phases(window: Window, finer_keys: bool, half: bool) -> list[Phase]:
         part = replace(window, kernel_size=tuple(2 * n + 1 for n in reach), shape="square")
         object.__setattr__(part, "selection", tuple(places[tuple(step)] for _, step in steps))
         offsets = torch.tensor([x for x, _ in steps], dtype=torch.float64, device="cpu") / 2
-        found.append(Phase(first, part, _axes_to_position(offsets)))
-    return found
+        result.append(Phase(first, part, _axes_to_position(offsets)))
+    return result
 
 
 def between_grids(queries: Sequence[int], keys: Sequence[int]) -> tuple[bool, bool] | None:
@@ -243,10 +243,12 @@ class PixelGrid:
         checks.positive_number(cutoff=self.cutoff)
         if not isinstance(self.periodic, bool):
             raise ValueError(f"periodic must be True or False, got {self.periodic!r}")
-        given = self.spacing
-        spacing = tuple(given) if isinstance(given, Sequence) else (given,) * len(self.shape)
+        spacing = self.spacing
+        spacing = tuple(spacing) if isinstance(spacing, Sequence) else (spacing,) * len(self.shape)
         if len(spacing) != len(self.shape):
-            raise ValueError(f"spacing must be one number or {len(self.shape)}, one for each axis, got {given!r}")
+            raise ValueError(
+                f"spacing must be one number or {len(self.shape)}, one for each axis, got {self.spacing!r}"
+            )
         for number in spacing:
             checks.positive_number(spacing=number)
         object.__setattr__(self, "spacing", spacing)

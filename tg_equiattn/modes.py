@@ -178,10 +178,10 @@ def cached(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
                 return make(*arguments)
 
         @functools.wraps(make)
-        def found(*arguments: Any) -> _T:
+        def cached_function(*arguments: Any) -> _T:
             return make(*arguments) if torch.compiler.is_compiling() else as_fake(ordinary(*arguments))
 
-        return found
+        return cached_function
 
     return decorate
 

@@ -143,27 +143,27 @@ class NodeBatch:
             raise ValueError("batch_size must be given with batch and process_group, the same on all ranks, got None")
         if whole and ranks is None and batch is not None and not sized and not is_readable(batch):
             raise ValueError(_UNREAD)
-        given, order, nodes = batch, None, x.shape[0]
+        index, order, nodes = batch, None, x.shape[0]
         if any_order and isinstance(batch, Tensor) and batch.dtype == torch.int64 and not known_sorted(batch):
             batch, order = batch.sort(stable=True)
         count = checks.batch_index(batch, batch_size, x)
         if ranks is not None:
             ranks.check_graphs(count, x.device)
             if batch is None:
-                given = batch = torch.zeros(nodes, dtype=torch.int64, device=x.device)
+                index = batch = torch.zeros(nodes, dtype=torch.int64, device=x.device)
         if batch is None or (count == 1 and ranks is None):
             return cls.dense(1 if nodes or batch_size else 0, nodes, None, x.device)
         sizes = torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
         if ranks is None and (sized or not whole) and not is_concrete(sizes):
             if max_num_nodes is not None:
                 checks.must_hold((sizes <= max_num_nodes).all(), "max_num_nodes must be at least any graph")
-            return cls(nodes, sizes, given, max_num_nodes, order=order)
+            return cls(nodes, sizes, index, max_num_nodes, order=order)
         known = as_numbers(sizes)
         longest = max([0 if ranks is None else 1, *known])  # kernels run on ranks without nodes, too
         if max_num_nodes is not None and longest > max(1, max_num_nodes):
             raise ValueError(f"max_num_nodes must be at least {longest}, the largest graph, got {max_num_nodes}")
         totals = sizes if ranks is None else ranks.sum(sizes)
-        return cls(nodes, sizes, given, longest, known, ranks=ranks, totals=totals, order=order)
+        return cls(nodes, sizes, index, longest, known, ranks=ranks, totals=totals, order=order)
 
     @classmethod
     def dense(
@@ -299,7 +299,7 @@ class NodeBatch:
             return kernel(*(x.unsqueeze(dim) for x in tensors), padded).flatten(dim, dim + 1)
         parts = self.parts(groups)
         packed = zip(*(parts.pack(x, dim) for x in tensors), parts.rows, strict=True)
-        return parts.unpack([kernel(*some, rows) for *some, rows in packed], dim)
+        return parts.unpack([kernel(*tensors, rows) for *tensors, rows in packed], dim)
 
     def parts(self, groups: Mapping[Any, Sequence[int]] | None = None, worth: int = 0) -> Parts:
         """The padded groups of graphs of :meth:`mix`; by default those of :meth:`by_size`."""

@@ -46,13 +46,13 @@ def cached_table(make: Callable[..., _T]) -> Callable[..., _T]:
     """Decorate a function of modules and tensors whose result :func:`cached_tables` keeps."""
 
     @functools.wraps(make)
-    def table(*given: Any) -> _T:
+    def table(*arguments: Any) -> _T:
         if _kept is None or not runs_eagerly():
-            return make(*given)
+            return make(*arguments)
         tensors: list[Tensor] = []
-        key = make, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _identity(given, tensors)
+        key = make, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _identity(arguments, tensors)
         if key not in _kept:
-            _kept[key] = make(*given), tensors  # which are kept alive, since the key has their addresses
+            _kept[key] = make(*arguments), tensors  # which are kept alive, since the key has their addresses
         return _kept[key][0]
 
     return table
@@ -104,16 +104,16 @@ class Tables(nn.Module):
                 meta device on tensors of another one.
             dtype: dtype of the floating point tables. The default, ``None``, leaves them in float64.
         """
-        found = self._copies.get((device, dtype))
-        return as_fake(self._copied(device, dtype) if found is None else found)
+        copy = self._copies.get((device, dtype))
+        return as_fake(self._copied(device, dtype) if copy is None else copy)
 
     def _copied(self, device: torch.device, dtype: torch.dtype | None) -> Any:
         """Make a copy. It is kept, except while torch.compile traces, which makes it part of its program."""
         if torch.compiler.is_compiling():
             return _moved(self._exact, device, dtype)
         with ordinary_tensors():
-            found = self._copies[device, dtype] = _moved(self._exact, device, dtype)
-        return found
+            copy = self._copies[device, dtype] = _moved(self._exact, device, dtype)
+        return copy
 
     def _copy_to_module(self) -> None:
         device, dtype = self._kind

@@ -321,16 +321,16 @@ def kernel_errors(
     errors = {}
     chosen = {name: case for name, case in _kernel_cases(device, small).items() if name.startswith(only)}
     for name, (function, tensors) in chosen.items():
-        found = []
+        runs = []
         for kernels in (False, True) if small else (False, True, True):
-            given = [x.to(dtype if kernels else torch.float64).requires_grad_() for x in tensors]
+            leaves = [x.to(dtype if kernels else torch.float64).requires_grad_() for x in tensors]
             with use_gpu_kernels(kernels):
-                outputs = function(not kernels, *given)
+                outputs = function(not kernels, *leaves)
                 loss = torch.stack([x.sin().sum() for x in outputs]).sum()
-                slopes = torch.autograd.grad(loss, given, allow_unused=True, materialize_grads=True)
-            found.append([x.detach() for x in (*outputs, *slopes) if x.numel()])
-        equal = all(torch.equal(a, b) for a, b in zip(found[1], found[-1], strict=True))
-        pairs = zip(*found[:2], strict=True)
+                slopes = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+            runs.append([x.detach() for x in (*outputs, *slopes) if x.numel()])
+        equal = all(torch.equal(a, b) for a, b in zip(runs[1], runs[-1], strict=True))
+        pairs = zip(*runs[:2], strict=True)
         errors[name] = max(float((b - a).abs().max() / a.abs().max()) for a, b in pairs) if equal else math.inf
     return errors
 

@@ -157,9 +157,9 @@ def _pointwise(name: str, given: FieldType, source: FieldType, target: FieldType
         return []
     irreps = [{irrep for r in field_type.representations for irrep in r.irreps} for field_type in (source, target)]
     if not irreps[0] & irreps[1]:
-        own = target if given is source else source
+        other = target if given is source else source
         raise ValueError(
-            f"{name} must share an irreducible representation with the layer's {own}, got {given}: every equivariant "
+            f"{name} must share an irreducible representation with the layer's {other}, got {given}: every equivariant "
             "linear map between them is zero"
         )
     convolution = R2Conv if source.gspace.dimensionality == 2 else R3Conv

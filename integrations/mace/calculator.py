@@ -86,10 +86,10 @@ class LongRangeCalculator(MACECalculator):
     def _charge_key(self, atoms: Atoms) -> str:
         """The key of ``atoms.info`` that has the total charge."""
         key = self.info_keys.get("total_charge", "charge")
-        given = {name: float(atoms.info[name]) for name in (key, "charge", "total_charge") if name in atoms.info}
-        if len(set(given.values())) > 1:
-            raise ValueError(f"atoms.info must have one total charge, got {given}: leave out all but one of them")
-        return next(iter(given), key)
+        charges = {name: float(atoms.info[name]) for name in (key, "charge", "total_charge") if name in atoms.info}
+        if len(set(charges.values())) > 1:
+            raise ValueError(f"atoms.info must have one total charge, got {charges}: leave out all but one of them")
+        return next(iter(charges), key)
 
 
 class ChargeLoss(torch.nn.Module):

@@ -43,9 +43,9 @@ def long_range_flags(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         parser.add_argument(f"--{name}", type=float)
     if not {"-h", "--help"}.isdisjoint(words):
         print(f"{__doc__}\n{parser.format_help()}\nThe flags of mace_run_train:\n")
-    found, others = parser.parse_known_args(words)
-    settings = vars(found)
-    return settings | ({"charges": dict(found.charges)} if "charges" in settings else {}), others
+    known, others = parser.parse_known_args(words)
+    settings = vars(known)
+    return settings | ({"charges": dict(known.charges)} if "charges" in settings else {}), others
 
 
 def has_long_range(model: Any) -> bool:

@@ -77,11 +77,11 @@ class StoresSettings(nn.Module):
             )
         own, stored = json.loads(self._text()), json.loads(text)
         for name in own | stored:
-            (mine, shown), (saved, came) = _compared(own.get(name)), _compared(stored.get(name))
+            (mine, shown), (saved, stored_text) = _compared(own.get(name)), _compared(stored.get(name))
             if mine != saved:
                 raise ValueError(
                     f"state_dict must come from a {type(self).__name__} with {name}={shown}, like this one, got "
-                    f"{came}; to load the weights anyway, remove the keys that end in _extra_state and pass "
+                    f"{stored_text}; to load the weights anyway, remove the keys that end in _extra_state and pass "
                     "strict=False"
                 )
 

@@ -127,8 +127,8 @@ class TokenNetwork(StoresSettings):
             features=edge_attr, loops=True, checked=True,
         )  # fmt: skip
 
-    def reachable(self, given: Grades) -> Grades:
-        """The output channels that can differ from zero if the input has the independent channels ``given``."""
+    def reachable(self, grades: Grades) -> Grades:
+        """The output channels that can differ from zero if the input has the independent channels ``grades``."""
         return self.out_grades
 
     def check_reachable(self, name: str) -> None:
@@ -253,9 +253,9 @@ class TokenOperator(TokenNetwork, ABC):
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"causal": self.options.causal}
 
-    def reachable(self, given: Grades) -> Grades:
+    def reachable(self, grades: Grades) -> Grades:
         products = len(self.out.blocks)
-        return self.out_grades.only(self.hidden_grades.only(given.reachable(products)).reachable(products))
+        return self.out_grades.only(self.hidden_grades.only(grades.reachable(products)).reachable(products))
 
     def forward(self, x: Float[Tensor, "dim tokens"], tokens: TokenBatch) -> Float[Tensor, "out tokens"]:
         pos = tokens.pos
@@ -337,7 +337,7 @@ class TokenModel(TokenNetwork):
         options = dataclasses.replace(options, **more)
         super().__init__(in_grades, out_grades, hidden_grades, options, pool)
         kinds = zip(GRADE_NAMES, in_grades, hidden_grades, strict=True)
-        dropped = " + ".join(name for name, given, hidden in kinds if given and not hidden)
+        dropped = " + ".join(name for name, inside, hidden in kinds if inside and not hidden)
         if dropped:
             raise ValueError(
                 f"hidden channels must have the kinds of the input, got {dropped} in the input alone, which would be "
@@ -351,13 +351,13 @@ class TokenModel(TokenNetwork):
         self.out = MultivectorMLP(hidden_grades, out_grades, max(1, *hidden_grades), options.num_blocks)
         self.placement.needs_positions = self.reachable(in_grades) != out_grades
 
-    def reachable(self, given: Grades) -> Grades:
-        position = given.vectors > self.in_grades.vectors
-        independent = min(self.hidden_grades.vectors, given.vectors - position)
-        given = self.hidden_grades.only(given.reachable(0))._replace(vectors=independent)
+    def reachable(self, grades: Grades) -> Grades:
+        position = grades.vectors > self.in_grades.vectors
+        independent = min(self.hidden_grades.vectors, grades.vectors - position)
+        grades = self.hidden_grades.only(grades.reachable(0))._replace(vectors=independent)
         for operator in self.operators:
-            given = cast(TokenOperator, operator).reachable(given.plus(POSITION) if position else given)
-        return self.out_grades.only(given.reachable(len(self.out.blocks)))
+            grades = cast(TokenOperator, operator).reachable(grades.plus(POSITION) if position else grades)
+        return self.out_grades.only(grades.reachable(len(self.out.blocks)))
 
     def forward(self, x: Float[Tensor, "dim tokens"], tokens: TokenBatch) -> Float[Tensor, "out tokens_or_graphs"]:
         x = features(self.embed(with_position(self.in_grades.parts(x), tokens.pos)))
@@ -374,7 +374,9 @@ def _read_out(x: Tensor, out: MultivectorMLP, grades: Grades) -> Tensor:
 
 def _grades(default: Grades, **channels: int | None) -> Grades:
     """Grades from numbers of scalars and vectors. A number that is ``None`` is taken from ``default``."""
-    chosen = {name: n if given is None else given for n, (name, given) in zip(default, channels.items(), strict=False)}
+    chosen = {
+        name: n if number is None else number for n, (name, number) in zip(default, channels.items(), strict=False)
+    }
     checks.whole(**chosen)
     if not any(chosen.values()):
         raise ValueError(f"{' and '.join(chosen)} must not both be 0: give at least one channel")
