@@ -249,7 +249,7 @@ def must_hold(condition: Tensor, message: str, detail: Callable[[], str] = str) 
         torch._assert_async(condition, message)
 
 
-def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
+def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor, known_sorted: bool = False) -> int:
     """Return the number of graphs. Raise ValueError unless ``batch`` is None (one graph) or a sorted graph index of the
     nodes x."""
     if batch_size is not None and not (batch_size == 0 and not x.shape[0]):
@@ -259,7 +259,8 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
             raise ValueError(f"batch must be given where batch_size is {batch_size}, got None")
         return 1
     tensor("batch", batch, torch.int64, [(x.shape[0],)], x.device)
-    must_hold((batch[1:] >= batch[:-1]).all(), "batch must be sorted, got a graph index that decreases")
+    if not known_sorted:
+        must_hold((batch[1:] >= batch[:-1]).all(), "batch must be sorted, got a graph index that decreases")
     if batch_size is None and is_batched(batch):
         raise ValueError("batch_size must be given where torch.vmap goes over batch, got None")
     if x.shape[0]:

@@ -23,8 +23,9 @@ class CSR(NamedTuple):
         col_starts: ``row_starts`` of the transpose.
         transposed_col: ``col`` of the transpose: the rows, sorted by column.
         transposed_row: ``row`` of the transpose.
-        order: position in ``col`` of each entry of the transpose.
-        transposed_order: position in the transpose of each entry.
+        order: position in ``col`` of each entry of the transpose; ``None`` if the transpose is not sorted, for products
+            that gather rows.
+        transposed_order: position in the transpose of each entry, or ``None``.
     """
 
     row_starts: Int[Tensor, " rows+1"]
@@ -33,8 +34,8 @@ class CSR(NamedTuple):
     col_starts: Int[Tensor, " cols+1"]
     transposed_col: Int[Tensor, " entries"]
     transposed_row: Int[Tensor, " entries"]
-    order: Int[Tensor, " entries"]
-    transposed_order: Int[Tensor, " entries"]
+    order: Int[Tensor, " entries"] | None
+    transposed_order: Int[Tensor, " entries"] | None
 
     @classmethod
     def from_sorted(
@@ -52,6 +53,10 @@ class CSR(NamedTuple):
 
     def transposed(self) -> CSR:
         return CSR(*self[3:6], *self[:3], self.transposed_order, self.order)
+
+    def in_transposed_order(self, x: Num[Tensor, "heads entries"]) -> Num[Tensor, "heads entries"]:
+        """Numbers of the entries in the order of the transpose."""
+        return x if self.order is None else x.index_select(1, self.order)
 
     @property
     def num_rows(self) -> int:
@@ -188,13 +193,14 @@ def whole_offsets(
     """
     if not offsets.is_floating_point():
         return offsets
-    whole = offsets.round()
-    _check_whole(offsets, whole, pos, name)
-    return whole
+    check_whole(offsets, pos, name)
+    return offsets.round()
 
 
 @checks.of_values
-def _check_whole(offsets: Tensor, whole: Tensor, pos: Tensor | None, name: str) -> None:
+def check_whole(offsets: Tensor, pos: Tensor | None, name: str) -> None:
+    """The check of :func:`whole_offsets`."""
+    whole = offsets.round()
     if torch.equal(offsets, whole):
         return
     size = (offsets if pos is None else pos).abs().max().double().clamp(min=1)

@@ -82,7 +82,7 @@ def beside(flags: Shaped[Tensor, " nodes"], x: Shaped[Tensor, "*before nodes *af
 
 def inverse(order: Int[Tensor, " nodes"]) -> Int[Tensor, " nodes"]:
     """The inverse of a permutation."""
-    return torch.zeros_like(order).index_put((order,), torch.arange(order.shape[0], device=order.device))
+    return torch.empty_like(order).scatter(0, order, torch.arange(order.shape[0], device=order.device))
 
 
 _UNREAD = "batch_size and max_num_nodes must be given with batch that is traced or that torch.vmap goes over, got None"
@@ -146,7 +146,7 @@ class NodeBatch:
         index, order, nodes = batch, None, x.shape[0]
         if any_order and isinstance(batch, Tensor) and batch.dtype == torch.int64 and not known_sorted(batch):
             batch, order = batch.sort(stable=True)
-        count = checks.batch_index(batch, batch_size, x)
+        count = checks.batch_index(batch, batch_size, x, any_order)
         if ranks is not None:
             ranks.check_graphs(count, x.device)
             if batch is None:
@@ -265,10 +265,14 @@ class NodeBatch:
         slots = Slots(node, mask.flatten(), self.batch * length + self.within(starts), None)
         return PaddedBatch(self, self.count, length, mask, slots)
 
+    @property
+    def places(self) -> Int[Tensor, " nodes"]:
+        """The place of each node, counted graph after graph."""
+        return torch.arange(self.nodes, device=self.sizes.device) if self.order is None else inverse(self.order)
+
     def within(self, starts: Int[Tensor, " graphs"]) -> Int[Tensor, " nodes"]:
         """The position of each node in its graph, from the first node of each graph."""
-        place = torch.arange(self.nodes, device=self.sizes.device) if self.order is None else inverse(self.order)
-        return place - starts[self.batch]
+        return self.places - starts[self.batch]
 
     def nodes_of_rows(
         self, starts: Int[Tensor, " rows"], sizes: Int[Tensor, " rows"], length: int
@@ -394,6 +398,16 @@ class PaddedBatch:
         """The inverse of :meth:`pack`."""
         return Parts([self], self.slots).unpack([x], dim)
 
+    def pack_together(self, tensors: Sequence[Tensor], dim: int = 0) -> Sequence[Tensor]:
+        """:meth:`pack` of tensors whose last axes may differ, in one pass."""
+        return Parts([self], self.slots).pack_together(tensors, dim)[0]
+
+    def unpack_together(self, tensors: Sequence[Tensor], dim: int = 0) -> Sequence[Tensor]:
+        """The inverse of :meth:`pack_together`."""
+        if self.slots is None:
+            return [self.unpack(x, dim) for x in tensors]
+        return self.unpack(torch.cat(list(tensors), -1), dim).split([x.shape[-1] for x in tensors], -1)
+
 
 class Parts(NamedTuple):
     """Groups of graphs, each padded to its own longest graph.
@@ -411,6 +425,13 @@ class Parts(NamedTuple):
         x = x if self.slots is None else self.slots.pack(x, dim)
         parts = [x] if len(self.rows) == 1 else x.split([rows.count * rows.length for rows in self.rows], dim)
         return [x.unflatten(dim, (rows.count, rows.length)) for x, rows in zip(parts, self.rows, strict=True)]
+
+    def pack_together(self, tensors: Sequence[Tensor], dim: int = 0) -> list[Sequence[Tensor]]:
+        """For each group, the tensors in its slots, in one pass. Their last axes may differ."""
+        if self.slots is None:
+            return list(zip(*(self.pack(x, dim) for x in tensors), strict=True))
+        widths = [x.shape[-1] for x in tensors]
+        return [x.split(widths, -1) for x in self.pack(torch.cat(list(tensors), -1), dim)]
 
     def unpack(self, parts: Sequence[Shaped[Tensor, "*before rows length *after"]], dim: int = 0) -> Tensor:
         """The inverse of :meth:`pack`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,31 +13,18 @@ if TYPE_CHECKING:
 
 
 def merge_attentions(
-    outs: Tensor,
-    lses: Tensor,
-    largest: Callable[[Tensor], Tensor] = lambda lses: lses.amax(0),
-    sums: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda w, outs: (w.sum(0), (w * outs).sum(0)),
-) -> tuple[Tensor, Tensor]:
-    r"""Merge softmax averages of disjoint sets of keys.
+    outs: Float[Tensor, "sets ..."], lses: Float[Tensor, "sets ..."]
+) -> tuple[Float[Tensor, ...], Float[Tensor, ...]]:
+    r"""Merge softmax averages of disjoint sets of keys, with the log-sum-exps of their scores, which broadcast.
 
     .. math::
         \mathrm{lse} = \log \sum_n e^{\mathrm{lse}_n}, \qquad
         \mathrm{out} = \sum_n e^{\mathrm{lse}_n - \mathrm{lse}}\; \mathrm{out}_n
-
-    Args:
-        outs: averages of each set n, by default along the first axis.
-        lses: log-sum-exps of the scores of each set. They broadcast with ``outs``.
-        largest: function of log-sum-exps that returns their maximum over sets, which broadcasts with ``lses`` and with
-            the results. The default takes it over the first axis.
-        sums: function of weights and averages that returns the sums over sets of weights, and of weights times
-            averages. The default sums over the first axis.
-
-    Returns:
-        The averages over all keys and their log-sum-exps, with the axes that ``sums`` and ``largest`` leave.
     """
-    top = largest(lses.detach())
-    total, out = sums((lses - top).exp(), outs)
-    return out / total, total.log() + top
+    top = lses.detach().amax(0)
+    weights = (lses - top).exp()
+    total = weights.sum(0)
+    return (weights * outs).sum(0) / total, total.log() + top
 
 
 class Ranks:
@@ -68,16 +54,11 @@ class Ranks:
         return x
 
     def merge(
-        self, content: Float[Tensor, "*batch m e"], lse: Float[Tensor, "*batch m"]
-    ) -> tuple[Float[Tensor, "*batch m e"], Float[Tensor, "*batch m"]]:
-        """Merge softmax averages and log-sum-exps over the keys of each rank into those over all keys."""
-
-        def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
-            both = self.sum(torch.cat([weight * content, weight], -1))  # one all-reduce
-            return both[..., -1:], both[..., :-1]
-
-        content, lse = merge_attentions(content, lse[..., None], self.largest, sums)
-        return content, lse[..., 0]
+        self, sums: Float[Tensor, "*any m e"], top: Float[Tensor, "*any m 1"]
+    ) -> tuple[Float[Tensor, "*any m e"], Float[Tensor, "*any m 1"]]:
+        """From sums of exp(score - top) over the keys of each rank, those over all keys, by one all-reduce."""
+        most = self.largest(top)
+        return self.sum(sums * (top - most).exp()), most
 
     def check_graphs(self, count: int, device: torch.device) -> None:
         """Raise ValueError unless all ranks have the same number of graphs."""

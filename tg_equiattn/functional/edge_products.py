@@ -35,9 +35,7 @@ def edge_dot(
 ) -> Float[Tensor, "heads pairs"]:
     """Scalar products of the query and the key of each pair of a relation."""
     if _by_operator(query, relation.row):
-        return csr_edge_dot(
-            query.contiguous(), key.contiguous(), *(relation if isinstance(relation, CSR) else relation.csr)
-        )
+        return csr_edge_dot(query.contiguous(), key.contiguous(), *_matrix(relation, query))
     # a compiler fuses the gathers with the products, so chunks save no memory
     return gathered_edge_dot(query, key, relation.row, relation.col, None if is_traced(query) else _PAIRS)
 
@@ -47,8 +45,7 @@ def edge_sum(
 ) -> Float[Tensor, "heads rows d"]:
     """Sums over the pairs of each row of weights times values."""
     if _by_operator(value, relation.row):
-        matrix = relation if isinstance(relation, CSR) else relation.csr
-        return csr_edge_sum(weight, value.contiguous(), *matrix)
+        return csr_edge_sum(weight, value.contiguous(), *_matrix(relation, value))
     return gathered_edge_sum(weight, value, relation.row, relation.col, relation.num_rows)
 
 
@@ -58,8 +55,16 @@ def _by_operator(x: Tensor, row: Tensor) -> bool:
     so that they run without this library."""
     numbers = x.shape[0] * row.shape[0]
     observed = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
-    few = x.device.type == "cpu" and not observed and are_few(numbers)
+    few = x.device.type == "cpu" and not observed and are_few(numbers, x.device)
     return not few and not is_exporting() and choose_form(x, numbers) == OPERATOR
+
+
+def _matrix(relation: CSR | SortedPairs, x: Tensor) -> CSR:
+    """The matrix of a relation. Where rows are gathered, there is no need to sort its transpose."""
+    if isinstance(relation, CSR) or is_traced(x) or not _gathers(x, relation.row):
+        return relation if isinstance(relation, CSR) else relation.csr
+    starts = relation.row.new_empty(relation.num_rows + 1)  # only its size is read
+    return CSR(starts, relation.col, relation.row, starts, relation.row, relation.col, None, None)
 
 
 def gathered_edge_dot(
@@ -97,12 +102,12 @@ def _csr(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> Tensor:
 @torch.library.custom_op("tg_equiattn::edge_dot", mutates_args=())
 def csr_edge_dot(
     query: Tensor, key: Tensor, crow: Tensor, col: Tensor, row: Tensor,
-    back_crow: Tensor, back_col: Tensor, back_row: Tensor, order: Tensor, back_order: Tensor,
+    back_crow: Tensor, back_col: Tensor, back_row: Tensor, order: Tensor | None, back_order: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """:func:`edge_dot` by torch's sampled products. The tensors after query and key are the fields of a
     :class:`CSR`."""
     refuse_forward_mode()
-    if _gathers(query, row):
+    if order is None or _gathers(query, row):
         return gathered_edge_dot(query, key, row, col, None)
     more_than_a_matrix = len(col) > query.shape[1] * key.shape[1]  # repeated pairs, which torch refuses to sample
     if more_than_a_matrix or (query.device.type == "cpu" and not torch.backends.mkl.is_available()):
@@ -117,14 +122,14 @@ def csr_edge_dot(
 
 
 @csr_edge_dot.register_fake
-def _(query: Tensor, key: Tensor, crow: Tensor, col: Tensor, *rest: Tensor) -> Tensor:
+def _(query: Tensor, key: Tensor, crow: Tensor, col: Tensor, *rest: Tensor | None) -> Tensor:
     return query.new_empty(query.shape[0], col.shape[0])
 
 
 @torch.library.custom_op("tg_equiattn::edge_sum", mutates_args=())
 def csr_edge_sum(
     weight: Tensor, value: Tensor, crow: Tensor, col: Tensor, row: Tensor,
-    back_crow: Tensor, back_col: Tensor, back_row: Tensor, order: Tensor, back_order: Tensor,
+    back_crow: Tensor, back_col: Tensor, back_row: Tensor, order: Tensor | None, back_order: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """:func:`edge_sum` by torch's sparse products. The tensors after weight and value are the fields of a
     :class:`CSR`."""
@@ -132,14 +137,14 @@ def csr_edge_sum(
     with full_precision(value.device):
         if not len(col):
             return value.new_zeros(len(value), len(crow) - 1, value.shape[-1])
-        if _gathers(value, row):
+        if order is None or _gathers(value, row):
             return gathered_edge_sum(weight, value, row, col, len(crow) - 1)
         sums = [_csr(crow, col, w.contiguous(), value.shape[1]) @ v for w, v in zip(weight, value, strict=True)]
         return torch.stack(sums) if len(sums) > 1 else sums[0][None]
 
 
 @csr_edge_sum.register_fake
-def _(weight: Tensor, value: Tensor, crow: Tensor, *rest: Tensor) -> Tensor:
+def _(weight: Tensor, value: Tensor, crow: Tensor, *rest: Tensor | None) -> Tensor:
     return value.new_empty(value.shape[0], crow.shape[0] - 1, value.shape[-1])
 
 
@@ -169,7 +174,7 @@ _register_derivatives(
     csr_edge_dot,
     (
         lambda grad, query, key, matrix: edge_sum(grad, key, matrix),
-        lambda grad, query, key, matrix: edge_sum(grad[:, matrix.order], query, matrix.transposed()),
+        lambda grad, query, key, matrix: edge_sum(matrix.in_transposed_order(grad), query, matrix.transposed()),
     ),
     lambda query, key, matrix: gathered_edge_dot(query, key, matrix.row, matrix.col),
 )
@@ -177,7 +182,9 @@ _register_derivatives(
     csr_edge_sum,
     (
         lambda grad, weight, value, matrix: edge_dot(grad.contiguous(), value, matrix),
-        lambda grad, weight, value, matrix: edge_sum(weight[:, matrix.order], grad.contiguous(), matrix.transposed()),
+        lambda grad, weight, value, matrix: edge_sum(
+            matrix.in_transposed_order(weight), grad.contiguous(), matrix.transposed()
+        ),
     ),
     lambda weight, value, matrix: gathered_edge_sum(weight, value, matrix.row, matrix.col, matrix.num_rows),
 )

@@ -26,6 +26,7 @@ from ..modes import as_in_transforms, in_functorch_transform, is_exporting
 from .tiles import Call, gradients, is_whole, tiled
 
 FEW_NUMBERS = 1 << 13  # a CPU computes this many numbers in the time of a call of an operator
+_MORE = 1 << 7  # times as many on an accelerator
 _TILE_BYTES = 2 << 30  # memory of all tensors of a chunk on an accelerator
 DEFINITION, OPERATOR = "definition", "operator"
 
@@ -47,9 +48,9 @@ def choose_form(x: Tensor, numbers: int, plain: bool = False, kernel: bool = Fal
     return DEFINITION if numbers <= tile_numbers(x.device, 0, 4) else OPERATOR
 
 
-def are_few(numbers: int) -> bool:
-    """True if a CPU computes so many numbers in the time of a call of an operator."""
-    return 0 < numbers <= FEW_NUMBERS
+def are_few(numbers: int, device: torch.device) -> bool:
+    """True if a device computes so many numbers in the time of a call of an operator."""
+    return 0 < numbers <= (FEW_NUMBERS if device.type == "cpu" else _MORE * FEW_NUMBERS)
 
 
 def use_plain(plain: bool = False) -> bool:

@@ -23,7 +23,7 @@ from ...ranks import merge_attentions
 from ...tables import cached_table
 from .. import hashed_dropout
 from ..operators import DEFINITION, choose_form
-from ..performer.linear_attention import Inputs, feature_attention, feature_norm
+from ..performer.linear_attention import Inputs, complete_lse, feature_attention
 from ..softmax_attention import softmax_attention
 from .definition import windowed_attention_definition
 from .dense import dense_attention
@@ -192,19 +192,16 @@ def global_attention(
 
 
 def _merge_elements(
-    content: Float[Tensor, "B*heads*S m e"], lse: Float[Tensor, "B*heads*S m"], far_bias: Float[Tensor, "heads H S"]
-) -> tuple[Float[Tensor, "B*heads*H m e"], Float[Tensor, "B*heads*H m"]]:
-    """From softmax averages and log-sum-exps over the pixels of each key element, those of all key elements for each
-    output element, with biases ``far_bias``."""
+    sums: Float[Tensor, "B*heads*S m e"], top: Float[Tensor, "B*heads*S m 1"], far_bias: Float[Tensor, "heads H S"]
+) -> tuple[Float[Tensor, "B*heads*H m e"], Float[Tensor, "B*heads*H m 1"]]:
+    """From sums of exp(score - top) over the pixels of each key element, those over all key elements for each output
+    element, with biases ``far_bias``."""
     heads, _, elements = far_bias.shape
-    lse = lse.unflatten(0, (-1, heads, 1, elements)) + far_bias[..., None].to(lse.dtype)
-    content = content.unflatten(0, (-1, heads, elements)).movedim(2, 0)  # (S, B, heads, m, e)
-
-    def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
-        return weight.sum(0), torch.einsum("sbnhmx,sbnme->bnhme", weight, content)
-
-    content, lse = merge_attentions(content, lse.movedim(3, 0).unsqueeze(-1), sums=sums)
-    return content.flatten(0, 2), lse.squeeze(-1).flatten(0, 2)
+    top = top.unflatten(0, (-1, heads, 1, elements)) + far_bias[..., None, None].to(top.dtype)  # (B, heads, H, S, m, 1)
+    most = top.detach().amax(3, keepdim=True)
+    weight = (top - most).exp().squeeze(-1)
+    sums = torch.einsum("bnhsm,bnsme->bnhme", weight, sums.unflatten(0, (-1, heads, elements)))
+    return sums.flatten(0, 2), most.squeeze(3).flatten(0, 2)
 
 
 def _far(
@@ -221,7 +218,7 @@ def _far(
     flat_q, flat_k, flat_v = (x.flatten(0, 1) for x in (q, k, v))
     out, lse = feature_attention(Inputs(flat_q, flat_k, flat_v, projection), key_mask, merge)
     out, lse = (x.unflatten(0, q.shape[:2]) for x in (out, lse))
-    lse = lse + feature_norm(q.to(lse.dtype), projection)
+    lse = complete_lse(lse, q.to(lse.dtype), projection)
     if mask is None:
         keys = lse.new_full((), k.shape[2] * far_bias.shape[2])
     else:

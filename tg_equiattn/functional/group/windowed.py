@@ -42,7 +42,7 @@ def _at_once(weight: Tensor, channels: int) -> bool:
     """True if the products of weights with all channels are few enough to be in memory before they are added up."""
     numbers = channels * weight.numel()
     if weight.device.type == "cpu":  # an operation for each offset is slower only if it has few numbers
-        return are_few(numbers // max(1, weight.shape[4]))
+        return are_few(numbers // max(1, weight.shape[4]), weight.device)
     return numbers <= tile_numbers(weight.device, 0, 12)
 
 
@@ -55,10 +55,15 @@ class Dot(torch.autograd.Function):
         ctx.at, ctx.started, dim = at, start is not None, at.shifts.dim
         shape = *x.shape[:2], max(x.shape[3], y.shape[3]), y.shape[4], at.shifts.blocks[-1].offsets.stop, *x.shape[4:]
         total = x.new_empty(shape) if start is None else start.detach()  # the operation that made it has not saved it
-        queries = x[(slice(None),) * 4 + (None,) * (1 + dim)].unbind(2)
+        queries, at_once = x[(slice(None),) * 4 + (None,) * (1 + dim)], _at_once(total, x.shape[2])
+        if at_once:
+            products = total.new_empty(*shape[:2], x.shape[2], *shape[2:])
+            for block in at.shifts.blocks:
+                torch.mul(queries, at.shifted(y, block), out=_of_block(products, block, dim))
+            total = total.add_(products.sum(2)) if ctx.started else torch.sum(products, 2, out=total)
         for block in at.shifts.blocks:
-            scores = _of_block(total, block, dim)
-            for c, (query, key) in enumerate(zip(queries, at.shifted(y, block).unbind(2), strict=True)):
+            scores, keys = _of_block(total, block, dim), at.shifted(y, block).unbind(2)
+            for c, (query, key) in enumerate(() if at_once else zip(queries.unbind(2), keys, strict=True)):
                 scores.addcmul_(query, key) if c or ctx.started else torch.mul(query, key, out=scores)
             if penalty is not None:
                 scores += at.shifted(penalty, block)

@@ -21,7 +21,6 @@ from torch import Tensor
 from ... import checks
 from ...modes import full_precision, is_whole
 from ...node_batch import NodeBatch, PaddedBatch, Slots
-from ...ranks import merge_attentions
 from ..operators import are_few, tile_numbers
 from ..tiles import Shape, Tile, tiled
 
@@ -104,7 +103,7 @@ def softmax_features(x: Tensor, projection: Tensor, variance: float | Tensor = 1
 def log_weights(projection: Float[Tensor, "features d"], variance: Float[Tensor, ...]) -> Tensor:
     """Logarithms (..., features) of the importance weights of directions that are drawn with a variance."""
     s = variance[..., None]
-    return (1 - s) / 2 * projection.square().sum(1) + projection.shape[1] / 2 * s.log()
+    return torch.addcmul(s.log() * (projection.shape[1] / 2), s - 1, projection.square().sum(1), value=-0.5)
 
 
 def linear_attention(
@@ -227,62 +226,54 @@ class Inputs(NamedTuple):
 def linear_attention_impl(
     inputs: Inputs, node_batch: NodeBatch
 ) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:
-    """:func:`linear_attention` without checks, and the log-sum-exp of the estimated scores, without the term
-    :func:`feature_norm`."""
-    heads, rows, merge = inputs.query.shape[0], graph_rows(node_batch), None
+    """:func:`linear_attention` without checks, and the log-sum-exp of the estimated scores, to complete by
+    :func:`complete_lse`."""
+    heads, rows, merge, variance = inputs.query.shape[0], graph_rows(node_batch), None, inputs.variance
     if node_batch.ranks is not None:
         merge = node_batch.ranks.merge
     elif rows.graph is not None:
-        head = torch.arange(heads, device=rows.graph.device)[:, None]
-        graph = (rows.graph + node_batch.count * head).flatten()
-        merge = functools.partial(_merge_rows, graph=graph, graphs=heads * node_batch.count)
-    mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
-    value, key_bias, variance = drop_keys(inputs.value, inputs.dropout), inputs.key_bias, inputs.variance
-    query, key, value = (rows.pack(x, 1).flatten(0, 1) for x in (inputs.query, inputs.key, value))
-    key_bias = key_bias if key_bias is None else rows.pack(key_bias, 1).flatten(0, 1)
+        merge = functools.partial(_merge_rows, graph=rows.graph, graphs=node_batch.count)
+    tensors = inputs.query, inputs.key, drop_keys(inputs.value, inputs.dropout), inputs.key_bias
+    packed = rows.pack_together([x for x in tensors if x is not None], 1)
+    query, key, value, *key_bias = (x.flatten(0, 1) for x in packed)
     if variance is not None:
         variance = variance[:, None].expand(-1, query.shape[0] // heads).flatten()
-    results = feature_attention(Inputs(query, key, value, inputs.projection, variance, key_bias), mask, merge)
-    out, lse = (rows.unpack(x.unflatten(0, (heads, -1)), 1) for x in results)
+    operands = Inputs(query, key, value, inputs.projection, variance, key_bias[0] if key_bias else None)
+    results = feature_attention(operands, rows.mask, merge)
+    out, lse = rows.unpack_together([x.unflatten(0, (heads, -1)) for x in results], 1)
     return out, lse
 
 
 def graph_rows(node_batch: NodeBatch) -> PaddedBatch:
-    """Rows of whole graphs, or of chunks of graphs if most graphs are much shorter than the longest one, or if their
-    sizes are not known. Chunks have the ``graph`` of each row."""
+    """Rows of whole graphs, or of chunks of graphs if most graphs are much shorter than the longest one, or if no bound
+    of their sizes is known. Chunks have the ``graph`` of each row."""
     average = max(1, node_batch.nodes // max(1, node_batch.count))
-    known = node_batch.known_sizes is not None
+    known = node_batch.longest is not None and (node_batch.known_sizes is not None or not torch.compiler.is_compiling())
     if node_batch.even or node_batch.ranks is not None or (known and node_batch.bound <= 2 * average):
         return node_batch.padded()
     length = max(_SHORTEST_ROW, average if known else -(-average // 4))
-    sizes, last = node_batch.sizes, node_batch.count - 1
-    row = torch.arange(node_batch.nodes // length + node_batch.count, device=sizes.device)  # a bound of their number
-    first = torch.cat([row.new_zeros(1), ((sizes + length - 1) // length).cumsum(0)])
-    graph = (torch.searchsorted(first, row, right=True) - 1).clamp(max=last)
-    before = (row - first[graph]) * length
-    starts = node_batch.starts
-    node, mask = node_batch.nodes_of_rows(starts[graph] + before, sizes[graph] - before, length)
-    slot = first[node_batch.batch] * length + node_batch.within(starts)
-    return PaddedBatch(node_batch, row.shape[0], length, mask, Slots(node, mask.flatten(), slot, None), graph)
+    count = node_batch.nodes // length + node_batch.count  # a bound of their number
+    rows = (node_batch.sizes + (length - 1)) // length
+    first = (rows.cumsum(0) - rows) * length  # slots before each graph
+    slot = node_batch.places + (first - node_batch.starts).index_select(0, node_batch.batch)
+    each = torch.arange(node_batch.nodes, device=slot.device)
+    node = slot.new_full((count * length,), -1).scatter(0, slot, each)
+    filled, node = node >= 0, node.clamp(min=0)
+    graph = node_batch.batch.index_select(0, node[::length])
+    return PaddedBatch(node_batch, count, length, filled.view(-1, length), Slots(node, filled, slot, None), graph)
 
 
 def _merge_rows(
-    content: Float[Tensor, "rows features e"], lse: Float[Tensor, "rows features"], graph: Int[Tensor, " rows"],
-    graphs: int,
-) -> tuple[Float[Tensor, "rows features e"], Float[Tensor, "rows features"]]:  # fmt: skip
-    """Merge softmax averages and log-sum-exps over the keys of each row into those over whole graphs, for each row."""
-
-    def largest(lse: Tensor) -> Tensor:
-        top = lse.new_full((graphs, *lse.shape[1:]), torch.finfo(lse.dtype).min)
-        return top.scatter_reduce(0, graph.view(-1, 1, 1).expand_as(lse), lse, "amax").index_select(0, graph)
-
-    def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
-        both = weight, weight * content
-        total, out = (x.new_zeros(graphs, *x.shape[1:]).index_add(0, graph, x).index_select(0, graph) for x in both)
-        return total, out
-
-    content, lse = merge_attentions(content, lse.unsqueeze(-1), largest, sums)
-    return content, lse.squeeze(-1)
+    sums: Float[Tensor, "heads*rows features e+1"], top: Float[Tensor, "heads*rows features 1"],
+    graph: Int[Tensor, " rows"], graphs: int,
+) -> tuple[Float[Tensor, "heads*rows features e+1"], Float[Tensor, "heads*rows features 1"]]:  # fmt: skip
+    """From the :func:`_sums` over the keys of each row, those over whole graphs, for each row."""
+    sums, top = (x.unflatten(0, (-1, graph.shape[0])) for x in (sums, top))
+    most = top.new_full((top.shape[0], graphs, *top.shape[2:]), torch.finfo(top.dtype).min)
+    most = most.scatter_reduce(1, graph.view(-1, 1, 1).expand_as(top), top, "amax").index_select(1, graph)
+    sums = sums * (top - most).exp()
+    sums = sums.new_zeros(sums.shape[0], graphs, *sums.shape[2:]).index_add(1, graph, sums).index_select(1, graph)
+    return sums.flatten(0, 1), most.flatten(0, 1)
 
 
 def drop_keys(value: Float[Tensor, "heads nodes e"], dropout: float) -> Float[Tensor, "heads nodes e"]:
@@ -290,23 +281,25 @@ def drop_keys(value: Float[Tensor, "heads nodes e"], dropout: float) -> Float[Te
     return value * F.dropout(torch.ones_like(value[..., :1]), dropout) if dropout else value
 
 
-def feature_norm(query: Float[Tensor, "... d"], projection: Float[Tensor, "features d"]) -> Float[Tensor, "... 1"]:
-    """The term of a query's log features that is the same for all features."""
-    return query.square().sum(-1, keepdim=True) * (query.shape[-1] ** -0.5 / -2) - math.log(projection.shape[0])
+def complete_lse(
+    lse: Float[Tensor, "... 1"], query: Float[Tensor, "... d"], projection: Float[Tensor, "features d"]
+) -> Float[Tensor, "... 1"]:
+    """Log-sum-exps with the term of a query's log features that is the same for all features."""
+    square = query.square().sum(-1, keepdim=True)
+    return torch.sub(lse - math.log(projection.shape[0]), square, alpha=query.shape[-1] ** -0.5 / 2)
 
 
 def feature_attention(
-    inputs: Inputs, mask: Bool[Tensor, "groups nodes"] | None,
+    inputs: Inputs, mask: Bool[Tensor, "rows nodes"] | None,
     merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:  # fmt: skip
     """Outputs and log-sum-exps of groups of queries, over the valid keys of each group.
 
     Args:
         inputs: the inputs, with groups in place of heads; ``dropout`` is not used.
-        mask: true for valid keys; ``None`` means all.
-        merge: function for queries that attend to the keys of several groups. It takes the softmax averages (groups,
-            features, e) and log-sum-exps (groups, features) over the keys of each group, and returns those over all
-            keys that the queries of each group attend to.
+        mask: true for valid keys, of groups or of rows that are the last axis of groups; ``None`` means all.
+        merge: function for queries that attend to the keys of several groups. It takes the :func:`_sums` over the keys
+            of each group, and returns those over all keys that the queries of each group attend to.
     """
     (query, key, value), scale = inputs[:3], inputs.query.shape[-1] ** -0.5
     with full_precision(query.device):
@@ -314,54 +307,54 @@ def feature_attention(
         directions = cast(Tensor, inputs.projection).to(dtype)
         w = directions * math.sqrt(scale)  # scaled instead of queries and keys
         query, key = query.to(dtype), key.to(dtype)
-        bias = key.square().sum(-1) * (-scale / 2)
-        bias = bias if inputs.key_bias is None else bias + inputs.key_bias[..., 0].to(dtype)
+        bias, square = inputs.key_bias, key.square().sum(-1, keepdim=True)
+        bias = square * (-scale / 2) if bias is None else torch.sub(bias.to(dtype), square, alpha=scale / 2)
         if variance is not None:
             variance = variance.to(dtype)
             root = variance.sqrt()[:, None, None]
             query, key = query * root, key * root
-        content, lse = feature_summary(key, bias, w, value.to(dtype), mask)
-        content, lse = (content, lse) if merge is None else merge(content, lse)
-        lse = lse if variance is None else lse + log_weights(directions, variance)
+        sums, top = feature_sums(key, bias, w, value.to(dtype), mask)
+        content, lse = _divided(*((sums, top) if merge is None else merge(sums, top)))
+        lse = lse if variance is None else lse + log_weights(directions, variance)[..., None]
         out, query_lse = feature_readout(query, w, content, lse)
-    return out.to(value.dtype), query_lse[..., None]
+    return out.to(value.dtype), query_lse
 
 
-def feature_summary(
-    key: Float[Tensor, "groups nodes d"], bias: Float[Tensor, "groups nodes"], projection: Float[Tensor, "features d"],
-    value: Float[Tensor, "groups nodes e"], mask: Bool[Tensor, "groups nodes"] | None,
-) -> tuple[Float[Tensor, "groups features e"], Float[Tensor, "groups features"]]:  # fmt: skip
-    """The content and the log-sum-exp of each feature over the valid keys of a group.
-
-    Log features are W k + bias. A group without keys has content 0 and the smallest finite key_lse.
-    """
+def feature_sums(
+    key: Float[Tensor, "groups nodes d"], bias: Float[Tensor, "groups nodes 1"],
+    projection: Float[Tensor, "features d"], value: Float[Tensor, "groups nodes e"],
+    mask: Bool[Tensor, "rows nodes"] | None,
+) -> tuple[Float[Tensor, "groups features e+1"], Float[Tensor, "groups features 1"]]:  # fmt: skip
+    """The :func:`_sums` of each feature over the valid keys of a group. Log features are W k + bias."""
     groups, features = key.shape[0], projection.shape[0]  # unlike len, not a constant of torch.jit.trace
-    bias = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+    if mask is not None:
+        bias = bias.unflatten(0, (-1, mask.shape[0])).masked_fill(~mask[..., None], -torch.inf).flatten(0, 1)
     tensors = projection.expand(groups, -1, -1), key, bias, value
-    if is_whole(key) or are_few(groups * key.shape[1] * features):
-        return _averages(None, *tensors)
+    if is_whole(key) or are_few(groups * key.shape[1] * features, key.device):
+        return _sums(None, *tensors)
     cuts = list(_cuts(key, features))
     parts = 1 + max(n for *_, n in cuts)
     tiles = [Tile(None, (group, *((group, nodes),) * 3), ((n, group),) * 2) for group, nodes, n in cuts]
-    shapes = Shape((parts, groups, features, value.shape[-1]), True), Shape((parts, groups, features), True)
-    content, lse = tiled(_averages, tiles, tensors, shapes, (False, True, True, True))
+    shapes = tuple(Shape((parts, groups, features, width), True) for width in (value.shape[-1] + 1, 1))
+    sums, top = tiled(_sums, tiles, tensors, shapes, (False, True, True, True))
+    top = top.detach()
     if parts == 1:
-        return content[0], lse[0]
-    content, lse = merge_attentions(content, lse[..., None])
-    return content, lse[..., 0]
+        return sums[0], top[0]
+    most = top.amax(0)
+    return (sums * (top - most).exp()).sum(0), most
 
 
 def feature_readout(
     query: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"],
-    content: Float[Tensor, "groups features e"], key_lse: Float[Tensor, "groups features"],
-) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes"]]:  # fmt: skip
+    content: Float[Tensor, "groups features e"], key_lse: Float[Tensor, "groups features 1"],
+) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:  # fmt: skip
     """Outputs and log-sum-exps of queries over the features."""
     tensors = query, projection.expand(query.shape[0], -1, -1), key_lse, content
-    if is_whole(query) or are_few(query[..., 0].numel() * len(projection)):
+    if is_whole(query) or are_few(query[..., 0].numel() * len(projection), query.device):
         return _averages(None, *tensors)
     cuts = [(group, (group, nodes)) for group, nodes, _ in _cuts(query, len(projection))]
     tiles = [Tile(None, (nodes, group, group, group), (nodes, nodes)) for group, nodes in cuts]
-    shapes = Shape((*query.shape[:2], content.shape[-1]), True), Shape(query.shape[:2], True)
+    shapes = tuple(Shape((*query.shape[:2], width), True) for width in (content.shape[-1], 1))
     out, lse = tiled(_averages, tiles, tensors, shapes, (True, False, False, False))
     return out, lse
 
@@ -377,17 +370,27 @@ def _cuts(nodes: Float[Tensor, "groups nodes d"], features: int) -> Iterator[tup
             yield slice(g, g + some), slice(a, a + step), n
 
 
-def _averages(
+def _sums(
     settings: None, left: Float[Tensor, "groups rows d"], right: Float[Tensor, "groups columns d"],
-    bias: Float[Tensor, "groups columns"], value: Float[Tensor, "groups columns e"],
-) -> tuple[Float[Tensor, "groups rows e"], Float[Tensor, "groups rows"]]:  # fmt: skip
-    """Softmax averages of values, and log-sum-exps, in the memory of the scores, left right^T + bias. Where no score is
-    finite, they are 0 and the smallest number."""
-    scores = torch.baddbmm(bias[:, None], left, right.mT)
-    lowest = torch.finfo(scores.dtype).min
-    top = scores.detach().amax(-1, keepdim=True).clamp(min=lowest)
-    sums = scores.sub_(top).exp_() @ F.pad(value, (0, 1), value=1.0)
-    total = sums[..., -1:]
-    empty = total == 0
-    total = torch.where(empty, 1.0, total)
-    return sums[..., :-1] / total, torch.where(empty, lowest, total.log() + top).squeeze(-1)
+    bias: Float[Tensor, "groups columns 1"], value: Float[Tensor, "groups columns e"],
+) -> tuple[Float[Tensor, "groups rows e+1"], Float[Tensor, "groups rows 1"]]:  # fmt: skip
+    """Sums of exp(score - top) times values, and times 1, and the largest scores, top. Scores are left right^T + bias,
+    in whose memory exponentials are computed. Where no score is finite, sums are 0, and top is the smallest number."""
+    scores = torch.baddbmm(bias.mT, left, right.mT)
+    top = scores.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
+    return scores.sub_(top).exp_() @ F.pad(value, (0, 1), value=1.0), top
+
+
+def _divided(
+    sums: Float[Tensor, "groups rows e+1"], top: Float[Tensor, "groups rows 1"]
+) -> tuple[Float[Tensor, "groups rows e"], Float[Tensor, "groups rows 1"]]:
+    """Softmax averages and log-sum-exps from :func:`_sums`. Where no score is finite, they are 0 and the smallest
+    number."""
+    out, total = sums.split([sums.shape[-1] - 1, 1], -1)
+    total = F.threshold(total, 0.0, 1.0)
+    return out / total, total.log() + top
+
+
+def _averages(settings: None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax averages of values and log-sum-exps, from the arguments of :func:`_sums`."""
+    return _divided(*_sums(settings, *tensors))

@@ -18,8 +18,8 @@ from ..tiles import joined
 from .linear_attention import (
     Inputs,
     check_operands,
+    complete_lse,
     drop_keys,
-    feature_norm,
     feature_readout,
     linear_attention_impl,
 )  # fmt: skip
@@ -167,7 +167,7 @@ def window_attention_impl(inputs: Inputs, near: Near, node_batch: NodeBatch) -> 
             inputs = inputs._replace(query=query, key=key, value=value)
             out, lse = near_attention(inputs, near)
             far, far_lse = linear_attention_impl(inputs, node_batch)
-            far_lse = far_lse + feature_norm(query, projection) + far_bias
+            far_lse = complete_lse(far_lse + far_bias, query, projection)
             return torch.lerp(far, out, (lse - far_lse).sigmoid()).to(out_dtype)
         inputs = Inputs(query, key, value, dropout=inputs.dropout)
         if (
@@ -185,11 +185,10 @@ def window_attention_impl(inputs: Inputs, near: Near, node_batch: NodeBatch) -> 
 def near_attention(inputs: Inputs, near: Near) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:
     """Softmax averages over the near pairs of each node and the node itself, and log-sum-exps."""
     pairs, query, key, value = near.pairs, inputs.query * inputs.query.shape[-1] ** -0.5, inputs.key, inputs.value
+    if inputs.key_bias is not None:  # one more channel
+        query, key = F.pad(query, (0, 1), value=1.0), torch.cat([key, inputs.key_bias.to(key.dtype)], -1)
     self_scores = (query * key).sum(-1) + near.self_bias.to(query.dtype)
     scores = edge_dot(query, key, pairs) + near.bias.to(query.dtype)
-    if inputs.key_bias is not None:
-        key_bias = inputs.key_bias.to(query.dtype).squeeze(-1)
-        self_scores, scores = self_scores + key_bias, scores + key_bias.index_select(1, pairs.source)
     if pairs.mask is not None:
         scores = scores.masked_fill(~pairs.mask, -torch.inf)
     target = pairs.target.expand_as(scores)
@@ -235,7 +234,7 @@ def pair_attention_impl(
         q = q * q.shape[-1] ** -0.5
         q = q if extra is None else torch.cat([q, extra], -1)
         outs = []
-        for rows, *some in zip(parts.rows, *(parts.pack(x, 1) for x in (q, k, v)), strict=True):
+        for rows, some in zip(parts.rows, parts.pack_together((q, k, v), 1), strict=True):
             mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
             q, k, v = (x.flatten(0, 1) for x in some)
             outs.append(softmax_attention(q, k, v, mask, inputs.dropout).unflatten(0, (heads, -1)))
@@ -251,9 +250,9 @@ def dense_attention(inputs: Inputs, near: Near, node_batch: NodeBatch) -> Float[
     added = F.softplus(logs, threshold=40)  # the logarithm beyond it is exact
     masked = [_scores_of_keys(rows, query) for rows in parts.rows]
     scores = joined(masked).expand(len(query), -1).scatter_add(1, index.expand_as(added), added)
-    packed = (parts.pack(x, 1) for x in (query, inputs.key, inputs.value))
+    packed = parts.pack_together((query, inputs.key, inputs.value), 1)
     weights, outs = [], []
-    for q, k, v, bias in zip(*packed, scores.split([len(x) for x in masked], 1), strict=True):
+    for (q, k, v), bias in zip(packed, scores.split([len(x) for x in masked], 1), strict=True):
         weight = F.dropout((q @ k.mT + bias.view(*q.shape[:3], -1)).softmax(-1), inputs.dropout)
         outs.append(weight @ v)
         weights.append(weight.flatten(1))
@@ -312,7 +311,7 @@ def clipped_attention_impl(
         logs = table @ w.T - table.square().sum(-1, keepdim=True) / 2
         top = logs.detach().amax(1)
         content = (logs - top[:, None]).exp().mT.contiguous()
-        weights = feature_readout(query.to(dtype), w * root, content, top)[0].clamp(min=_FLOOR)
+        weights = feature_readout(query.to(dtype), w * root, content, top[..., None])[0].clamp(min=_FLOOR)
         far_count = node_batch.spread(node_batch.totals)[:, None] - counts.sum(1, keepdim=True)
         counts = torch.cat([counts, far_count], 1)
         weights = torch.where(counts > 0, weights, 0.0)

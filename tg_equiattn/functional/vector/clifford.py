@@ -64,7 +64,7 @@ def grades_of_products(grades: Iterable[int]) -> list[int]:
 def cross_product(a: Tensor, b: Tensor, dim: int) -> Tensor:
     """The cross product along an axis. ``torch.linalg.cross`` is one operation, but on a CPU it takes up to eight times
     as long for many numbers."""
-    if not is_traced(a) and (a.device.type != "cpu" or are_few(2 * a.numel())):
+    if not is_traced(a) and (a.device.type != "cpu" or are_few(2 * a.numel(), a.device)):
         return torch.linalg.cross(a, b, dim=dim)
     u, v = a.unbind(dim), b.unbind(dim)
     return torch.stack([torch.addcmul(u[x] * v[y], u[y], v[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))], dim)

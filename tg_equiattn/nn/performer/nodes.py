@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...edges import lie_between, offsets_between, whole_offsets
+from ...edges import check_whole, lie_between, offsets_between
 from ...grids import PixelGrid
 from ...neighbors import NeighborList, SortedPairs, neighbor_list
 from ...node_batch import NodeBatch
@@ -179,7 +179,7 @@ def _near_pairs(
     """The near pairs among all nodes: given by the caller, of the grid, or found from positions."""
     if neighbors is not None:
         if needs.whole:
-            whole_offsets(neighbors.offsets, name="offsets (edge_offset)")
+            check_whole(neighbors.offsets, None, "offsets (edge_offset)")
         return neighbors
     if grid is not None:
         return grid.neighbors(node_batch.count, device)

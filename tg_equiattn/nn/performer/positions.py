@@ -193,13 +193,15 @@ class OffsetTable(_OffsetBias):
     def forward(self, offsets: Float[Tensor, "pairs dim"] | Int[Tensor, "pairs dim"]) -> Float[Tensor, "heads pairs"]:
         radius = self.cutoff - 1
         whole = offsets.round() if offsets.is_floating_point() else offsets
-        inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # false for NaN and infinity
+        inside = (whole.abs() <= radius).all(-1)  # false for NaN and infinity
         _check_inside(inside, offsets, self.cutoff)
-        whole, index = whole.long(), torch.zeros_like(inside, dtype=torch.int64)
-        for axis in range(self.pos_dim):
-            index = index * (2 * radius + 1) + whole[:, axis] + radius
+        index, *rest = whole.long().unbind(-1)
+        for along in rest:
+            index = torch.add(along, index, alpha=2 * radius + 1)
+        columns = self.table.shape[1]
+        index = torch.where(inside, index + columns // 2, columns)
         table = nn.functional.pad(self.table, (0, 1), value=-math.inf)  # the last column is for offsets outside
-        return nn.functional.embedding(torch.where(inside, index, self.table.shape[1]), table.T).T
+        return nn.functional.embedding(index, table.T).T
 
 
 @checks.of_values
