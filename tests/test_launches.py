@@ -1,5 +1,8 @@
 """Launches and memory counted without a GPU agree with counts by hand."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from cases import Call
@@ -11,6 +14,7 @@ from tg_equiattn.functional.edge_products import edge_dot, edge_sum
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 FLOAT = 4
+ROOT = Path(__file__).parents[1]
 
 
 def eager(function, *shapes, parts=()):
@@ -46,3 +50,14 @@ def test_near_pairs_beyond_a_tile_are_sparse_products_unless_their_order_matters
     assert sparse.names["aten.sparse_sampled_addmm.default"] == 8
     assert gathered.names["aten.index_add.default"] == 1
     assert not [name for name in (gathered.names + training.names) if "sparse" in name]
+
+
+@pytest.mark.parametrize("name", ["GroupAttention", "LiftingAttention", "RelativePerformerConv"])
+def test_layers_launch_no_more_kernels_than_the_page_says(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples/benchmarks"))
+    from launches import measured
+
+    row = re.search(rf"^\| {name} \| (\d+) \| [\d,]+ \| (\d+) \|", (ROOT / "docs/gpu.md").read_text(), re.MULTILINE)
+    measured(name, "small")  # makes tables that are kept for the process
+    forward, training = (counts.operations for counts in measured(name, "small"))
+    assert (forward <= int(row[1]), training <= int(row[2])) == (True, True), (forward, training)

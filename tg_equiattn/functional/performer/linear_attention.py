@@ -253,9 +253,8 @@ def graph_rows(node_batch: NodeBatch) -> PaddedBatch:
         return node_batch.padded()
     length = max(_SHORTEST_ROW, average if known else -(-average // 4))
     count = node_batch.nodes // length + node_batch.count  # a bound of their number
-    rows = (node_batch.sizes + (length - 1)) // length
-    first = (rows.cumsum(0) - rows) * length  # slots before each graph
-    slot = node_batch.places + (first - node_batch.starts).index_select(0, node_batch.batch)
+    empty = -node_batch.sizes % length  # slots after the nodes of each graph
+    slot = node_batch.places + (empty.cumsum(0) - empty).index_select(0, node_batch.batch)
     each = torch.arange(node_batch.nodes, device=slot.device)
     node = slot.new_full((count * length,), -1).scatter(0, slot, each)
     filled, node = node >= 0, node.clamp(min=0)

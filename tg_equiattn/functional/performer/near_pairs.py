@@ -185,10 +185,11 @@ def window_attention_impl(inputs: Inputs, near: Near, node_batch: NodeBatch) -> 
 def near_attention(inputs: Inputs, near: Near) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:
     """Softmax averages over the near pairs of each node and the node itself, and log-sum-exps."""
     pairs, query, key, value = near.pairs, inputs.query * inputs.query.shape[-1] ** -0.5, inputs.key, inputs.value
-    if inputs.key_bias is not None:  # one more channel
-        query, key = F.pad(query, (0, 1), value=1.0), torch.cat([key, inputs.key_bias.to(key.dtype)], -1)
     self_scores = (query * key).sum(-1) + near.self_bias.to(query.dtype)
     scores = edge_dot(query, key, pairs) + near.bias.to(query.dtype)
+    if inputs.key_bias is not None:
+        key_bias = inputs.key_bias.to(query.dtype).squeeze(-1)
+        self_scores, scores = self_scores + key_bias, scores + key_bias.index_select(1, pairs.source)
     if pairs.mask is not None:
         scores = scores.masked_fill(~pairs.mask, -torch.inf)
     target = pairs.target.expand_as(scores)
