@@ -266,13 +266,13 @@ class NodeBatch:
         return PaddedBatch(self, self.count, length, mask, slots)
 
     @property
-    def places(self) -> Int[Tensor, " nodes"]:
-        """The place of each node, counted graph after graph."""
+    def sorted_index(self) -> Int[Tensor, " nodes"]:
+        """The index of each node, counted graph after graph."""
         return torch.arange(self.nodes, device=self.sizes.device) if self.order is None else inverse(self.order)
 
     def within(self, starts: Int[Tensor, " graphs"]) -> Int[Tensor, " nodes"]:
         """The position of each node in its graph, from the first node of each graph."""
-        return self.places - starts[self.batch]
+        return self.sorted_index - starts[self.batch]
 
     def nodes_of_rows(
         self, starts: Int[Tensor, " rows"], sizes: Int[Tensor, " rows"], length: int

@@ -55,7 +55,8 @@ class Dot(torch.autograd.Function):
         ctx.at, ctx.started, dim = at, start is not None, at.shifts.dim
         shape = *x.shape[:2], max(x.shape[3], y.shape[3]), y.shape[4], at.shifts.blocks[-1].offsets.stop, *x.shape[4:]
         total = x.new_empty(shape) if start is None else start.detach()  # the operation that made it has not saved it
-        queries, at_once = x[(slice(None),) * 4 + (None,) * (1 + dim)], _at_once(total, x.shape[2])
+        queries = x[(slice(None),) * 4 + (None,) * (1 + dim)]
+        at_once = x.device.type != "cpu" and _at_once(total, x.shape[2])  # to add products up takes a CPU longer
         if at_once:
             products = total.new_empty(*shape[:2], x.shape[2], *shape[2:])
             for block in at.shifts.blocks:

@@ -254,7 +254,7 @@ def graph_rows(node_batch: NodeBatch) -> PaddedBatch:
     length = max(_SHORTEST_ROW, average if known else -(-average // 4))
     count = node_batch.nodes // length + node_batch.count  # a bound of their number
     empty = -node_batch.sizes % length  # slots after the nodes of each graph
-    slot = node_batch.places + (empty.cumsum(0) - empty).index_select(0, node_batch.batch)
+    slot = node_batch.sorted_index + (empty.cumsum(0) - empty).index_select(0, node_batch.batch)
     each = torch.arange(node_batch.nodes, device=slot.device)
     node = slot.new_full((count * length,), -1).scatter(0, slot, each)
     filled, node = node >= 0, node.clamp(min=0)

@@ -344,7 +344,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         key_mask: Tensor | None, dropout: float,
     ) -> Tensor:  # fmt: skip
         """Attention by phases of the finer grid: of its keys, whose averages are merged, or of its queries."""
-        finer_keys, parts, pixels, found = grids[0], self.between[grids], query.shape[4:], []
+        finer_keys, parts, pixels, outs, lses = grids[0], self.between[grids], query.shape[4:], [], []
         if finer_keys and key_mask is None:  # the padding of odd sides is no key
             key_mask = torch.ones(1, *key.shape[4:], dtype=torch.bool, device=key.device)
         for part, of_part in zip(parts, terms.split([part.window.count() for part in parts]), strict=True):
@@ -353,33 +353,37 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 k, v, mask = (every_second(x, part.first) for x in (key, value, cast(Tensor, key_mask)))
             else:
                 q = every_second(query, part.first)
-            found.append(self._on_grid(q, k, v, of_part, part.window, mask, dropout))
+            out, lse = self._on_grid(q, k, v, of_part, part.window, mask, dropout)
+            outs.append(out)
+            if finer_keys:
+                of_heads = [] if lse is None else [lse]
+                if self.content_heads < self.heads:
+                    bias = cast(Tensor, of_part.space_bias)[self.content_heads :]
+                    of_heads.append(bias.logsumexp(-1)[(None, ..., *[None] * len(pixels))])
+                lses.append(torch.cat([x.expand(query.shape[0], -1, -1, *pixels) for x in of_heads], 1))
         if not finer_keys:
-            return interleaved([out for out, _ in found], pixels)
-        lses = [torch.cat([lse.expand(query.shape[0], -1, -1, *pixels) for lse in of_part], 1) for _, of_part in found]
+            return interleaved(outs, pixels)
         with full_precision(value.device):
-            out, _ = merge_attentions(torch.stack([out for out, _ in found]), torch.stack(lses).unsqueeze(3))
+            out, _ = merge_attentions(torch.stack(outs), torch.stack(lses).unsqueeze(3))
         return out.to(value.dtype)
 
     def _on_grid(
         self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, window: Window, key_mask: Tensor | None,
         dropout: float,
-    ) -> tuple[Tensor, list[Any]]:  # fmt: skip
-        """Outputs of all heads, and log-sum-exps of the heads with content and of the others."""
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Outputs of all heads, and log-sum-exps of the heads with content."""
         count, by_content, by_position, rest = self.content_heads, value, value, terms
-        outs, lses = [], []
+        outs, lse = [], None
         if count < self.heads:
             by_content, by_position = value.split((count, self.heads - count), 1)
             terms, rest = self._split(terms)
         if count:
             out, lse = attention_of_heads(query, key, by_content, terms, window, key_mask, dropout, self.plain)
             outs.append(out.expand(-1, -1, -1, self.group.order, *out.shape[4:]))  # one element without encoding
-            lses.append(lse)
         if count < self.heads:
             masked = zero_where_masked(by_position, key_mask)  # biases do not mask keys
             outs.append(attention_by_position(masked, rest, window))
-            lses.append(cast(Tensor, rest.space_bias).logsumexp(-1)[(None, ..., *[None] * window.dim)])
-        return joined(outs, 1), lses
+        return joined(outs, 1), lse
 
     @cached_table
     def _split(self, terms: Terms) -> tuple[Terms, Terms]:
