@@ -1,12 +1,16 @@
 """Launches and memory of layers on a GPU, counted without one.
 
 python examples/benchmarks/launches.py [LAYER ...]
+python examples/benchmarks/launches.py --compiled GroupAttention   # calls of compiled code
+
+Compiled code is that of a CPU, but with the formulas that accelerators get.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -128,6 +132,34 @@ def measured(name: str, size: str) -> list[Any]:
         return list(count(layer.make(), layer.given(size)))
 
 
+def compiled(name: str) -> list[str]:
+    """The calls of a compiled layer of group attention at the small size, forward without gradients and in training:
+    fused functions, the loops in them, and calls of libraries."""
+    from torch._inductor.utils import run_and_get_code
+
+    from tg_equiattn.functional.group import heads
+
+    heads.choose_form = lambda *given: heads.DEFINITION  # type: ignore[assignment]
+    layer, cells = LAYERS[name], []
+    module = layer.make()
+    inputs = {name: torch.randn_like(x) for name, x in layer.given("small").items()}
+
+    def forward() -> None:
+        with torch.no_grad():
+            torch.compile(module)(**inputs)
+
+    def training() -> None:
+        torch.compile(module)(**{name: x.requires_grad_() for name, x in inputs.items()}).sum().backward()
+
+    for run in (forward, training):
+        torch._dynamo.reset()
+        code = "\n".join(run_and_get_code(run)[1])
+        found = (r"^cpp_fused\w* = ", r"^    \{$", r"(?:extern_kernels|torch\.ops\.aten)\.\w[\w.]*\(")
+        functions, loops, libraries = (len(re.findall(text, code, re.MULTILINE)) for text in found)
+        cells.append(f"{functions} ({loops} loops) + {libraries}")
+    return cells
+
+
 def row(name: str, found: dict[str, list[Any]]) -> str:
     """A row of the table: launches at both sizes, and the peak of memory at the large one."""
     cells = [f"{found[size][way].operations:,}" for way in range(2) for size in SIZES]
@@ -137,7 +169,13 @@ def row(name: str, found: dict[str, list[Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("layers", nargs="*", default=list(LAYERS), metavar="LAYER")
+    parser.add_argument("--compiled", action="store_true")
     args = parser.parse_args()
+    if args.compiled:
+        print("| layer | forward | training |\n|---|---|---|")
+        for name in args.layers:
+            print(f"| {name} | {' | '.join(compiled(name))} |", flush=True)
+        return
     sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     titles = ["layer", *(f"{way}, {size}" for way in ("forward", "training") for size in SIZES)]
     titles.append("peak, GiB")
