@@ -139,6 +139,7 @@ def compiled(name: str) -> list[str]:
 
     from tg_equiattn.functional.group import heads
 
+    torch.set_num_threads(1)  # with more, loops stand in parallel regions
     heads.choose_form = lambda *given: heads.DEFINITION  # type: ignore[assignment]
     layer, cells = LAYERS[name], []
     module = layer.make()
