@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ... import checks
+from ...encodings.harmonics import solid_harmonics
 from ...modes import cached, is_batched, is_readable
 from ...ranks import Ranks
 from ..tiles import joined
-from .kernels import Range
+from .kernels import Interaction
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _FLAT = 1e-6  # smallest volume of a unit cell, relative to a box with edges of the same lengths
 _MOST = 2**23  # largest number of reciprocal vectors of a graph and kernel; a larger table would not fit into memory
 _FEW = 64  # in crystals, smallest number of vectors of a kernel: kernels with few are computed together
+_ALIKE = 1.25  # also kernels whose numbers differ by less than this factor
 _STEP, _STEPS = 1.15, 16  # errors name the needed bound in 16 steps, each by a factor of 1.15
 TAPER = 1.1  # weights fade to zero between the cutoff and this times the cutoff
 
@@ -132,45 +134,32 @@ def _check_lattice(cell: Tensor, periodic: Bool[Tensor, "graphs 3"], vectors: Fl
 class Lattice(NamedTuple):
     """Reciprocal vectors k of some kernels, with one vector of each pair k and -k.
 
-    In crystals all kernels ``share`` one list, sorted by length, and each kernel has as many of its first vectors as
-    ``counts`` says. Otherwise the list has vectors of one kernel after the other. In ``square``, ``weights`` and
-    ``coulomb`` the vectors of one kernel stand after those of the other, also if they are shared.
-
     The phase k . x of a node is the scalar product of its ``angles`` with ``numbers``.
 
     Attributes:
         angles: 2 pi times the fractional coordinates of nodes in the box of the first kernel.
         numbers: Miller indices times the ratio of the box of the first kernel to that of k.
-        wavevectors: the vectors k, in float64.
-        square: squared lengths of the vectors of each kernel.
-        weights: 2 for a pair k and -k and 1 for zero, divided by the volume; they fade to zero beyond the cutoff.
-        coulomb: 4 pi / k², truncated along directions that do not repeat; zeros if no kernel has a long range.
-        kernel: index of the kernel of each weight, or one entry for a single kernel.
+        weights: Fourier transforms of kernels times Y_l(k), and 2 for a pair k and -k or 1 for zero, divided by the
+            volume; they fade to zero beyond the cutoff. The vectors of one kernel stand after those of the other.
         ratio: ratio of the box of the first kernel to that of each kernel.
-        counts: number of vectors of each kernel.
-        shared: true if kernels share vectors.
+        spans: first and last vector of each kernel. In crystals all spans begin at 0.
     """
 
     angles: Float[Tensor, "graphs nodes 3"]
     numbers: Float[Tensor, "graphs vectors 3"]
-    wavevectors: Float[Tensor, "graphs vectors 3"]
-    square: Float[Tensor, "graphs terms"]
-    weights: Float[Tensor, "graphs terms"]
-    coulomb: Float[Tensor, "graphs terms"]
-    kernel: Int[Tensor, " #terms"]
+    weights: Float[Tensor, "graphs terms heads harmonics"]
     ratio: Float[Tensor, "graphs kernels 3"]
-    counts: list[int]
-    shared: bool
+    spans: list[tuple[int, int]]
 
 
 def lattice_of(
-    cells: Cells, pos: Float[Tensor, "graphs nodes 3"], extent: Float[Tensor, "graphs 3"], ranges: Sequence[Range],
-    dtype: torch.dtype, bounds: Sequence[tuple[int, int, int]] | None = None, shared: bool = False,
-) -> Lattice:  # fmt: skip
-    r"""Reciprocal vectors up to the cutoffs of some kernels.
+    cells: Cells, pos: Float[Tensor, "graphs nodes 3"], extent: Float[Tensor, "graphs 3"], interaction: Interaction
+) -> Lattice:
+    r"""Reciprocal vectors up to the cutoffs of kernels.
 
-    With ``bounds``, these are all Miller indices within the bounds, and cells are not read. Without bounds, Miller
-    indices are found by reading the cells. The reciprocal vectors of a cell A are :math:`k = 2 \pi A^{-1} n` with three
+    With ``max_hkl``, these are all Miller indices within bounds, and cells are not read. Otherwise Miller indices are
+    found by reading the cells. If all graphs are crystals, kernels share one list of them, sorted by length, and each
+    kernel has the first ones. The reciprocal vectors of a cell A are :math:`k = 2 \pi A^{-1} n` with three
     integers n, so at a position x = f A the phase is :math:`2 \pi\, n \cdot f`. It depends on the fractions f only,
     which are wrapped before they are multiplied.
 
@@ -184,12 +173,10 @@ def lattice_of(
         cells: cells of the graphs.
         pos: positions of the nodes.
         extent: largest distance between nodes along each direction that does not repeat.
-        ranges: cutoffs and margins of the kernels.
-        dtype: dtype of the angles.
-        bounds: largest Miller indices of each kernel; ``None`` reads cells.
-        shared: true if all graphs are crystals, so that kernels share vectors.
+        interaction: the kernels.
     """
-    periodic, normals, truncates = cells.periodic, cells.normals(), any(reach.long_range for reach in ranges)
+    periodic, normals, ranges = cells.periodic, cells.normals(), interaction.ranges
+    bounds, truncates = interaction.hkl_bounds(), any(reach.long_range for reach in ranges)
     ends = [TAPER * reach.cutoff for reach in ranges]
     table = _table([(end, reach.margin, reach.long_range) for end, reach in zip(ends, ranges, strict=True)], pos.device)
     cutoff, margin, truncated = table.unbind(1)  # P
@@ -204,28 +191,48 @@ def lattice_of(
     inverse, volume = _inverse(full)
     fractions = torch.einsum("bnx,bxa->bna", pos, inverse)
     fractions = fractions - torch.where(periodic[:, None], fractions.detach().round(), 0.0)
+    shared = bounds is None and is_readable(periodic) and bool(periodic.all())
     if bounds is None:
         boxes = full[:, None] / ratio[:, : 1 if shared else None, :, None]
         numbers, counts = _listed(boxes, [tuple(ends)] if shared else [(end,) for end in ends])
-        stands = numbers[..., 3]
-        counts = [max(n, min(_FEW, numbers.shape[1])) for n in counts] if shared else counts
+        numbers, stands = numbers[..., :3], numbers[..., 3]
+        counts = _rounded(counts) if shared else counts
     else:
         numbers, stands, counts = _bounded(full.detach().norm(dim=2)[:, None] / ratio, bounds, cutoff)
-    kernel, alike = _kernels_of(counts, pos.device), shared or len(counts) == 1  # alike: one box for all vectors
+    kernel = _kernels_of(counts, pos.device)
     boxed = radius, ratio, volume[:, None] / ratio.prod(2)
-    radius, scale, volume = [x[:, :1] if alike else x.index_select(1, kernel) for x in boxed]  # B, D or 1, ...
-    steps = numbers[..., :3].to(full.dtype) * scale
-    vectors = 2 * math.pi * steps @ inverse.mT
+    radius, scale, volume = (x if len(counts) == 1 else x.index_select(1, kernel) for x in boxed)
+    steps = numbers.to(full.dtype) if shared else numbers * scale
+    if shared:
+        numbers, stands = (joined([x[:, :n] for n in counts], 1) for x in (numbers, stands))
+    vectors = 2 * math.pi * (numbers.to(full.dtype) * scale) @ inverse.mT
     square, weights = vectors.square().sum(2), stands.to(full.dtype) / volume
     coulomb = torch.zeros_like(square)
     if truncates:
         normal = torch.where(periodic[..., None], 0.0, normals).sum(1, keepdim=True)  # the normal of a slab
-        coulomb = _coulomb(numbers[..., :3], vectors, square, radius, normal, periodic)
-    if shared:
-        square, weights, coulomb = (joined([x[:, :n] for n in counts], 1) for x in (square, weights, coulomb))
-    weights = weights * _taper(square, cutoff[kernel])
-    angles = (2 * math.pi * fractions).to(dtype)
-    return Lattice(angles, steps, vectors, square, weights, coulomb, kernel, ratio, counts, shared)
+        coulomb = _coulomb(numbers, vectors, square, radius, normal, periodic)
+    weights, first, transforms = weights * _taper(square, cutoff[kernel]), 0, []
+    stops = [0, *itertools.accumulate(counts)]
+    for own in interaction.kernels:
+        start, end = stops[first], stops[first + own.count]
+        transforms.append(own.reciprocal(square[:, start:end], coulomb[:, start:end], kernel[start:end] - first))
+        first += own.count
+    every = joined(transforms, 1)
+    every = torch.cat([every[..., n, None].expand(-1, -1, -1, 2 * n + 1) for n in range(every.shape[3])], 3)
+    weights = every * (weights[..., None] * solid_harmonics(vectors, interaction.lmax))[:, :, None]
+    spans = [(0, n) for n in counts] if shared else [*itertools.pairwise(stops)]
+    return Lattice(2 * math.pi * fractions, steps, weights, ratio, spans)
+
+
+def _rounded(counts: Sequence[int]) -> list[int]:
+    """Numbers of vectors of kernels that share them, with numbers that differ by little made equal, so that these
+    kernels are computed together."""
+    out, last = list(counts), 0
+    for c in sorted(range(len(out)), key=lambda c: -out[c]):
+        if out[c] <= last <= max(_FEW, _ALIKE * out[c]):
+            out[c] = last
+        last = out[c]
+    return out
 
 
 def _kernels_of(counts: Sequence[int], device: torch.device) -> Int[Tensor, " #terms"]:
@@ -334,7 +341,7 @@ def _indices_at(number: Int[Tensor, " vectors"], bound: Int[Tensor, "*vectors 3"
 
 
 def _bounded(
-    lengths: Float[Tensor, "graphs kernels 3"], bounds: Sequence[tuple[int, int, int]], end: Float[Tensor, " kernels"]
+    lengths: Float[Tensor, "graphs kernels 3"], bounds: Sequence[Sequence[int]], end: Float[Tensor, " kernels"]
 ) -> tuple[Int[Tensor, "graphs vectors 3"], Int[Tensor, "graphs vectors"], list[int]]:
     """All Miller indices within the bounds of each kernel, how many vectors each stands for, and the number of indices
     of each kernel.
@@ -361,7 +368,7 @@ def _bounded(
     return indices.expand(count, -1, -1), stands.expand(count, -1), counts
 
 
-def _assert_bounds(needed: Float[Tensor, "graphs kernels 3"], bounds: Sequence[tuple[int, int, int]]) -> None:
+def _assert_bounds(needed: Float[Tensor, "graphs kernels 3"], bounds: Sequence[Sequence[int]]) -> None:
     """Assert on the device that Miller indices are within their bounds.
 
     The texts of such errors are fixed when a model is compiled. So there is a text for each of several factors by which
@@ -390,7 +397,7 @@ def _assert_bounds(needed: Float[Tensor, "graphs kernels 3"], bounds: Sequence[t
 @checks.of_values
 def _check_bounds(
     needed: Float[Tensor, "graphs kernels 3"], fits: Bool[Tensor, "graphs kernels 3"],
-    bounds: Sequence[tuple[int, int, int]],
+    bounds: Sequence[Sequence[int]],
 ) -> None:  # fmt: skip
     if needed.shape[0] and not bool(fits.all()):
         kernel = int((~fits).any(2).any(0).nonzero()[0])

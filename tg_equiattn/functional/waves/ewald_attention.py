@@ -117,17 +117,17 @@ def ewald_attention(
     pos = checks.positions(pos, (query.shape[0], 3), query, "attention depends on them")
     node_batch = NodeBatch.flat(query, batch, batch_size, max_num_nodes)
     cells = cells_of(cell, pbc, node_batch.count, query)
-    interaction = Interaction(kernels, Product(_every_product, (kernels[0].lmax,)), error, max_hkl)
+    interaction = Interaction(kernels, Product(_every_product, ()), error, max_hkl)
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
         query, key, value = (x.to(dtype) for x in (query, key, value))
         return ewald_attention_impl(pos, query, (key, value), interaction, node_batch, cells, method)
 
 
-def _every_product(features: Tensor, harmonics: Tensor | None, degree: int, lmax: int) -> Tensor:
-    """Values times all harmonics up to degree ``lmax``: (..., V) to (..., V (lmax + 1)²)."""
-    products = features.mT if harmonics is None else features[..., None] * harmonics[..., None, :]
-    return torch.nn.functional.pad(products, (degree**2, (lmax + 1) ** 2 - (degree + 1) ** 2)).flatten(-2)
+def _every_product(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+    """Values times all harmonics: (..., V) to (..., V (lmax + 1)²)."""
+    each = [x.mT if y is None else x[..., None] * y[..., None, :] for x, y in parts]
+    return torch.cat(each, -1).flatten(-2)
 
 
 def ewald_attention_impl(
@@ -144,7 +144,7 @@ def ewald_attention_impl(
     groups = _choose(method, nodes[0], query.shape[-1] * sources[-1].shape[-1], interaction, node_batch, cells)
     if not groups:
         features = query.new_zeros(*query.shape[:2], sources[-1].shape[-1])
-        return interaction.product(features, query.new_zeros(1, 1), 0) * 0
+        return interaction.product([(features, query.new_zeros(1, 2 * n + 1)) for n in range(interaction.lmax + 1)])
     single = next(iter(groups)) if len(groups) == 1 and node_batch.even else None  # rows that need no copy
 
     def kernel(*packed: Any) -> Tensor:
@@ -297,19 +297,19 @@ def _tile(
     scores = scores.repeat_interleave(copies, -1) if len(sources) == 2 and copies > 1 else scores
     each = [*zip(kernels, scores.split([kernel.count for kernel in kernels], 2), strict=True)]
     if len(sources) == 2:  # one value for all kernels
-        parts, values = [_joined(kernel, x, square)[:, :, :, None] for kernel, x in each], values[:, :, None]
-        weights = sum(parts[1:], parts[0])
+        joint, values = [_joined(kernel, x, square)[:, :, :, None] for kernel, x in each], values[:, :, None]
+        weights = sum(joint[1:], joint[0])
     else:
         weights = torch.cat([kernel.real_space(square) * x for kernel, x in each], 3)
-    harmonics, out = solid_harmonics(offsets, kernels[0].lmax, 0), []
+    harmonics, parts = solid_harmonics(offsets, kernels[0].lmax, 0), []
     for degree, weight in enumerate(weights.unsqueeze(4)):  # B, H, C or 1, 1, n, N
         if degree:
             ys = harmonics[degree**2 : (degree + 1) ** 2].movedim(0, 1)  # B, 2 l + 1, n, N
             weight = weight * ys[:, None, None]
         weight = weight if copies == 1 else weight.unflatten(-1, (-1, copies)).sum(-1)
         sums = (weight @ values[:, :, :, None]).sum(2)  # B, H, 2 l + 1, n, V
-        out.append(product(sums.permute(0, 3, 1, 2, 4), None, degree))
-    return sum(out[1:], out[0])
+        parts.append((sums.permute(0, 3, 1, 2, 4), None))
+    return product(parts)
 
 
 def _to_images(
@@ -342,7 +342,7 @@ def own_terms(
     weights, value = query * at_zero, sources[-1]
     pairs = len(sources) == 2
     features = (weights * sources[0]).sum((2, 3))[..., None] * value if pairs else (weights * value).sum(2)
-    return interaction.product(features, features.new_ones(1, 1), 0)
+    return interaction.product([(features, features.new_ones(1, 1))])
 
 
 def charge_energies(
@@ -416,6 +416,7 @@ def charge_energies(
         return charges * potentials[:, 0, 0]
 
 
-def _values(features: Tensor, harmonics: Tensor | None, degree: int) -> Float[Tensor, "*shape channels"]:
-    """Products with harmonics of degree 0, which are 1."""
-    return features.squeeze(-2) if harmonics is None else features
+def _values(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Float[Tensor, "*shape channels"]:
+    """Products with harmonics of degree 0."""
+    ((features, harmonics),) = parts
+    return features.squeeze(-2) if harmonics is None else features * harmonics

@@ -22,17 +22,17 @@ class Product(NamedTuple):
     """A product of features and harmonics that is linear in both.
 
     Attributes:
-        function: a function of a module file. Its arguments are features (..., V), harmonics (..., 2 l + 1), their
-            degree l, and the operands. If harmonics are ``None``, features are (..., 2 l + 1, V) and have been
-            multiplied by each of them.
+        function: a function of a module file. Its arguments are a list of features (..., V) and harmonics
+            (..., 2 l + 1), one pair for each degree l from 0 on, and the operands. It returns the sum over degrees. If
+            harmonics are ``None``, features are (..., 2 l + 1, V) and have been multiplied by each of them.
         operands: tensors and settings that it needs.
     """
 
     function: Callable[..., Tensor]
     operands: tuple[Any, ...]
 
-    def __call__(self, features: Tensor, harmonics: Tensor | None, degree: int) -> Tensor:
-        return self.function(features, harmonics, degree, *self.operands)
+    def __call__(self, parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+        return self.function(parts, *self.operands)
 
 
 class Range(NamedTuple):
@@ -192,7 +192,19 @@ class Gaussian(Kernel):
         return (2 * math.pi) ** 1.5 * widths**3 * (-square * widths.square() / 2).exp()
 
 
-class Coulomb(Kernel):
+class _Potential(Kernel):
+    """Coulomb potentials, whose Fourier transforms are smaller than those of Gaussians by the square of s k."""
+
+    def ranges(self, scaled_cutoff: float) -> list[Range]:
+        end = _potential_cutoff(scaled_cutoff)
+        return [reach._replace(cutoff=end / scaled_cutoff * reach.cutoff) for reach in super().ranges(scaled_cutoff)]
+
+
+def _potential_cutoff(x: float) -> float:
+    return math.sqrt(x**2 - 2 * math.log(x))
+
+
+class Coulomb(_Potential):
     r"""Coulomb potentials of Gaussian charges. At large distances they are 1 / r, with r in units of the width.
 
     .. math:: K(r) = \frac{s}{r}\, \mathrm{erf} \frac{r}{\sqrt 2 s} = \sqrt{\frac{2}{\pi}}\, F_0(t), \qquad
@@ -228,8 +240,8 @@ class Coulomb(Kernel):
     def split_ranges(low: float, width: float, scaled_cutoff: float) -> list[Range]:
         """The :meth:`Kernel.ranges` of both kernels from :meth:`split`, for one kernel with the smallest width ``low``.
         It makes no tensors, since many widths are tried."""
-        short = Range(scaled_cutoff / low, scaled_cutoff * width, long_range=False)
-        return [short, Range(scaled_cutoff / width, scaled_cutoff * width, long_range=True)]
+        end, margin = _potential_cutoff(scaled_cutoff), scaled_cutoff * width
+        return [Range(end / low, margin, long_range=False), Range(end / width, margin, long_range=True)]
 
     def radial_functions(self, t: Tensor) -> Tensor:
         return math.sqrt(2 / math.pi) * boys_functions(t, self.lmax)
@@ -239,7 +251,7 @@ class Coulomb(Kernel):
         return widths * (-square * widths.square() / 2).exp() * coulomb
 
 
-class ShortRangeCoulomb(Kernel):
+class ShortRangeCoulomb(_Potential):
     r"""Coulomb potentials without their long-range part: those of Gaussian charges of width s, surrounded by opposite
     charges of the largest width S of the bounds.
 
@@ -265,7 +277,7 @@ class ShortRangeCoulomb(Kernel):
         return 4 * math.pi * widths * (-square * widths.square() / 2).exp() * remainder
 
 
-class LongRangeCoulomb(Kernel):
+class LongRangeCoulomb(_Potential):
     r"""Long-range parts of Coulomb potentials, in reciprocal space: those of Gaussian charges of the width S that is
     both bounds, in units of the width s.
 
@@ -312,21 +324,25 @@ class Interaction(NamedTuple):
             x = math.sqrt(2 * math.log(1 / self.error) + 2 * (self.lmax + 2) * math.log(x))
         return x
 
+    @property
+    def ranges(self) -> list[Range]:
+        """Cutoff and margin of each kernel."""
+        return [reach for kernel in self.kernels for reach in kernel.ranges(self.scaled_cutoff)]
+
     def part(self, kernels: tuple[Kernel, ...]) -> "Interaction":
         """The settings for some of the kernels, with the same reciprocal vectors."""
-        bounds = self.hkl_bounds([reach for kernel in kernels for reach in kernel.ranges(self.scaled_cutoff)])
-        most = None if bounds is None else tuple(max(each) for each in zip(*bounds, strict=True))
-        return self._replace(kernels=kernels, max_hkl=most)
+        some = self._replace(kernels=kernels)
+        if self.max_hkl is None:
+            return some
+        ratio = max(reach.cutoff for reach in some.ranges) / max(reach.cutoff for reach in self.ranges)
+        return some._replace(max_hkl=tuple(math.ceil(n * (ratio - 1e-9)) for n in self.max_hkl))
 
-    def hkl_bounds(self, ranges: Sequence[Range]) -> list[tuple[int, int, int]] | None:
-        """Largest Miller indices of each kernel: ``max_hkl`` in proportion to the cutoffs."""
+    def hkl_bounds(self) -> list[tuple[int, ...]] | None:
+        """Largest Miller indices of each kernel: ``max_hkl`` in proportion to the cutoffs, less a rounding error."""
         if self.max_hkl is None:
             return None
-        scaled = self.scaled_cutoff
-        largest = max(reach.cutoff for kernel in self.kernels for reach in kernel.ranges(scaled))
-        h, k, l = self.max_hkl  # noqa: E741
-        ratios = [reach.cutoff / largest - 1e-9 for reach in ranges]  # less a rounding error
-        return [(math.ceil(h * r), math.ceil(k * r), math.ceil(l * r)) for r in ratios]
+        cutoffs = [reach.cutoff for reach in self.ranges]
+        return [tuple(math.ceil(n * (cutoff / max(cutoffs) - 1e-9)) for n in self.max_hkl) for cutoff in cutoffs]
 
 
 class _Ladder(torch.autograd.Function):

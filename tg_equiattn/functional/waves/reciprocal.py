@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...encodings.harmonics import solid_harmonics
-from ...modes import is_readable, runs_eagerly
+from ...modes import runs_eagerly
 from ...node_batch import NodeBatch
 from ...ranks import Ranks
 from ..operators import tile_numbers
 from ..tiles import is_whole, joined, recomputed
-from .cells import TAPER, Cells, Lattice, count_of_vectors, lattice_of
+from .cells import TAPER, Cells, count_of_vectors, lattice_of
 from .kernels import Coulomb, Interaction, Kernel, Product, Range, Sources
 
 if TYPE_CHECKING:
@@ -175,14 +174,15 @@ def _plan(
 
 
 Mix = tuple[Product, "Ranks | None"]
-_VECTORS = 1 << 22  # numbers in the largest tensor of a tile of reciprocal vectors on a CPU
+_VECTORS = 1 << 23  # numbers in the largest tensor of a tile of reciprocal vectors on a CPU
 Images = tuple[int, int, int]
 MANY = 4000  # open graphs with fewer nodes are summed directly
 _WIDE = 1000  # reciprocal vectors per node; with more, a cell is far wider than the graph in it
 _WARNED = 30_000  # reciprocal vectors from which on wide cells get a warning
-# costs of a reciprocal vector, for each node and by itself, of a pair of images, and of sums over images by themselves,
-# relative to that of a channel of a node; from measured times on one core of a CPU
-_PHASE, _VECTOR, _PAIR, _CALL = 4, 40, 20, 2e4
+# costs of a reciprocal vector, for each node and for each channel, of a pair of images, for a Coulomb kernel and for
+# others, and of sums over images by themselves, relative to that of a channel of a node; from measured times on one
+# core of a CPU, forward and backward
+_PHASE, _VECTOR, _COULOMB_PAIR, _PAIR, _CALL = 10, 200, 1000, 400, 5e6
 
 
 class Term(NamedTuple):
@@ -290,16 +290,17 @@ def _terms(
             priced = []
             for term, ranges in options(kernel, bounds, reach):
                 each = [count_of_vectors(extents.volume * _box(extents.sides, x), TAPER * x.cutoff) for x in ranges]
-                priced.append((_cost(sum(each), term.images, *size or (1, 1)), term, each))
+                pair = _COULOMB_PAIR if isinstance(kernel, Coulomb) else _PAIR
+                priced.append((_cost(sum(each), term.images, pair, *size or (1, 1)), term, each))
             _, term, each = min(priced, key=lambda option: option[0])
             terms.append(term)
             counts += each
     return tuple(terms), counts
 
 
-def _cost(vectors: float, images: Images | None, nodes: int, channels: int) -> float:
-    near = 0.0 if images is None else _CALL + _PAIR * nodes**2 * math.prod(2 * n + 1 for n in images)
-    return near + vectors * (nodes * (_PHASE + channels) + _VECTOR)
+def _cost(vectors: float, images: Images | None, pair: float, nodes: int, channels: int) -> float:
+    near = 0.0 if images is None else _CALL + pair * nodes**2 * math.prod(2 * n + 1 for n in images)
+    return near + vectors * (nodes * (_PHASE + channels) + _VECTOR * (1 + channels))
 
 
 def _images(margin: float, extents: _Extents) -> Images:
@@ -328,125 +329,86 @@ def reciprocal_sums(
     .. math:: \mathrm{out}_i = \sum_{c, l} q_i^c \cdot \frac{1}{V} \sum_k g_{c l}\, u_c^l\, \hat K_c(k)\,
         e^{i k \cdot x_i} \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
 
-    In crystals, kernels share one list of reciprocal vectors, sorted by length, and the sum over each kernel ends at
-    its cutoff. Otherwise every kernel has its own vectors. With ``nufft``, sums are non-uniform fast Fourier
-    transforms. While tracing with ``max_hkl``, all kernels are computed by one expression, since the time to compile
-    grows with the length of a program.
+    With ``nufft``, sums are non-uniform fast Fourier transforms, which backward does not compute a second time.
+    Otherwise they are matrix products, in tiles of vectors, which it does.
     """
-    most, extent, kernels, dtype = pos.shape[1], cells.extents(pos, mask, ranks), interaction.kernels, query.dtype
-    if ranks is not None:
+    most, extent, dtype = pos.shape[1], cells.extents(pos, mask, ranks), query.dtype
+    if ranks is not None:  # all ranks need the same tiles
         most = int(ranks.largest(torch.tensor([most], device=pos.device)))
-    ranges = [reach for kernel in kernels for reach in kernel.ranges(interaction.scaled_cutoff)]
-    shared = interaction.max_hkl is None and is_readable(cells.periodic) and bool(cells.periodic.all())
-    lattice = lattice_of(cells, pos, extent, ranges, dtype, interaction.hkl_bounds(ranges), shared)
-    counts, key = lattice.counts, sources[0]
-    weights = (lattice.weights[..., None, None] * _transforms(kernels, lattice)).to(dtype)  # B, D, H, L
-    harmonics = solid_harmonics(lattice.wavevectors, interaction.lmax).to(dtype)
-    each: Sequence[Tensor] = weights.split(counts, 1)
-    if shared and counts != sorted(counts, reverse=True):
-        order = sorted(range(len(counts)), key=lambda c: -counts[c])
+    lattice = lattice_of(cells, pos, extent, interaction)
+    angles, spans, key = lattice.angles.to(dtype), lattice.spans, sources[0]
+    each = lattice.weights.to(dtype).split([end - start for start, end in spans], 1)  # B, D, H, Y
+    order = sorted(range(len(spans)), key=spans.__getitem__)
+    if order != sorted(order):
         index = torch.tensor(order, device=pos.device)
-        query, key, each = query.index_select(3, index), key.index_select(3, index), [each[c] for c in order]
-        counts = [counts[c] for c in order]
-    if len(sources) == 2:
-        source = torch.einsum("bnhca,bnhv->bncahv", key, sources[1])
+        query, key = query.index_select(3, index), key.index_select(3, index)
+    if len(sources) == 2:  # B, N, C, A, H, V
+        source = key.permute(0, 1, 3, 4, 2)[..., None].contiguous() * sources[1][:, :, None, None]
     else:
         source = key.transpose(2, 3)[:, :, :, None]
-    angles, mix, out, last = lattice.angles, (interaction.product, ranks), [], 0
-    if is_whole(pos) and interaction.max_hkl is not None:  # one expression, which compilers take less time for
-        operands = lattice.numbers, harmonics, source.movedim(2, 0)[:, :, :, None], weights[:, :, None]
-        sums = _tile(mix, counts, angles, *operands)[:, :, :, 0]
-        return torch.einsum("cbnahe,bnhca->bnhe", sums, query)
-    # kernels with equal vectors are computed together
-    groups = [len([*same]) for _, same in itertools.groupby(counts)] if shared else [1] * len(counts)
-    ends, queries = itertools.accumulate(groups), query.split(groups, 3)
-    for end, columns, own_query in zip(ends, source.split(groups, 2), queries, strict=True):
-        weight = torch.stack(list(each[end - columns.shape[2] : end]), 2)  # B, D, C, H, L
-        start = 0 if shared else last
-        last = start + weight.shape[1]
-        operands = lattice.numbers[:, start:last], harmonics[:, start:last], columns, weight
-        if nufft:
-            sums = _by_nufft(mix, angles, *operands, lattice.ratio[:, end - 1, None], interaction.error)
-        else:
-            sums = _by_products(mix, angles, *operands, most)
-        out.append(torch.einsum("bncahe,bnhca->bnhe", sums, own_query))
+    groups = [[*same] for _, same in itertools.groupby(order, spans.__getitem__)]  # of kernels with equal vectors
+    weights = [torch.stack([each[c] for c in group], 2) for group in groups]  # B, D, C, H, Y
+    counts = [len(group) for group in groups]
+    each = [lattice.numbers[:, slice(*spans[group[0]])] for group in groups]  # B, D, 3
+    operands = list(zip(each, query.split(counts, 3), source.split(counts, 2), weights, strict=True))
+    mix, out = (interaction.product, ranks), []
+    if nufft:
+        for group, (numbers, own, x, w) in zip(groups, operands, strict=True):
+            ratio = lattice.ratio[:, group[0], None]
+            at, indices = angles * ratio.to(dtype), (numbers / ratio).round().long()
+            sums = sums_over_nodes(at, indices, x.flatten(2), interaction.error)
+            table = recomputed(_mixed, mix, sums.unflatten(3, x.shape[2:]).flatten(2, 3), w.flatten(1, 2))
+            table = table.unflatten(2, w.shape[1:3])
+            sums = sums_at_nodes(at, indices, table.flatten(3), interaction.error).unflatten(2, table.shape[3:])
+            out.append(torch.einsum("bncahe,bnhca->bnhe", sums, own))
+        return sum(out[1:], out[0])
+    longest = max(x.shape[1] for x in each)
+    channels = 4 * source[0, 0, 0].numel() * sum(w.shape[1] * w.shape[2] for w in weights) // longest
+    step = max(1, tile_numbers(pos.device, _VECTORS, 4) // (len(angles) * max(2 * most, channels)))
+    if is_whole(angles) or step >= longest:
+        return _tile(mix, angles, *zip(*operands, strict=True))
+    for tile in (slice(first, first + step) for first in range(0, longest, step)):
+        some = [(k[:, tile], own, x, w[:, tile]) for k, own, x, w in operands if k.shape[1] > tile.start]
+        out.append(recomputed(_tile, mix, angles, *zip(*some, strict=True)))
     return sum(out[1:], out[0])
-
-
-def _transforms(kernels: Sequence[Kernel], lattice: Lattice) -> Float[Tensor, "graphs terms heads degrees"]:
-    """Fourier transforms of kernels at their reciprocal vectors."""
-    out, first, start = [], 0, 0
-    for kernel in kernels:
-        last = first + kernel.count
-        end = start + sum(lattice.counts[first:last])
-        waves = lattice.square[:, start:end], lattice.coulomb[:, start:end], lattice.kernel[start:end] - first
-        out.append(kernel.reciprocal(*waves))
-        first, start = last, end
-    return joined(out, 1)
 
 
 def _mixed(
-    mix: Mix, sums: Float[Tensor, "graphs 2 vectors kernels contracted heads channels"],
-    weights: Float[Tensor, "graphs vectors kernels heads degrees"],
-    harmonics: Float[Tensor, "graphs vectors harmonics"],
-) -> Float[Tensor, "graphs 2 vectors kernels contracted heads out"]:  # fmt: skip
+    mix: Mix, sums: Float[Tensor, "graphs 2 terms contracted heads channels"],
+    weights: Float[Tensor, "graphs terms heads harmonics"],
+) -> Float[Tensor, "graphs 2 terms contracted heads out"]:  # fmt: skip
     """Products of sums over nodes (of cosines, then of sines) of all ranks with weights times Y_l(i k), which is
     i^l Y_l(k)."""
-    (product, ranks), out = mix, []
+    (product, ranks), parts = mix, []
     sums = sums if ranks is None else ranks.sum(sums)
-    for degree in range(weights.shape[4]):
-        weight = weights[:, :, :, None, :, degree, None]  # B, D, C, 1, H, 1
-        signs = ((1, 1), (1, -1), (-1, -1), (-1, 1))[degree % 4]
-        scaled = (sums.flip(1) if degree % 2 else sums) * torch.stack([sign * weight for sign in signs], 1)
-        out.append(product(scaled, harmonics[:, None, :, None, None, None, degree**2 : (degree + 1) ** 2], degree))
-    return sum(out[1:], out[0])
-
-
-def _by_nufft(
-    mix: Mix, angles: Tensor, numbers: Tensor, harmonics: Tensor, source: Tensor, weights: Tensor, ratio: Tensor,
-    error: float,
-) -> Tensor:  # fmt: skip
-    """Sums of kernels with one box by non-uniform fast Fourier transforms, which backward does not compute a second
-    time. ``ratio`` is that of the box of the first kernel to this box."""
-    angles, indices = angles * ratio.to(angles.dtype), (numbers / ratio).round().long()
-    sums = sums_over_nodes(angles, indices, source.flatten(2), error).unflatten(3, source.shape[2:])
-    table = recomputed(_mixed, mix, sums, weights, harmonics)
-    return sums_at_nodes(angles, indices, table.flatten(3), error).unflatten(2, table.shape[3:])
-
-
-def _by_products(
-    mix: Mix, angles: Tensor, numbers: Tensor, harmonics: Tensor, source: Tensor, weights: Tensor, most: int
-) -> Tensor:
-    """Sums of kernels with one list of vectors by matrix products, in tiles of vectors, which backward computes a
-    second time.
-
-    Ranks add up their sums in each tile, so all ranks need the same number of tiles. It follows from ``most``, the
-    largest number of nodes of a rank.
-    """
-    each = max(1, angles.shape[0] * max(2 * most, 4 * source.shape[2:].numel()))
-    step = max(1, tile_numbers(angles.device, _VECTORS, 4) // each)
-    if is_whole(angles) or numbers.shape[1] <= step:
-        return _tile(mix, None, angles, numbers, harmonics, source[None], weights)[0]
-    tiles = zip(*(x.split(step, 1) for x in (numbers, harmonics, weights)), strict=True)
-    sums = (recomputed(_tile, mix, None, angles, n, y, source[None], w)[0] for n, y, w in tiles)
-    return sum(sums, source.new_zeros(()))
+    for degree in range(math.isqrt(weights.shape[3])):
+        harmonics = weights[:, None, :, None, :, degree**2 : (degree + 1) ** 2]
+        turned = torch.stack([sums[:, 1], -sums[:, 0]], 1) if degree % 2 else sums  # times i
+        parts.append((turned, -harmonics if degree % 4 > 1 else harmonics))
+    return product(parts)
 
 
 def _tile(
-    mix: Mix, counts: Sequence[int] | None, angles: Tensor, numbers: Tensor, harmonics: Tensor, sources: Tensor,
-    weights: Tensor,
-) -> Tensor:  # fmt: skip
-    """Sums at nodes (P, B, N, C, A, H, E) of sources (P, B, N, C, A, H, V). Each of P sources has a list of reciprocal
-    vectors, and the lists stand one after the other, as long as ``counts`` says; ``None`` means one list."""
-    steps = numbers.to(angles.dtype)  # no matrix product, as TF32 would round phases
-    phases = angles[:, :, None, 0] * steps[:, None, :, 0]
-    for axis in (1, 2):
-        phases = torch.addcmul(phases, angles[:, :, None, axis], steps[:, None, :, axis])
-    each = [[x] if counts is None else x.split(list(counts), 2) for x in (phases.cos(), phases.sin())]  # B, N, D
-    waves = list(zip(*each, sources.flatten(3).unbind(0), strict=True))
-    sums = joined([torch.stack([cos.mT @ source, sin.mT @ source], 1) for cos, sin, source in waves], 2)
-    table = _mixed(mix, sums.unflatten(3, sources.shape[3:]), weights, harmonics)
-    tables = [table] if counts is None else table.split(list(counts), 2)
-    rows = [x.flatten(3).unbind(1) for x in tables]
-    out = [torch.baddbmm(cos @ x, sin, y) for (cos, sin, _), (x, y) in zip(waves, rows, strict=True)]
-    return joined([x[None] for x in out]).unflatten(3, table.shape[3:])
+    mix: Mix, angles: Tensor, numbers: Sequence[Tensor], queries: Sequence[Tensor], sources: Sequence[Tensor],
+    weights: Sequence[Tensor],
+) -> Float[Tensor, "graphs nodes heads out"]:  # fmt: skip
+    """Sums over some reciprocal vectors. Each group of kernels has numbers (B, D, 3), queries (B, N, H, C, A), sources
+    (B, N, C, A, H, V) and weights (B, D, C, H, Y)."""
+    waves, sums, out = [], [], []
+    for steps, x, w in zip((k.to(angles.dtype).mT for k in numbers), sources, weights, strict=True):
+        if angles.device.type == "cpu":
+            phases = angles @ steps
+        else:  # no matrix product, as TF32 would round phases
+            phases = angles[..., :1] * steps[:, None, 0]
+            for axis in (1, 2):
+                phases = torch.addcmul(phases, angles[..., axis, None], steps[:, None, axis])
+        waves.append((phases.cos(), phases.sin()))
+        found = torch.stack([wave.mT @ x.flatten(2) for wave in waves[-1]], 1)
+        sums.append(found.unflatten(3, (w.shape[2], *x.shape[3:])).flatten(2, 3))
+    table = _mixed(mix, joined(sums, 2), joined([w.flatten(1, 2) for w in weights], 1))
+    tables = table.split([x.shape[2] for x in sums], 2)
+    for (cos, sin), x, query, w in zip(waves, tables, queries, weights, strict=True):
+        even, odd = x.unflatten(2, w.shape[1:3]).flatten(3).unbind(1)
+        found = torch.baddbmm(cos @ even, sin, odd).unflatten(2, (w.shape[2], *table.shape[3:]))
+        out.append(torch.einsum("bncahe,bnhca->bnhe", found, query))
+    return sum(out[1:], out[0])

@@ -293,32 +293,34 @@ class HarmonicProduct(nn.Module):
 
 
 def _products(
-    features: Float[Tensor, "*#nodes heads channels"], harmonics: Float[Tensor, "*#nodes 1 components"] | None,
-    degree: int, rows_in: Sequence[Irrep], rows_out: Sequence[Irrep], every: Sequence[tuple[int, int, int]],
-    couplings: Sequence[Tensor], weights: Sequence[Tensor],
+    parts: Sequence[tuple[Tensor, Tensor | None]], rows_in: Sequence[Irrep], rows_out: Sequence[Irrep],
+    paths: Sequence[tuple[int, int, int]], couplings: Sequence[Tensor], weights: Sequence[Tensor],
 ) -> Float[Tensor, "*nodes heads out"]:  # fmt: skip
-    """Products of features with harmonics of one degree, or, without harmonics, of features (..., heads, 2 l + 1,
-    channels) that have been multiplied by each of them."""
-    each = split_rows(features, rows_in)
+    """Products of features (..., heads, channels) with harmonics (..., heads or 1, 2 l + 1), summed over degrees, or,
+    without harmonics, of features (..., heads, 2 l + 1, channels) that have been multiplied by each of them."""
+    each = [split_rows(features, rows_in) for features, _ in parts]
+    features, harmonics = parts[0]
     if harmonics is None:
-        shape, each = features.shape[:-2], [x.flatten(-3, -2) for x in each]
+        shape, each = features.shape[:-2], [[x.flatten(-3, -2) for x in own] for own in each]
     else:
         shape = torch.broadcast_shapes(features.shape[:-1], harmonics.shape[:-1])
     out = []
     for b, irrep in enumerate(rows_out):
-        paths = [(n, path[0]) for n, path in enumerate(every) if path[1:] == (degree, b)]
-        terms = [_product(each[a], harmonics, couplings[n], irrep.size, weights[n]) for n, a in paths]
+        own = [(n, a, degree) for n, (a, degree, to) in enumerate(paths) if to == b and degree < len(parts)]
+        terms = [_product(each[k][a], parts[k][1], couplings[n], irrep.size, weights[n]) for n, a, k in own]
         found = sum(terms[1:], terms[0]).flatten(-2) if terms else features.new_zeros(irrep.dim)
         out.append(found.expand(*shape, -1))
     return torch.cat(out, -1)
 
 
 def _product(
-    x: Float[Tensor, "*#nodes heads components_in channels"], harmonics: Float[Tensor, "*#nodes 1 components"] | None,
+    x: Float[Tensor, "*#nodes heads components_in channels"], harmonics: Float[Tensor, "*#nodes _ components"] | None,
     coupling: Float[Tensor, "components pairs"], wide: int, weight: Float[Tensor, "heads channels channels_out"],
 ) -> Float[Tensor, "*nodes heads wide channels_out"]:  # fmt: skip
     """Features times harmonics, with channels mixed by a weight, to ``wide`` components."""
     size = x.shape[-2]
+    if coupling.shape[0] == 1:  # degree 0, whose coupling is the identity
+        return _mix(x, weight) if harmonics is None else _mix(x, weight) * harmonics[..., None]
     if harmonics is None:
         matrix = coupling.view(size, wide).mT
     else:
@@ -344,7 +346,7 @@ def _mix(
 ) -> Float[Tensor, "*nodes heads components out"]:
     """Channels mixed by a matrix for each head."""
     if weight.shape[0] == 1:
-        return x @ weight[0]
+        return nn.functional.linear(x, weight[0].mT)
     by_head = x.movedim(-3, 0)
     return torch.bmm(by_head.flatten(1, -2), weight).unflatten(1, by_head.shape[1:-1]).movedim(0, -3)
 
