@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 TITLES = {
     "distance attention": "error, distance attention",
     "messages, potentials": "error, messages and five\nhand-made potentials",
-    "Ewald (e3nn)": "error, Ewald attention",
+    "Ewald (e3nn), no messages": "error, Ewald attention",
 }
 
 

@@ -29,7 +29,7 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
         "Ewald attention leaves {:.3f} of the variance. Messages with hand-made potentials as inputs leave {:.3f}, and "
         "messages with the net charge {:.3f}": [
             f"surfaces/errors | {model} | larger"
-            for model in ("Ewald (e3nn), no messages", "messages, potentials | 36", "messages, net charge")
+            for model in ("Ewald (e3nn), no messages", "messages, potentials", "messages, net charge")
         ],
         "leaves {:.3f} of the squared displacements; the best baseline leaves {:.3f}": [
             f"proteins/response | 128 | {model} | larger, beyond 8 Å"

@@ -37,7 +37,7 @@ TASKS = (
     ("Pushed proteins, longer chains", "proteins/response", ("128",), "larger, beyond 8 Å",
      "Ewald + Hyena", "distance attention", {"epochs": 128}, "results_e3nn_proteins.md#pushed-residues"),
     ("Potentials around proteins, larger ones", "surfaces/errors", (), "larger",
-     "Ewald (e3nn), no messages", "messages, potentials | 36", {},
+     "Ewald (e3nn), no messages", "messages, potentials", {},
      "results_e3nn_surfaces.md#potentials-around-proteins"),
     ("Drag on residues, longer chains", "proteins/drag", (), "larger",
      "Ewald", "messages", {"tasks": ["drag"]}, "results_e3nn_proteins.md#drag-on-residues"),

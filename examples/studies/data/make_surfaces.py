@@ -31,7 +31,7 @@ SAME = {"HID": "HIS", "HIE": "HIS", "HIP": "HIS", "CYX": "CYS", "CYM": "CYS", "A
 SEED, SHARES = 3, (0.1, 0.45)
 SETS = {  # rebuilt proteins of each set, and their residues
     "complexes": (12, 80, 500), "larger": (20, 251, 450), "chains": (40, 40, 250), "validation": (20, 40, 250),
-    "training": (46, 40, 250),
+    "training": (999, 40, 250),  # all
 }  # fmt: skip
 APBS = """read
     mol pqr x.pqr
@@ -76,13 +76,14 @@ def atoms(pdb: str) -> list[str]:
 def rebuilt(protein: Protein, folder: Path) -> str:
     """All atoms but hydrogen of a trace, in PDB format; pieces without gaps are built one by one."""
     piece, lines = torch.cat([torch.zeros(1), (~protein.follows).cumsum(0)]), []
+    centre = protein.pos.mean(0)  # columns of large numbers would touch, and APBS would not read them
     for n in piece.unique():
         part = protein.part(piece == n)
         places = torch.arange(len(protein))[piece == n].tolist()
         text = "".join(
             f"ATOM  {k + 1:5d}  CA  {KINDS[kind]} {chr(65 + int(part.chain[0]))}{k + 1:4d}    "
             f"{x:8.3f}{y:8.3f}{z:8.3f}  1.00  0.00\n"
-            for k, kind, (x, y, z) in zip(places, part.residue.tolist(), part.pos.tolist(), strict=True)
+            for k, kind, (x, y, z) in zip(places, part.residue.tolist(), (part.pos - centre).tolist(), strict=True)
         )
         (folder / "trace.pdb").write_text(text)
         run(folder, "pypulchra", "-i", "trace.pdb", "-o", "all.pdb")
@@ -172,13 +173,14 @@ def main() -> None:
     )
     work = []
     for name, (count, low, high) in SETS.items():
-        part = parts.get(name, test)
+        part = parts.get(name, parts["test"])
         if name == "complexes":
             part = complexes(given.traces, traces, part)
         elif name != "larger":
             work += [(name, p, pdb[p.name][1]) for p in part if p.name in pdb]
-        part = [p for p in part if p.name not in pdb and low <= len(p) <= high and (p.whole or name == "complexes")]
-        chosen = range(count) if name == "training" else np.random.default_rng(SEED).permutation(len(part))[:count]
+        gaps = name in ("complexes", "training")
+        part = [p for p in part if p.name not in pdb and low <= len(p) <= high and (gaps or p.whole)]
+        chosen = np.random.default_rng(SEED).permutation(len(part))[:count]
         work += [(name, part[n], None) for n in sorted(chosen)]
     folder, rows = given.out.with_suffix(""), []
     folder.mkdir(exist_ok=True)
