@@ -326,7 +326,7 @@ def feature_sums(
 ) -> tuple[Float[Tensor, "groups features e+1"], Float[Tensor, "groups features 1"]]:  # fmt: skip
     """The :func:`_sums` of each feature over the valid keys of a group. Log features are W k + bias."""
     groups, features = key.shape[0], projection.shape[0]  # unlike len, not a constant of torch.jit.trace
-    if mask is not None:
+    if mask is not None and bias.numel():  # no groups have no number of rows
         bias = bias.unflatten(0, (-1, mask.shape[0])).masked_fill(~mask[..., None], -torch.inf).flatten(0, 1)
     tensors = projection.expand(groups, -1, -1), key, bias, value
     if is_whole(key) or are_few(groups * key.shape[1] * features, key.device):

@@ -428,14 +428,16 @@ class GroupLinear(StoresSettings):
     @cached_table
     def matrix(self) -> Tensor:
         """The weights as one matrix, ``(out_channels |H|, in_channels |H|)``."""
-        return self.weight[:, :, self.index(self.weight.device)].transpose(1, 2).flatten(2).flatten(0, 1)
+        index = self.index(self.weight.device)  # index_select: its derivative takes less time than that of indexing
+        rotated = self.weight.index_select(2, index.flatten()).unflatten(2, index.shape)  # (o, c, h, s)
+        return rotated.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         elements = self.weight.shape[-1]
         if x.ndim < 3 or tuple(x.shape[1:3]) != (self.in_channels, elements):
             raise ValueError(f"input must have shape (B, {self.in_channels}, {elements}, ...), got {tuple(x.shape)}")
         checks.same_kind(x, self.weight)
-        bias = None if self.bias is None else self.bias[:, None].expand(-1, elements).flatten()
+        bias = None if self.bias is None else self.bias.repeat_interleave(elements)
         out = pointwise(x.flatten(1, 2), self.matrix(), bias, scale)
         return out.view(x.shape[0], self.out_channels, elements, *x.shape[3:])
 
