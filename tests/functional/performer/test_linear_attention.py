@@ -107,3 +107,10 @@ def test_unbiased_with_an_error_of_one_over_root_m():
     assert slopes == pytest.approx([0.5, 0.5], abs=0.12)
     independent = torch.randn(draws, 8, 8, generator=generator, dtype=torch.float64)
     assert errors[8] < float((estimated(independent) / exact - 1).square().mean().sqrt())
+
+
+def test_graphs_without_nodes_compile():
+    """Compiled, sizes of graphs are not read, and chunks of graphs are the rows."""
+    query, batch = double(0, 2, 4), torch.zeros(0, dtype=torch.int64)
+    attend = torch.compile(linear_attention, backend="eager", fullgraph=True)
+    assert attend(query, query, query, double(16, 4), batch=batch, batch_size=3).shape == (0, 2, 4)

@@ -258,7 +258,7 @@ def graph_rows(node_batch: NodeBatch) -> PaddedBatch:
     each = torch.arange(node_batch.nodes, device=slot.device)
     node = slot.new_full((count * length,), -1).scatter(0, slot, each)
     filled, node = node >= 0, node.clamp(min=0)
-    graph = node_batch.batch.index_select(0, node[::length])
+    graph = F.pad(node_batch.batch, (0, 1)).index_select(0, node[::length])  # there may be no nodes
     return PaddedBatch(node_batch, count, length, filled.view(-1, length), Slots(node, filled, slot, None), graph)
 
 
