@@ -13,24 +13,14 @@ from ...functional.group.windows import Checked, Mask, enter, leave, zero_where_
 from ...groups import DilationGroup, FiniteGroup
 from ..modules import StoresSettings
 from ..performer.random_features import DrawsFeatures
+from . import layers
 from .attention import GlobalGroupAttention, GroupAttention, LiftingAttention
 from .attention_layer import AttentionLayer
 from .defaults import check_scales
-from .layers import (
-    GlobalPooling,
-    Masked,
-    MaskedSequential,
-    Pointwise,
-    SpatialCrop,
-    SpatialMaxPool,
-    call_masked,
-    make_norm,
-    mask_after,
-)
 
 
 @checks.python_numbers
-class GroupAttentionBlock(Masked, DrawsFeatures, StoresSettings):
+class GroupAttentionBlock(layers.Masked, DrawsFeatures, StoresSettings):
     r"""Norm, swish, group attention, norm, swish, dropout, shortcut; then a pointwise bottleneck, norm, shortcut.
 
     .. math::
@@ -91,25 +81,25 @@ class GroupAttentionBlock(Masked, DrawsFeatures, StoresSettings):
         in_channels, out_channels = attention.in_channels, attention.out_channels
         self.norm = norm
         self.attention = nn.Sequential(
-            make_norm(norm, in_channels),
+            layers.make_norm(norm, in_channels),
             nn.SiLU(),
             attention,
-            make_norm(norm, out_channels),
+            layers.make_norm(norm, out_channels),
             nn.SiLU(),
             nn.Dropout(dropout),
         )
         same = in_channels == out_channels
-        self.shortcut = nn.Identity() if same else Pointwise(in_channels, out_channels)
-        self.crop = SpatialCrop(crop)
+        self.shortcut = nn.Identity() if same else layers.Pointwise(in_channels, out_channels)
+        self.crop = layers.SpatialCrop(crop)
         hidden = max(out_channels // 2, 1)
-        self.mlp = MaskedSequential(
-            Pointwise(out_channels, hidden),
-            make_norm(norm, hidden),
+        self.mlp = layers.MaskedSequential(
+            layers.Pointwise(out_channels, hidden),
+            layers.make_norm(norm, hidden),
             nn.SiLU(),
-            Pointwise(hidden, out_channels),
-            make_norm(norm, out_channels),
+            layers.Pointwise(hidden, out_channels),
+            layers.make_norm(norm, out_channels),
         )
-        self.context_norm = make_norm(norm, attention.context_channels) if attention.crosses else None
+        self.context_norm = layers.make_norm(norm, attention.context_channels) if attention.crosses else None
 
     def settings(self) -> dict[str, Any]:
         return {"norm": self.norm, "crop": self.crop.margin}
@@ -135,7 +125,7 @@ class GroupAttentionBlock(Masked, DrawsFeatures, StoresSettings):
         x, checked, *of_keys = cast(AttentionLayer, attention).enter(x, mask, context, context_mask)
         normalised, *of_keys = self._normalised(x, checked, *of_keys)
         attended = attention(normalised, checked, context=of_keys[0], context_mask=of_keys[1])
-        x = self.shortcut(x) + drop(swish(call_masked(norm, attended, checked)))
+        x = self.shortcut(x) + drop(swish(layers.call_masked(norm, attended, checked)))
         x = self.crop(zero_where_masked(x, checked))
         after = None if checked is None else Checked(self.crop.mask_after(checked.pixels))
         out = x + self.mlp(x, after)
@@ -159,14 +149,14 @@ class GroupAttentionBlock(Masked, DrawsFeatures, StoresSettings):
         context."""
         norm, swish, *_ = self.attention
         if context is None:
-            return swish(call_masked(norm, x, mask)), None, None
+            return swish(layers.call_masked(norm, x, mask)), None, None
         if self.context_norm is None and isinstance(norm, nn.modules.batchnorm._BatchNorm):
             raise ValueError(
                 "context_channels must be given with norm='batch', got None and a context; make the attention with "
                 "context_channels, so that the context has its own statistics, or use norm='layer'"
             )
-        context = swish(call_masked(self.context_norm or norm, context, context_mask))
-        return swish(call_masked(norm, x, mask)), context, context_mask
+        context = swish(layers.call_masked(self.context_norm or norm, context, context_mask))
+        return swish(layers.call_masked(norm, x, mask)), context, context_mask
 
 
 ATTENTION: dict[str, Any] = {"group": GroupAttention, "global": GlobalGroupAttention}
@@ -252,26 +242,26 @@ class GroupTransformer(DrawsFeatures, StoresSettings):
             settings["relation"] = relation
         self.group, self.in_channels, self.num_classes = group, in_channels, num_classes
         self.pools, self.crops = sorted(pools), margins
-        self.lifting = MaskedSequential(
+        self.lifting = layers.MaskedSequential(
             nn.Dropout(input_dropout),
             LiftingAttention(group, in_channels, width, **self._width_of_heads(group, width) | lifting),
-            make_norm(norm, width),
+            layers.make_norm(norm, width),
             nn.SiLU(),
         )
 
         def pool() -> list[nn.Module]:
-            return [nn.Dropout(pool_dropout), SpatialMaxPool(2)]
+            return [nn.Dropout(pool_dropout), layers.SpatialMaxPool(2)]
 
         stages: list[nn.Module] = pool() if 0 in pools else []
         for number, (out, crop) in enumerate(zip(channels, margins, strict=True), start=1):
             attention = ATTENTION[attn_type](group, width, out, **self._width_of_heads(group, out) | settings)
             stages.append(GroupAttentionBlock(attention, norm=norm, dropout=dropout, crop=crop))
-            stages += [make_norm(norm, out), nn.SiLU()] if norm_between else []
+            stages += [layers.make_norm(norm, out), nn.SiLU()] if norm_between else []
             stages += pool() if number in pools else []
             width = out
-        self.blocks = MaskedSequential(*stages)
-        self.classifier = Pointwise(width, num_classes)
-        self.pooling = GlobalPooling(space="mean", group="max")
+        self.blocks = layers.MaskedSequential(*stages)
+        self.classifier = layers.Pointwise(width, num_classes)
+        self.pooling = layers.GlobalPooling(space="mean", group="max")
 
     def _width_of_heads(self, group: FiniteGroup | DilationGroup, channels: int) -> dict[str, Any]:
         """The ``head_channels`` of an attention layer with this output, if they are not the layer's default."""
@@ -294,7 +284,7 @@ class GroupTransformer(DrawsFeatures, StoresSettings):
             mask: Bool ``(B or 1, *spatial)``, true where there are pixels. Masked pixels change no result.
         """
         scores = self.classifier(self.features(x, mask))
-        return self.pooling(scores, None if mask is None else mask_after(self.blocks, mask))
+        return self.pooling(scores, None if mask is None else layers.mask_after(self.blocks, mask))
 
 
 EPS = 1e-12  # of the published norms in encodings

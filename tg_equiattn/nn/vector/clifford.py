@@ -19,17 +19,7 @@ from torch import Tensor, nn
 from ... import checks
 from ...functional.operators import tile_numbers
 from ...functional.tiles import map_tiles
-from ...functional.vector.clifford import (
-    COMPONENTS,
-    GRADE_SIZES,
-    PATHS,
-    ProductTables,
-    channelwise_product,
-    channelwise_product_of_components,
-    grades_of_products,
-    product_tables,
-    split_grades,
-)
+from ...functional.vector import clifford as algebra
 from ...modes import full_precision, is_traced
 from ...tables import Tables
 from ..modules import reset_children
@@ -54,7 +44,7 @@ class Grades(NamedTuple):
     @property
     def dim(self) -> int:
         """Number of features of a token."""
-        return sum(size * channels for size, channels in zip(GRADE_SIZES, self, strict=True))
+        return sum(size * channels for size, channels in zip(algebra.GRADE_SIZES, self, strict=True))
 
     def times(self, factor: int) -> Grades:
         return Grades(*(factor * channels for channels in self))
@@ -68,7 +58,7 @@ class Grades(NamedTuple):
 
     def parts(self, x: Float[Tensor, "dim tokens"]) -> Parts:
         """Views of features as parts."""
-        shapes = [(size, channels, x.shape[1]) for size, channels in zip(GRADE_SIZES, self, strict=True)]
+        shapes = [(size, channels, x.shape[1]) for size, channels in zip(algebra.GRADE_SIZES, self, strict=True)]
         rows = x.split_with_sizes([size * channels for size, channels, _ in shapes])
         return [part.view(shape) for part, shape in zip(rows, shapes, strict=True)]
 
@@ -78,7 +68,7 @@ class Grades(NamedTuple):
         vectors, so they give no pseudoscalar; one gives no axial vector."""
         grades = {0} | {grade for grade, channels in enumerate(self) if channels}
         for _ in range(products):
-            grades |= set(grades_of_products(grades))
+            grades |= set(algebra.grades_of_products(grades))
         if not self.bivectors and not self.pseudoscalars:
             grades -= {2, 3} if self.vectors < 2 else {3} if self.vectors < 3 else set()
         return tuple(grade in grades for grade in range(4))  # type: ignore[return-value]
@@ -131,7 +121,7 @@ class CliffordLinear(nn.Module):
     def forward(self, parts: Parts) -> Parts:
         weights, out = self.weights, []
         bias = None if self.bias is None else self.bias[None, :, None]
-        for part, size, name, o in zip(parts, GRADE_SIZES, self._names, self.out_grades, strict=True):
+        for part, size, name, o in zip(parts, algebra.GRADE_SIZES, self._names, self.out_grades, strict=True):
             if name is not None and part.shape[1]:
                 weight = getattr(weights, name)  # iterating over a ParameterList takes longer
                 out.append(_affine(weight.expand(size, -1, -1), part, bias))
@@ -166,7 +156,7 @@ class CliffordBlock(nn.Module):
     def __init__(self, channels: int, grades: Sequence[int], bias: bool = True) -> None:
         super().__init__()
         self.channels, self.grades = channels, tuple(grades)
-        self.tables = Tables(functools.partial(product_tables, self.grades))
+        self.tables = Tables(functools.partial(algebra.product_tables, self.grades))
         steps = {following - grade for grade, following in itertools.pairwise(self.grades)}
         self.rows = slice(0, self.grades[-1] + 1, *steps) if len(steps) == 1 else None  # of parameters
         self.gate = nn.Parameter(torch.empty(4, channels))
@@ -174,7 +164,7 @@ class CliffordBlock(nn.Module):
         self.weight = nn.Parameter(torch.empty(4, channels, channels))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.grade_norm = nn.Parameter(torch.empty(4, channels))
-        self.paths = nn.Parameter(torch.empty(len(PATHS), channels))
+        self.paths = nn.Parameter(torch.empty(len(algebra.PATHS), channels))
         self.scale = nn.Parameter(torch.empty(channels))
         self.reset_parameters()
 
@@ -189,7 +179,7 @@ class CliffordBlock(nn.Module):
         nn.init.ones_(self.scale)
 
     def forward(self, x: Float[Tensor, "components channels tokens"]) -> Float[Tensor, "components channels tokens"]:
-        tables: ProductTables = self.tables(x.device, x.dtype)
+        tables: algebra.ProductTables = self.tables(x.device, x.dtype)
         gate, gate_bias = self._rows(self.gate, tables), self._rows(self.gate_bias, tables)
         gates = torch.sigmoid(torch.addcmul(gate_bias, gate, torch.cat([x[:1], *self._sums(x * x)[1:]])))
         x = x * gates.index_select(0, tables.position)
@@ -203,7 +193,7 @@ class CliffordBlock(nn.Module):
         return z * (self.scale[:, None] / (size + 2**0.5 * 1e-6))
 
     def _rows(
-        self, parameter: Float[Tensor, "4 channels"], tables: ProductTables
+        self, parameter: Float[Tensor, "4 channels"], tables: algebra.ProductTables
     ) -> Float[Tensor, "grades channels 1"]:
         """The rows of a parameter for the grades of the input."""
         rows = parameter.index_select(0, tables.present) if self.rows is None else parameter[self.rows]
@@ -217,11 +207,13 @@ class CliffordBlock(nn.Module):
 
     def _product(
         self, x: Float[Tensor, "components channels tokens"], y: Float[Tensor, "components channels tokens"],
-        tables: ProductTables,
+        tables: algebra.ProductTables,
     ) -> Float[Tensor, "more_components channels tokens"]:  # fmt: skip
         if not is_traced(x) and x[0].numel() <= FEW_NUMBERS[x.device.type == "cpu"]:
-            return channelwise_product_of_components(self.paths, x, y, tables)
-        product = channelwise_product(self.paths, split_grades(x, self.grades), split_grades(y, self.grades))
+            return algebra.channelwise_product_of_components(self.paths, x, y, tables)
+        product = algebra.channelwise_product(
+            self.paths, algebra.split_grades(x, self.grades), algebra.split_grades(y, self.grades)
+        )
         return torch.cat([part for part in product if part.shape[1]])
 
     def extra_repr(self) -> str:
@@ -243,17 +235,17 @@ class MultivectorMLP(nn.Module):
         grades, blocks = [g for g, present in enumerate(in_grades.reachable(0)) if present], []
         for _ in range(num_blocks):
             blocks.append(CliffordBlock(hidden, grades, bias))
-            grades = grades_of_products(grades)
+            grades = algebra.grades_of_products(grades)
         self.blocks, self.grades = nn.Sequential(*blocks), grades
         self.out = CliffordLinear(full, out_grades, bias)
 
     def forward(self, parts: Parts) -> Parts:
         embedded = [part for part in self.embed(parts) if part.shape[1]]
-        return self.out(split_grades(self.blocks(torch.cat(embedded)), self.grades))
+        return self.out(algebra.split_grades(self.blocks(torch.cat(embedded)), self.grades))
 
     def tokens_per_block(self, device: torch.device) -> int:
         """The number of tokens of a tile. On a CPU, its intermediate results fit into the cache."""
-        return max(64, tile_numbers(device, BLOCK_NUMBERS, 10 * COMPONENTS) // self.hidden)
+        return max(64, tile_numbers(device, BLOCK_NUMBERS, 10 * algebra.COMPONENTS) // self.hidden)
 
     @property
     def reference_parameter(self) -> Tensor:
@@ -302,14 +294,14 @@ class CliffordMLP(nn.Module):
         self.mlp = MultivectorMLP(inside, outside, hidden_channels, num_blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim < 2 or tuple(x.shape[-2:]) != (self.in_channels, COMPONENTS):
+        if x.ndim < 2 or tuple(x.shape[-2:]) != (self.in_channels, algebra.COMPONENTS):
             raise ValueError(f"input must be (..., {self.in_channels}, 8), got {tuple(x.shape)}")
         reference = self.mlp.reference_parameter
         checks.of_points(x, reference)
         with full_precision(x.device):
             tokens = x.to(reference.dtype).reshape(-1, *x.shape[-2:])
             out = map_tiles(_of_tokens, self.mlp.tokens_per_block(x.device), (tokens,), self.mlp)
-            return out.view(*x.shape[:-2], self.out_channels, COMPONENTS)
+            return out.view(*x.shape[:-2], self.out_channels, algebra.COMPONENTS)
 
     def reset_parameters(self) -> None:
         reset_children(self)
@@ -318,5 +310,5 @@ class CliffordMLP(nn.Module):
 def _of_tokens(
     x: Float[Tensor, "tokens channels components"], mlp: MultivectorMLP
 ) -> Float[Tensor, "tokens out components"]:
-    out = torch.cat(mlp(list(x.permute(2, 1, 0).contiguous().split(GRADE_SIZES))))
+    out = torch.cat(mlp(list(x.permute(2, 1, 0).contiguous().split(algebra.GRADE_SIZES))))
     return out.permute(2, 1, 0).contiguous()
