@@ -5,6 +5,8 @@ import torch
 from attention_operands import EXTREMES, gradients, group_attention, operands
 
 from tg_equiattn.encodings import relation_index
+from tg_equiattn.functional.group.heads import Terms, attention_by_position
+from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic
 
 
@@ -40,3 +42,18 @@ def test_third_derivatives():
             y = sum((g * torch.cos(g)).sum() for g in torch.autograd.grad(y.square().sum(), tensors, create_graph=True))
         out.append(gradients(y, tensors))
     close(*out, 1e-10)
+
+
+@pytest.mark.parametrize("padding_mode", ["mask", "circular"])
+@pytest.mark.parametrize(("spatial", "side"), [((3, 5), 3), ((2, 5), (5, 3)), ((2, 3, 2), 3)])
+def test_heads_without_content(spatial, side, padding_mode):
+    """Derivatives of first and second order, and gradients of a batch of losses."""
+    window = Window(len(spatial), side, "disk" if spatial == (3, 5) else "square", padding_mode)
+    value = torch.randn(2, 2, 3, 2, *spatial, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(2, 2, window.count(), dtype=torch.float64, requires_grad=True)
+
+    def attend(value, bias):
+        return attention_by_position(value, Terms(None, space_bias=bias), window)
+
+    assert torch.autograd.gradcheck(attend, (value, bias), check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(attend, (value, bias))

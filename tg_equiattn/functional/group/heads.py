@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ... import checks
 from ...grids import Window
-from ...modes import full_precision
+from ...modes import full_precision, runs_eagerly
 from ...ranks import merge_attentions
 from ...tables import cached_table
 from .. import hashed_dropout
@@ -288,10 +288,36 @@ def _convolve(
 ) -> Tensor:
     """Convolve images with filters over the window, with zeros or the opposite side of the image beyond its border."""
     at = shifts(window.sides, window.selection)
-    x, padding = (at.pad(x, circular=True), 0) if window.circular else (x, at.reach())
-    convolve = F.conv2d if window.dim == 2 else F.conv3d
-    bias = None if bias is None else bias.to(x.dtype)
-    return convolve(x, at.to_square(filters).to(x.dtype), bias, padding=padding, groups=groups)
+    x, padding = (at.pad(x, circular=True), [0] * window.dim) if window.circular else (x, at.reach())
+    filters = at.to_square(filters).to(x.dtype)
+    if len(filters) == groups > 1 and x.device.type == "cpu" and torch.is_grad_enabled() and runs_eagerly():
+        return _Depthwise.apply(x, filters, padding)
+    return _conv(x, filters, None if bias is None else bias.to(x.dtype), padding=padding, groups=groups)
+
+
+def _conv(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    return (F.conv2d if x.ndim == 4 else F.conv3d)(x, *arguments, **options)
+
+
+class _Depthwise(torch.autograd.Function):
+    """The convolution of each channel with its own filter. Its derivatives are convolutions of this kind, too, which
+    are 2 to 10 times as fast on a CPU as those of torch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, filters: Float[Tensor, "c 1 *sides"], padding: list[int]) -> Tensor:
+        ctx.save_for_backward(x, filters)
+        ctx.padding = padding
+        return _conv(x, filters, padding=padding, groups=len(filters))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        x, filters = ctx.saved_tensors
+        grad, batch = grad.to(x.dtype), len(x)
+        margins = [side - 1 - n for side, n in zip(filters.shape[2:], ctx.padding, strict=True)]
+        to_x = _conv(grad, filters.flip(*range(2, x.ndim)), padding=margins, groups=len(filters))
+        images, of_images = x.reshape(1, -1, *x.shape[2:]), grad.reshape(-1, 1, *grad.shape[2:])
+        to_filters = _conv(images, of_images, padding=ctx.padding, groups=batch * len(filters))
+        return to_x, to_filters.view(batch, *filters.shape).sum(0), None
 
 
 def attention_weights(

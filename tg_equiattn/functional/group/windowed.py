@@ -28,8 +28,9 @@ from .windows import Block, FlatImages, flat_images, flat_operands, key_elements
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-# Number of scores of one t in a tile on a CPU, small enough to stay in the cache between operations.
-_TILE = 1 << 19
+# Number of scores of one t in a tile on a CPU: few enough for its cache, and so many that operations take longer than
+# their launch.
+_TILE = 1 << 20
 
 
 def _of_block(weight: Tensor, block: Block, dim: int) -> Tensor:
@@ -42,7 +43,7 @@ def _at_once(weight: Tensor, channels: int) -> bool:
     """True if the products of weights with all channels are few enough to be in memory before they are added up."""
     numbers = channels * weight.numel()
     if weight.device.type == "cpu":  # an operation for each offset is slower only if it has few numbers
-        return are_few(numbers // max(1, weight.shape[4]), weight.device)
+        return are_few(numbers // max(1, weight.shape[5]), weight.device)
     return numbers <= tile_numbers(weight.device, 0, 12)
 
 
@@ -87,19 +88,16 @@ class Sum(torch.autograd.Function):
         shape = *weight.shape[:2], channels, weight.shape[2], *weight.shape[5:]
         if empty:
             return weight.new_empty(shape)
-        at_once = _at_once(weight, channels)
-        if weight.shape[3] == 1 and not at_once:
-            out = weight.new_zeros(shape)
-            for weights, view in zip(weight.transpose(2, 3).unbind(4), at.views(y.squeeze(4)), strict=True):
-                out.addcmul_(weights, view)
-            return out
-        out, step, weight = weight.new_empty(shape), channels if at_once else 1, weight.unsqueeze(2)
-        products = weight.new_empty(*shape[:2], step, *weight.shape[3:])
-        factors = [(_of_block(weight, x, dim), _of_block(products, x, dim), at.shifted(y, x)) for x in at.shifts.blocks]
-        for c in range(0, channels, step):
-            for weights, product, values in factors:
-                torch.mul(weights, values[:, :, c : c + step], out=product)
-            torch.sum(products, (4, 5), out=out[:, :, c : c + step])
+        weight = weight.unsqueeze(2)
+        if _at_once(weight, channels):
+            products = weight.new_empty(*shape[:3], *weight.shape[3:])
+            for block in at.shifts.blocks:
+                torch.mul(_of_block(weight, block, dim), at.shifted(y, block), out=_of_block(products, block, dim))
+            return products.sum((4, 5))
+        out = weight.new_zeros(shape)
+        for weights, keys in zip(weight.unbind(4), y.unbind(4), strict=True):
+            for of_offset, view in zip(weights.unbind(4), at.views(keys), strict=True):
+                out.addcmul_(of_offset, view)
         return out
 
     @staticmethod
@@ -114,25 +112,24 @@ class Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, x: Tensor, shape: torch.Size, at: FlatImages) -> Tensor:
         ctx.save_for_backward(weight, x)
-        ctx.at, dim = at, at.shifts.dim
+        ctx.at, dim, weight = at, at.shifts.dim, weight.unsqueeze(2)
         if _at_once(weight, x.shape[2]):
-            products = weight.new_zeros(*x.shape[:3], *weight.shape[2:5], *shape[5:])
-            features, weights = x[(slice(None),) * 4 + (None,) * (1 + dim)], weight.unsqueeze(2)
+            products = weight.new_zeros(*x.shape[:3], *weight.shape[3:6], *shape[5:])
+            features = x[(slice(None),) * 4 + (None,) * (1 + dim)]
             for block in at.shifts.blocks:
-                torch.mul(_of_block(weights, block, dim), features, out=at.apart(products, block))
-            own = shape[3] == weight.shape[2]
+                torch.mul(_of_block(weight, block, dim), features, out=at.apart(products, block))
+            own = shape[3] == weight.shape[3]
             return products.sum(5 if own else (3, 5)).view(shape)
         y = weight.new_zeros(shape)
-        if weight.shape[3] == 1 and shape[3] == weight.shape[2]:
-            for weights, view in zip(weight.transpose(2, 3).unbind(4), at.views(y.squeeze(4)), strict=True):
-                view.addcmul_(weights, x)
-            return y
-        sums = weight.new_zeros(*weight.shape[:2], x.shape[2], *weight.shape[3:])
-        x = x.expand(*x.shape[:3], weight.shape[2], *x.shape[4:])[:, :, :, :, None, None]
-        for weights, features in zip(weight.unsqueeze(2).unbind(3), x.unbind(3), strict=True):
-            sums.addcmul_(weights, features)
-        for view, sum_ in zip(at.views(y.squeeze(3)), sums.unbind(4), strict=True):
-            view += sum_
+        if shape[3] > 1:
+            parts = [(weight.squeeze(4), x, y.squeeze(4))]
+        else:  # outputs share their keys
+            parts = [
+                (weights, x[:, :, :, h % x.shape[3], None], y.squeeze(3)) for h, weights in enumerate(weight.unbind(3))
+            ]
+        for weights, features, images in parts:
+            for of_offset, view in zip(weights.unbind(4), at.views(images), strict=True):
+                view.addcmul_(of_offset, features)
         return y
 
     @staticmethod
