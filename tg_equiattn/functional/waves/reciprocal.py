@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 import math
 import threading
 import warnings
@@ -338,7 +337,10 @@ def reciprocal_sums(
     lattice = lattice_of(cells, pos, extent, interaction)
     angles, spans, key = lattice.angles.to(dtype), lattice.spans, sources[0]
     each = lattice.weights.to(dtype).split([end - start for start, end in spans], 1)  # B, D, H, Y
-    order = sorted(range(len(spans)), key=spans.__getitem__)
+    groups: dict[tuple[int, int], list[int]] = {}  # kernels with equal vectors
+    for c, span in enumerate(spans):
+        groups.setdefault(span, []).append(c)
+    order = [c for group in groups.values() for c in group]
     if order != sorted(order):
         index = torch.tensor(order, device=pos.device)
         query, key = query.index_select(3, index), key.index_select(3, index)
@@ -346,26 +348,26 @@ def reciprocal_sums(
         source = key.permute(0, 1, 3, 4, 2)[..., None].contiguous() * sources[1][:, :, None, None]
     else:
         source = key.transpose(2, 3)[:, :, :, None]
-    groups = [[*same] for _, same in itertools.groupby(order, spans.__getitem__)]  # of kernels with equal vectors
-    weights = [torch.stack([each[c] for c in group], 2) for group in groups]  # B, D, C, H, Y
-    counts = [len(group) for group in groups]
-    each = [lattice.numbers[:, slice(*spans[group[0]])] for group in groups]  # B, D, 3
-    operands = list(zip(each, query.split(counts, 3), source.split(counts, 2), weights, strict=True))
+    weights = [torch.stack([each[c] for c in group], 2) for group in groups.values()]  # B, D, C, H, Y
+    numbers, counts = [lattice.numbers[:, slice(*span)] for span in groups], [len(group) for group in groups.values()]
+    operands = list(zip(numbers, query.split(counts, 3), source.split(counts, 2), weights, strict=True))
     mix, out = (interaction.product, ranks), []
     if nufft:
-        for group, (numbers, own, x, w) in zip(groups, operands, strict=True):
+        for group, (steps, own, x, w) in zip(groups.values(), operands, strict=True):
             ratio = lattice.ratio[:, group[0], None]
-            at, indices = angles * ratio.to(dtype), (numbers / ratio).round().long()
+            at, indices = angles * ratio.to(dtype), (steps / ratio).round().long()
             sums = sums_over_nodes(at, indices, x.flatten(2), interaction.error)
             table = recomputed(_mixed, mix, sums.unflatten(3, x.shape[2:]).flatten(2, 3), w.flatten(1, 2))
             table = table.unflatten(2, w.shape[1:3])
             sums = sums_at_nodes(at, indices, table.flatten(3), interaction.error).unflatten(2, table.shape[3:])
             out.append(torch.einsum("bncahe,bnhca->bnhe", sums, own))
         return sum(out[1:], out[0])
-    longest = max(x.shape[1] for x in each)
+    if is_whole(angles):
+        return _tile(mix, angles, *zip(*operands, strict=True))
+    longest = max(x.shape[1] for x in numbers)
     channels = 4 * source[0, 0, 0].numel() * sum(w.shape[1] * w.shape[2] for w in weights) // longest
     step = max(1, tile_numbers(pos.device, _VECTORS, 4) // (len(angles) * max(2 * most, channels)))
-    if is_whole(angles) or step >= longest:
+    if step >= longest:
         return _tile(mix, angles, *zip(*operands, strict=True))
     for tile in (slice(first, first + step) for first in range(0, longest, step)):
         some = [(k[:, tile], own, x, w[:, tile]) for k, own, x, w in operands if k.shape[1] > tile.start]
