@@ -1,10 +1,11 @@
 """Find copied regions: which pixels of a micrograph were copied, rotated or mirrored, and pasted elsewhere in it?
 
 ``--data`` is an .npz file of grey images (data/forgeries.py says what is in it); ``--synthetic 20`` draws images
-instead. In half of the images a disk or a free shape, 12 to 24 pixels across, is copied, rotated by any angle, mirrored
-or not, and pasted, with a soft border; the label is the mask of both places. A quarter has a region of another image,
-and a quarter none. Then come noise and JPEG. All networks are U-Nets of three levels, at about as many parameters and
-after about equal time of training; groups are D4:
+instead. In half of the images a disk or a free shape, 16 to 24 pixels across, is copied, rotated by any angle, mirrored
+or not, and pasted, with a soft border; the label is the mask of both places. ``--decoys`` regions from outside of the
+image, but of the same micrograph, are pasted in the same way, and one more where nothing is copied, so that traces of
+pasting do not tell copies. Then come noise and JPEG. All networks are U-Nets of three levels, at about as many
+parameters and after about equal time of training; groups are D4:
 
 U-Net                two convolutions at an eighth of the resolution
 G-CNN                the same with group convolutions
@@ -45,7 +46,7 @@ from torch import Tensor, nn
 VALIDATION, TEST = 71, 72  # seeds of images, which do not depend on the seed of training
 TESTS = ("near", "rotated", "mirrored")
 Model = Literal["U-Net", "G-CNN", "CNN + comparison", "G-CNN + comparison", "G-CNN + attention", "SIFT"]
-IMAGES = {"U-Net": 26.0, "G-CNN": 7.0, "CNN + comparison": 9.0, "G-CNN + comparison": 2.9, "G-CNN + attention": 1.0}
+IMAGES = {"U-Net": 15.0, "G-CNN": 5.2, "CNN + comparison": 7.0, "G-CNN + comparison": 2.6, "G-CNN + attention": 1.0}
 """Images of an epoch, which then takes as long for all networks, in units of ``--train``."""
 
 
@@ -66,6 +67,8 @@ class Micrographs(Settings):
     """.npz file of images"""
     synthetic: int = 0
     """so many drawn images in place of --data"""
+    decoys: int = 1
+    """regions of other squares of the same micrograph that are pasted in the same way, and are no copies"""
     side: int = 64
     """pixels a side of the squares that are cut out of images"""
     train: int = 100
@@ -82,8 +85,8 @@ class Micrographs(Settings):
     """of attention"""
     head_channels: int = 16
     """width of a head"""
-    epochs: int = 10
-    batch: int = 16
+    epochs: int = 30
+    batch: int = 4
     learning_rate: float = 0.01
     warmup: float = 0.1
 
@@ -167,7 +170,7 @@ class Stream(Batches):
     def __iter__(self) -> Iterator[list[Tensor]]:
         settings = self.settings
         seed = 1000 * (settings.seed + 1) + self.epoch
-        drawn = forgeries(self.images, self.length, settings.copies[0], settings.side, seed)
+        drawn = forgeries(self.images, self.length, settings.copies[0], settings.side, settings.decoys, seed)
         drawn = [x.to(settings.device) for x in drawn]
         self.get = lambda indices: [x[indices] for x in drawn]
         yield from super().__iter__()
@@ -188,12 +191,14 @@ def held_out(settings: Micrographs) -> tuple[np.ndarray, Batches, dict[str, Batc
     """Images to train with, images to validate with, and tests by the kind of copies, of other micrographs each."""
     if settings.data is None and settings.synthetic < 20:
         raise SettingsError(f"{flag('data')} must be a file, or --synthetic at least 20, got {settings.synthetic}")
-    images = synthetic(settings.synthetic, settings.side, 0) if settings.data is None else load(settings.data)
+    images = synthetic(settings.synthetic, 3 * settings.side, 0) if settings.data is None else load(settings.data)
     images = images[np.random.default_rng(0).permutation(len(images))]
     training, validation, testing = np.split(images, [7 * len(images) // 10, 8 * len(images) // 10])
 
     def batches(images: np.ndarray, count: int, kind: str, seed: int) -> Batches:
-        return tensor_batches(forgeries(images, count, kind, settings.side, seed), 50, device=settings.device)
+        return tensor_batches(
+            forgeries(images, count, kind, settings.side, settings.decoys, seed), 50, device=settings.device
+        )
 
     tests = {kind: batches(testing, settings.test, kind, TEST) for kind in TESTS}
     return training, batches(validation, settings.validation, settings.copies[0], VALIDATION), tests

@@ -15,7 +15,7 @@ MIDDLES = {
 
 
 def test_half_of_the_images_have_two_places_of_one_size():
-    images, masks = forgeries(synthetic(10, 64, 0), 40, "any", 64, 0)
+    images, masks = forgeries(synthetic(10, 192, 0), 40, "any", 64, 1, 0)
     sizes = [[int((found == n).sum()) for n in range(1, count + 1)] for found, count in map(label, masks[:, 0].numpy())]
     assert 10 < sum(map(bool, sizes)) < 30
     pairs = [pair for pair in sizes if len(pair) == 2]  # places that touch are one

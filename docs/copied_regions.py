@@ -1,0 +1,60 @@
+"""Draw docs/_static/copied_regions.png: test images with copied regions, and the pixels that models mark.
+
+PYTHONPATH=examples/studies python docs/copied_regions.py --data nuclei_256.npz --output out
+
+The models are those of seed 0 that examples/studies/micrographs.py left in the folder --output.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import matplotlib
+import torch
+from harness.tables import at_best_rates
+from micrographs import Micrographs, best_f1, build, held_out, predicted
+from report import rows_of
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+MODELS = "U-Net", "G-CNN", "G-CNN + comparison", "G-CNN + attention"
+IMAGES = 6
+
+
+def draw(path: Path, data: Path, output: Path) -> None:
+    """The first test images that have a copy, and the first that has none."""
+    best = at_best_rates(rows_of("micrographs"), "models", "copies")
+    _, validation, tests = held_out(Micrographs(data=data))
+    images, masks = (torch.cat(x)[:, 0] for x in zip(*tests["near"], strict=True))
+    forged = masks.amax((1, 2)).bool()
+    shown = [*forged.nonzero()[: IMAGES - 1, 0], int((~forged).nonzero()[0])]
+    panels = [("image", images), ("copied", masks)]
+    for name in MODELS:
+        row = next(row for row in best[name, "near"] if row.setting("seeds") == 0)
+        rate = row.setting("learning_rate")
+        run = dataclasses.replace(Micrographs(), models=(name,), output=output, learning_rate=rate)
+        model = build(run)
+        state = torch.load(run.folder / "best.ckpt", weights_only=True)["state_dict"]
+        model.load_state_dict({key.removeprefix("model."): x for key, x in state.items()})
+        _, threshold = best_f1(*predicted(model.eval(), validation))
+        panels.append((name, predicted(model, tests["near"])[0][:, 0] >= threshold))
+    figure, axes = plt.subplots(
+        len(panels), IMAGES, figsize=(2 * IMAGES, 2 * len(panels)), layout="constrained"
+    )
+    for line, (name, pictures) in zip(axes, panels, strict=True):
+        line[0].set_ylabel(name)
+        for axis, n in zip(line, shown, strict=True):
+            axis.imshow(pictures[n], cmap="gray")
+            axis.set(xticks=[], yticks=[])
+    figure.savefig(path, dpi=75)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    for flag in ("--data", "--output"):
+        parser.add_argument(flag, type=Path, required=True)
+    given = parser.parse_args()
+    target = Path(__file__).parent / "_static" / "copied_regions.png"
+    draw(target, given.data, given.output)
