@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
+from torch_geometric.nn import Linear
 
 from tg_equiattn import checks
 from tg_equiattn.nn import EwaldAttention as CoreAttention
@@ -47,7 +48,8 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
     of every graph, see :doc:`/several_machines`.
 
     Args:
-        in_channels (int): Size of each input sample.
+        in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input, which a
+            linear map then takes to :obj:`out_channels`.
         out_channels (int): Size of each output sample.
         width (float): Width of the narrowest kernel, in the unit of :obj:`pos`. Use about half of the cutoff of
             message passing beside it: messages already model shorter distances.
@@ -118,18 +120,25 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
         max_hkl: Sequence[int] | None = None,
     ):
         super().__init__()
-        checks.positive(in_channels=in_channels, out_channels=out_channels)
+        checks.positive(out_channels=out_channels)
+        if in_channels != -1:
+            checks.positive(in_channels=in_channels)
         checks.whole(in_vectors=in_vectors, out_vectors=out_vectors)
         if out_vectors and not in_vectors and lmax == 0:
             raise ValueError(f"out_vectors must be 0 with lmax=0 and in_vectors=0, got {out_vectors}: pass lmax=1")
-        self.in_channels, self.out_channels = in_channels, out_channels
+        self.lin, self.out_channels = Linear(-1, out_channels, False) if in_channels == -1 else None, out_channels
         self.in_vectors, self.out_vectors, self.heads = in_vectors, out_vectors, heads
         self.attention = CoreAttention(
-            in_channels, in_vectors, out_channels=(out_channels, out_vectors), width=width, max_width=max_width,
-            num_gaussians=num_gaussians, num_coulomb=num_coulomb, kernels=kernels, heads=heads, lmax=lmax,
-            avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
+            out_channels if self.lin else in_channels, in_vectors, out_channels=(out_channels, out_vectors),
+            width=width, max_width=max_width, num_gaussians=num_gaussians, num_coulomb=num_coulomb, kernels=kernels,
+            heads=heads, lmax=lmax, avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
         )  # fmt: skip
         self.invariants = FarOffsets(out_vectors, 3, out_channels, invariant=True) if out_vectors else None
+
+    @property
+    def in_channels(self) -> int:
+        """Size of each input sample; -1 if it is not known yet."""
+        return self.lin.in_channels if self.lin is not None else self.attention.in_channels[0]
 
     def reset_parameters(self):
         """Resets all learnable parameters of the module."""
@@ -173,7 +182,7 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
                 :math:`(|\mathcal{V}|, V_{out}, d)`. (default: :obj:`False`)
         """
         check_nodes(x, self.in_channels)
-        if x.shape[1] != self.in_channels:
+        if self.in_channels not in (-1, x.shape[1]):
             raise ValueError(f"x must have shape (N, {self.in_channels}), got {tuple(x.shape)}")
         if return_vectors and not self.out_vectors:
             raise ValueError("return_vectors must be False with out_vectors=0, got True: pass out_vectors=1 or more")
@@ -192,6 +201,7 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
             batch, order = batch.sort(stable=True)
             x, pos = x[order], pos[order]
             vectors = vectors if vectors is None else vectors[order]
+        x = x if self.lin is None else self.lin(x)
         if dim == 2:
             pos, (cell, pbc) = nn.functional.pad(pos, (0, 1)), in_space(cell, pbc)
             vectors = vectors if vectors is None else nn.functional.pad(vectors, (0, 1))

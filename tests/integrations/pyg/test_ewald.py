@@ -120,7 +120,7 @@ CELL = torch.eye(2) * 3
 @pytest.mark.parametrize(
     ("message", "options", "arguments"),
     [
-        ("in_channels must be a positive integer, got -1", {"in_channels": -1}, {}),
+        ("in_channels must be a positive integer, got -2", {"in_channels": -2}, {}),
         ("in_vectors must be an integer from 0 on, got -1", {"in_vectors": -1}, {}),
         ("out_vectors must be 0 with lmax=0 and in_vectors=0, got 8: pass lmax=1", {"lmax": 0}, {}),
         ("width must be a positive number", {"width": 0}, {}),
@@ -284,3 +284,22 @@ def test_settings_that_are_read(equal):
     ):
         with pytest.raises(ValueError, match=message):
             ewald_settings(wrong)
+
+
+def test_sizes_of_the_first_input():
+    late, pos = EwaldAttention(-1, 7, width=1.0), torch.randn(9, 3)
+    kinds = ["a", "b"], [("a", "to", "b"), ("b", "to", "a")]
+    assert late.in_channels == -1
+    model = Model()
+    model.attention = EwaldAttention(-1, 6, width=1.0)
+    x = {kind: torch.randn(4, 5) for kind in kinds[0]}
+    assert to_hetero(model, kinds)(x, dict.fromkeys(kinds[1], EDGES), dict.fromkeys(x, POS))["a"].shape == (4, 6)
+    out = late(torch.ones(9, 4), pos)
+    other = EwaldAttention(-1, 7, width=1.0)
+    other.load_state_dict(late.state_dict())
+    assert other.in_channels == late.in_channels == 4
+    torch.testing.assert_close(other(torch.ones(9, 4), pos), out)
+    with pytest.raises(ValueError, match=r"x must have shape \(N, 4\)"):
+        other(torch.randn(9, 5), pos)
+    late.reset_parameters()
+    assert not torch.equal(late.lin.weight, other.lin.weight)
