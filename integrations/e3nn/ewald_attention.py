@@ -112,22 +112,11 @@ class IrrepsEwaldAttention(EwaldLayer):
     coupling = staticmethod(_coupling)
 
     def __init__(
-        self,
-        irreps_in: o3.Irreps | str,
-        irreps_out: o3.Irreps | str,
-        *,
-        width: float,
-        max_width: float | None = None,
-        num_gaussians: int = 4,
-        num_coulomb: int = 4,
-        kernels: torch.nn.Module | None = None,
-        heads: int = 1,
-        lmax: int = 1,
-        avg_num_nodes: float = 1.0,
-        error: float = 1e-4,
-        method: str = "auto",
+        self, irreps_in: o3.Irreps | str, irreps_out: o3.Irreps | str, *, width: float, max_width: float | None = None,
+        num_gaussians: int = 4, num_coulomb: int = 4, kernels: torch.nn.Module | None = None, heads: int = 1,
+        lmax: int = 1, avg_num_nodes: float = 1.0, error: float = 1e-4, method: str = "auto",
         max_hkl: Sequence[int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         irreps_in, irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         settings = EwaldSettings(
             width, max_width, num_gaussians, num_coulomb, kernels, heads, lmax, avg_num_nodes, error, method, max_hkl
@@ -142,16 +131,9 @@ class IrrepsEwaldAttention(EwaldLayer):
         return super().settings() | {"irreps_in": str(self.irreps_in), "irreps_out": str(self.irreps_out)}
 
     def forward(
-        self,
-        x: Tensor,
-        pos: Tensor,
-        batch: Tensor | None = None,
-        *,
-        cell: Tensor | None = None,
-        pbc: Tensor | None = None,
-        batch_size: int | None = None,
-        max_num_nodes: int | None = None,
-    ) -> Tensor:
+        self, x: Tensor, pos: Tensor, batch: Tensor | None = None, *, cell: Tensor | None = None,
+        pbc: Tensor | None = None, batch_size: int | None = None, max_num_nodes: int | None = None,
+    ) -> Tensor:  # fmt: skip
         """Evaluate.
 
         Parameters
@@ -310,19 +292,11 @@ class IrrepsChargeInteraction(_ReadsScalars, ChargeInteraction):
     """
 
     def __init__(
-        self,
-        charges: Mapping[str, float],
-        irreps_in: o3.Irreps | str | None = None,
-        *,
-        width: float,
-        cutoff: float | None = None,
-        avg_num_neighbors: float = 1.0,
-        dielectric: float = 1.0,
-        coulomb_constant: float = COULOMB_CONSTANT,
-        error: float = 1e-4,
-        method: str = "auto",
+        self, charges: Mapping[str, float], irreps_in: o3.Irreps | str | None = None, *, width: float,
+        cutoff: float | None = None, avg_num_neighbors: float = 1.0, dielectric: float = 1.0,
+        coulomb_constant: float = COULOMB_CONSTANT, error: float = 1e-4, method: str = "auto",
         max_hkl: Sequence[int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         irreps = o3.Irreps(irreps_in)
         scalars = irreps.count(o3.Irrep("0e"))
         if irreps.dim and not scalars:
@@ -396,20 +370,11 @@ class IrrepsPredictedChargeInteraction(_ReadsScalars, PredictedChargeInteraction
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        irreps_in: o3.Irreps | str,
-        *,
-        width: float,
-        cutoff: float,
-        avg_num_neighbors: float = 1.0,
-        hidden: int = 16,
-        dielectric: float = 1.0,
-        coulomb_constant: float = COULOMB_CONSTANT,
-        error: float = 1e-4,
-        method: str = "auto",
+        self, names: Sequence[str], irreps_in: o3.Irreps | str, *, width: float, cutoff: float,
+        avg_num_neighbors: float = 1.0, hidden: int = 16, dielectric: float = 1.0,
+        coulomb_constant: float = COULOMB_CONSTANT, error: float = 1e-4, method: str = "auto",
         max_hkl: Sequence[int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         irreps = o3.Irreps(irreps_in)
         if not (scalars := irreps.count(o3.Irrep("0e"))):
             raise ValueError(f"irreps_in must have scalars 0e, from which charges are predicted, got {irreps}")

@@ -101,24 +101,11 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        width: float,
-        in_vectors: int = 0,
-        out_vectors: int = 8,
-        max_width: float | None = None,
-        num_gaussians: int = 4,
-        num_coulomb: int = 4,
-        kernels: nn.Module | None = None,
-        heads: int = 1,
-        lmax: int = 1,
-        avg_num_nodes: float = 1.0,
-        error: float = 1e-4,
-        method: str = "auto",
+        self, in_channels: int, out_channels: int, *, width: float, in_vectors: int = 0, out_vectors: int = 8,
+        max_width: float | None = None, num_gaussians: int = 4, num_coulomb: int = 4, kernels: nn.Module | None = None,
+        heads: int = 1, lmax: int = 1, avg_num_nodes: float = 1.0, error: float = 1e-4, method: str = "auto",
         max_hkl: Sequence[int] | None = None,
-    ):
+    ):  # fmt: skip
         super().__init__()
         checks.positive(out_channels=out_channels)
         if in_channels != -1:
@@ -145,19 +132,10 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
         reset_children(self)
 
     def forward(
-        self,
-        x: Tensor,
-        pos: Tensor,
-        batch: Tensor | None = None,
-        *,
-        vectors: Tensor | None = None,
-        cell: Tensor | None = None,
-        pbc: Tensor | None = None,
-        ptr: Tensor | None = None,
-        batch_size: int | None = None,
-        max_num_nodes: int | None = None,
-        return_vectors: bool = False,
-    ) -> Any:
+        self, x: Tensor, pos: Tensor, batch: Tensor | None = None, *, vectors: Tensor | None = None,
+        cell: Tensor | None = None, pbc: Tensor | None = None, ptr: Tensor | None = None, batch_size: int | None = None,
+        max_num_nodes: int | None = None, return_vectors: bool = False,
+    ) -> Any:  # fmt: skip
         r"""Runs the forward pass of the module.
 
         Args:

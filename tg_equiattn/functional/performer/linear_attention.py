@@ -107,15 +107,9 @@ def log_weights(projection: Float[Tensor, "features d"], variance: Float[Tensor,
 
 
 def linear_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    projection: Tensor,
-    *,
-    mask: Tensor | None = None,
-    batch: Tensor | None = None,
-    batch_size: int | None = None,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, *, mask: Tensor | None = None,
+    batch: Tensor | None = None, batch_size: int | None = None,
+) -> Tensor:  # fmt: skip
     r"""Softmax attention estimated by random features, in time and memory linear in the number of keys.
 
     .. math:: \mathrm{out}_i = \frac{\sum_j \langle \phi(q_i), \phi(k_j) \rangle\, v_j}

@@ -87,18 +87,10 @@ def _incidence(pairs: SortedPairs, heads: int) -> tuple[CSR, Int[Tensor, " entri
 
 
 def window_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    projection: Tensor | None,
-    pair_bias: Tensor,
-    self_bias: Tensor,
-    neighbors: NeighborList,
-    *,
-    far_bias: Tensor | None = None,
-    batch: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, pair_bias: Tensor, self_bias: Tensor,
+    neighbors: NeighborList, *, far_bias: Tensor | None = None, batch: Tensor | None = None,
     batch_size: int | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     r"""Attention with exact softmax weights for near pairs and random features for all pairs.
 
     .. math:: w_{ij} = e^{f} \langle \phi(q_i), \phi(k_j) \rangle

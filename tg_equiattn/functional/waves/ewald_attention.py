@@ -35,21 +35,10 @@ def check_method(method: str, error: float) -> None:
 
 
 def ewald_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pos: Tensor,
-    kernels: Sequence[Kernel],
-    batch: Tensor | None = None,
-    *,
-    cell: Tensor | None = None,
-    pbc: Tensor | None = None,
-    method: str = "auto",
-    error: float = 1e-4,
-    max_hkl: Sequence[int] | None = None,
-    batch_size: int | None = None,
-    max_num_nodes: int | None = None,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, pos: Tensor, kernels: Sequence[Kernel], batch: Tensor | None = None, *,
+    cell: Tensor | None = None, pbc: Tensor | None = None, method: str = "auto", error: float = 1e-4,
+    max_hkl: Sequence[int] | None = None, batch_size: int | None = None, max_num_nodes: int | None = None,
+) -> Tensor:  # fmt: skip
     r"""Attention of nodes in space, weighted by kernels K of their offsets and derivatives of these kernels.
 
     .. math:: \mathrm{out}_i = \sum_j \sum_{c, l} g_{c l}\, \langle q_i, k_j \rangle_c\;
@@ -346,19 +335,10 @@ def own_terms(
 
 
 def charge_energies(
-    charges: Tensor,
-    pos: Tensor,
-    batch: Tensor | None = None,
-    *,
-    width: float,
-    cell: Tensor | None = None,
-    pbc: Tensor | None = None,
-    method: str = "auto",
-    error: float = 1e-4,
-    max_hkl: Sequence[int] | None = None,
-    batch_size: int | None = None,
-    max_num_nodes: int | None = None,
-) -> Tensor:
+    charges: Tensor, pos: Tensor, batch: Tensor | None = None, *, width: float, cell: Tensor | None = None,
+    pbc: Tensor | None = None, method: str = "auto", error: float = 1e-4, max_hkl: Sequence[int] | None = None,
+    batch_size: int | None = None, max_num_nodes: int | None = None,
+) -> Tensor:  # fmt: skip
     r"""Energies of nodes with charges q, in units of charge² / length. The energy of a graph is their sum.
 
     .. math:: E_i = \frac{q_i}{2} \sum_j q_j\, \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}

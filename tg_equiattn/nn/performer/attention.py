@@ -168,22 +168,11 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        *,
-        position: str | None = "window",
-        pos_dim: int = 2,
-        cutoff: float | None = None,
-        offset: str | None = "table",
-        values: str = "content",
-        key_channels: int | None = None,
-        edge_dim: int | None = None,
-        num_random_features: int | None = None,
-        method: str | None = None,
-        dropout: float = 0.0,
-    ) -> None:
+        self, in_channels: int, out_channels: int, heads: int = 1, *, position: str | None = "window", pos_dim: int = 2,
+        cutoff: float | None = None, offset: str | None = "table", values: str = "content",
+        key_channels: int | None = None, edge_dim: int | None = None, num_random_features: int | None = None,
+        method: str | None = None, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         sizes = {"in_channels": 1 if in_channels == -1 else in_channels, "out_channels": out_channels, "heads": heads}
         optional = {"key_channels": key_channels, "edge_dim": edge_dim}
@@ -270,18 +259,10 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         reset_children(self)
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        mask: Tensor | None = None,
-        batch: Tensor | None = None,
-        batch_size: int | None = None,
-        max_num_nodes: int | None = None,
-        pos: Tensor | None = None,
-        grid: PixelGrid | None = None,
-        neighbors: NeighborList | None = None,
-        return_vectors: bool = False,
-    ) -> Any:
+        self, x: Tensor, *, mask: Tensor | None = None, batch: Tensor | None = None, batch_size: int | None = None,
+        max_num_nodes: int | None = None, pos: Tensor | None = None, grid: PixelGrid | None = None,
+        neighbors: NeighborList | None = None, return_vectors: bool = False,
+    ) -> Any:  # fmt: skip
         """Attend among the nodes of each graph.
 
         Args:
@@ -472,21 +453,10 @@ class RelativePerformer(DrawsFeatures, StoresSettings):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        num_classes: int,
-        *,
-        channels: int = 256,
-        num_layers: int = 6,
-        heads: int = 8,
-        position: str | None = "window",
-        pos_dim: int = 2,
-        cutoff: int = CUTOFF,
-        periodic: bool = False,
-        dropout: float = 0.1,
-        norm: str = "layer",
-        attn_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, in_channels: int, num_classes: int, *, channels: int = 256, num_layers: int = 6, heads: int = 8,
+        position: str | None = "window", pos_dim: int = 2, cutoff: int = CUTOFF, periodic: bool = False,
+        dropout: float = 0.1, norm: str = "layer", attn_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         checks.positive(in_channels=in_channels, num_layers=num_layers, heads=heads)
         self.in_channels, self.num_classes, self.position = in_channels, num_classes, position

@@ -90,20 +90,11 @@ class ChargeLayer(NotScriptable, StoresSettings):
         }  # fmt: skip
 
     def forward(
-        self,
-        elements: Tensor,
-        pos: Tensor,
-        batch: Tensor | None = None,
-        *,
-        features: Tensor | None = None,
-        edge_index: Tensor | None = None,
-        edge_vectors: Tensor | None = None,
-        total_charge: Tensor | None = None,
-        cell: Tensor | None = None,
-        pbc: Tensor | None = None,
-        batch_size: int | None = None,
+        self, elements: Tensor, pos: Tensor, batch: Tensor | None = None, *, features: Tensor | None = None,
+        edge_index: Tensor | None = None, edge_vectors: Tensor | None = None, total_charge: Tensor | None = None,
+        cell: Tensor | None = None, pbc: Tensor | None = None, batch_size: int | None = None,
         max_num_nodes: int | None = None,
-    ) -> ChargeOutputs:
+    ) -> ChargeOutputs:  # fmt: skip
         """Energies, charges and dipoles.
 
         Args:
@@ -226,19 +217,10 @@ class ChargeInteraction(ChargeLayer):
     constants: Tensor
 
     def __init__(
-        self,
-        charges: Mapping[str, float],
-        *,
-        width: float,
-        scalars: int = 0,
-        cutoff: float | None = None,
-        avg_num_neighbors: float = 1.0,
-        dielectric: float = 1.0,
-        coulomb_constant: float = COULOMB_CONSTANT,
-        error: float = 1e-4,
-        method: str = "auto",
-        max_hkl: Sequence[int] | None = None,
-    ) -> None:
+        self, charges: Mapping[str, float], *, width: float, scalars: int = 0, cutoff: float | None = None,
+        avg_num_neighbors: float = 1.0, dielectric: float = 1.0, coulomb_constant: float = COULOMB_CONSTANT,
+        error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         settings = width, scalars, cutoff, avg_num_neighbors, dielectric, coulomb_constant, error, method, max_hkl
         super().__init__(tuple(charges), ChargeSettings(*settings))
         self.register_buffer("constants", torch.tensor([float(q) for q in charges.values()]))
@@ -342,20 +324,10 @@ class PredictedChargeInteraction(ChargeLayer):
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        *,
-        width: float,
-        scalars: int,
-        cutoff: float,
-        avg_num_neighbors: float = 1.0,
-        hidden: int = 16,
-        dielectric: float = 1.0,
-        coulomb_constant: float = COULOMB_CONSTANT,
-        error: float = 1e-4,
-        method: str = "auto",
-        max_hkl: Sequence[int] | None = None,
-    ) -> None:
+        self, names: Sequence[str], *, width: float, scalars: int, cutoff: float, avg_num_neighbors: float = 1.0,
+        hidden: int = 16, dielectric: float = 1.0, coulomb_constant: float = COULOMB_CONSTANT, error: float = 1e-4,
+        method: str = "auto", max_hkl: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         checks.positive(scalars=scalars, hidden=hidden)
         settings = width, scalars, cutoff, avg_num_neighbors, dielectric, coulomb_constant, error, method, max_hkl
         super().__init__(tuple(names), ChargeSettings(*settings))

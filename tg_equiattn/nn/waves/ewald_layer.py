@@ -432,23 +432,11 @@ class EwaldAttention(EwaldLayer):
     coupling = staticmethod(gaunt_coupling)
 
     def __init__(
-        self,
-        scalar_channels: int,
-        vector_channels: int,
-        *,
-        width: float,
-        max_width: float | None = None,
-        out_channels: tuple[int, int] | None = None,
-        num_gaussians: int = 4,
-        num_coulomb: int = 4,
-        kernels: nn.Module | None = None,
-        heads: int = 1,
-        lmax: int = 1,
-        avg_num_nodes: float = 1.0,
-        error: float = 1e-4,
-        method: str = "auto",
-        max_hkl: Sequence[int] | None = None,
-    ) -> None:
+        self, scalar_channels: int, vector_channels: int, *, width: float, max_width: float | None = None,
+        out_channels: tuple[int, int] | None = None, num_gaussians: int = 4, num_coulomb: int = 4,
+        kernels: nn.Module | None = None, heads: int = 1, lmax: int = 1, avg_num_nodes: float = 1.0,
+        error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         in_channels = _channels("scalar_channels, vector_channels", (scalar_channels, vector_channels))
         out_channels = in_channels if out_channels is None else _channels("out_channels", out_channels)
         settings = EwaldSettings(
@@ -461,18 +449,10 @@ class EwaldAttention(EwaldLayer):
         return super().settings() | {"in_channels": self.in_channels, "out_channels": self.out_channels}
 
     def forward(
-        self,
-        scalars: Tensor | None,
-        vectors: Tensor | None,
-        lengths: Tensor | None = None,
-        *,
-        pos: Tensor,
-        batch: Tensor | None = None,
-        cell: Tensor | None = None,
-        pbc: Tensor | None = None,
-        batch_size: int | None = None,
-        max_num_nodes: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        self, scalars: Tensor | None, vectors: Tensor | None, lengths: Tensor | None = None, *, pos: Tensor,
+        batch: Tensor | None = None, cell: Tensor | None = None, pbc: Tensor | None = None,
+        batch_size: int | None = None, max_num_nodes: int | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Scalars and vectors of the nodes.
 
         Args:
