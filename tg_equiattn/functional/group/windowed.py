@@ -21,7 +21,7 @@ from torch import Tensor
 from ...modes import in_functorch_transform
 from .. import hashed_dropout
 from ..operators import Kernels, Plan, are_few, tile_numbers, tile_operator
-from ..tiles import WHOLE, Call, Shape, Tile
+from ..tiles import WHOLE, Call, Shape, Tile, joined
 from .definition import attend
 from .windows import Block, FlatImages, flat_images, flat_operands, key_elements, query_elements
 
@@ -39,12 +39,12 @@ def _of_block(weight: Tensor, block: Block, dim: int) -> Tensor:
     return weight.narrow(axis, block.first, math.prod(block.counts)).unflatten(axis, block.counts)
 
 
-def _at_once(weight: Tensor, channels: int) -> bool:
-    """True if the products of weights with all channels are few enough to be in memory before they are added up."""
-    numbers = channels * weight.numel()
-    if weight.device.type == "cpu":  # an operation for each offset is slower only if it has few numbers
-        return are_few(numbers // max(1, weight.shape[5]), weight.device)
-    return numbers <= tile_numbers(weight.device, 0, 12)
+def _channels_at_once(weight: Tensor, channels: int) -> int:
+    """The number of channels whose products with weights are in memory before they are added up. It is 0 on a CPU if an
+    operation for each offset is faster, and positive on accelerators, where this has fewer launches."""
+    if weight.device.type == "cpu":
+        return channels if are_few(channels * weight.numel() // max(1, weight.shape[5]), weight.device) else 0
+    return max(1, min(channels, tile_numbers(weight.device, 0, 12) // max(1, weight.numel())))
 
 
 class Dot(torch.autograd.Function):
@@ -57,7 +57,8 @@ class Dot(torch.autograd.Function):
         shape = *x.shape[:2], max(x.shape[3], y.shape[3]), y.shape[4], at.shifts.blocks[-1].offsets.stop, *x.shape[4:]
         total = x.new_empty(shape) if start is None else start.detach()  # the operation that made it has not saved it
         queries = x[(slice(None),) * 4 + (None,) * (1 + dim)]
-        at_once = x.device.type != "cpu" and _at_once(total, x.shape[2])  # to add products up takes a CPU longer
+        # to add products up takes a CPU longer
+        at_once = x.device.type != "cpu" and _channels_at_once(total, x.shape[2]) == x.shape[2]
         if at_once:
             products = total.new_empty(*shape[:2], x.shape[2], *shape[2:])
             for block in at.shifts.blocks:
@@ -89,11 +90,17 @@ class Sum(torch.autograd.Function):
         if empty:
             return weight.new_empty(shape)
         weight = weight.unsqueeze(2)
-        if _at_once(weight, channels):
-            products = weight.new_empty(*shape[:3], *weight.shape[3:])
-            for block in at.shifts.blocks:
-                torch.mul(_of_block(weight, block, dim), at.shifted(y, block), out=_of_block(products, block, dim))
-            return products.sum((4, 5))
+        if step := _channels_at_once(weight, channels):
+            products = weight.new_empty(*shape[:2], step, *weight.shape[3:])
+            blocks = [
+                (_of_block(weight, x, dim), at.shifted(y, x), _of_block(products, x, dim)) for x in at.shifts.blocks
+            ]
+            sums = []
+            for c in range(0, channels, step):
+                for weights, keys, product in blocks:
+                    torch.mul(weights, keys[:, :, c : c + step], out=product[:, :, : channels - c])
+                sums.append(products[:, :, : channels - c].sum((4, 5)))
+            return joined(sums, 2)
         out = weight.new_zeros(shape)
         for weights, keys in zip(weight.unbind(4), y.unbind(4), strict=True):
             for of_offset, view in zip(weights.unbind(4), at.views(keys), strict=True):
@@ -113,13 +120,15 @@ class Scatter(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, x: Tensor, shape: torch.Size, at: FlatImages) -> Tensor:
         ctx.save_for_backward(weight, x)
         ctx.at, dim, weight = at, at.shifts.dim, weight.unsqueeze(2)
-        if _at_once(weight, x.shape[2]):
-            products = weight.new_zeros(*x.shape[:3], *weight.shape[3:6], *shape[5:])
-            features = x[(slice(None),) * 4 + (None,) * (1 + dim)]
-            for block in at.shifts.blocks:
-                torch.mul(_of_block(weight, block, dim), features, out=at.apart(products, block))
-            own = shape[3] == weight.shape[3]
-            return products.sum(5 if own else (3, 5)).view(shape)
+        if step := _channels_at_once(weight, channels := x.shape[2]):
+            products = weight.new_zeros(*x.shape[:2], step, *weight.shape[3:6], *shape[5:])
+            blocks = [(_of_block(weight, block, dim), at.apart(products, block)) for block in at.shifts.blocks]
+            features, sums = x[(slice(None),) * 4 + (None,) * (1 + dim)], []
+            for c in range(0, channels, step):
+                for weights, product in blocks:
+                    torch.mul(weights, features[:, :, c : c + step], out=product[:, :, : channels - c])
+                sums.append(products[:, :, : channels - c].sum(5 if shape[3] == weight.shape[3] else (3, 5)))
+            return joined(sums, 2).view(shape)
         y = weight.new_zeros(shape)
         if shape[3] > 1:
             parts = [(weight.squeeze(4), x, y.squeeze(4))]
