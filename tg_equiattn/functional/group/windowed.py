@@ -21,7 +21,7 @@ from torch import Tensor
 from ...modes import in_functorch_transform
 from .. import hashed_dropout
 from ..operators import Kernels, Plan, are_few, tile_numbers, tile_operator
-from ..tiles import WHOLE, Call, Shape, Tile, joined
+from ..tiles import WHOLE, Call, Shape, Tile
 from .definition import attend
 from .windows import Block, FlatImages, flat_images, flat_operands, key_elements, query_elements
 
@@ -95,12 +95,12 @@ class Sum(torch.autograd.Function):
             blocks = [
                 (_of_block(weight, x, dim), at.shifted(y, x), _of_block(products, x, dim)) for x in at.shifts.blocks
             ]
-            sums = []
+            out = weight.new_empty(shape)
             for c in range(0, channels, step):
                 for weights, keys, product in blocks:
                     torch.mul(weights, keys[:, :, c : c + step], out=product[:, :, : channels - c])
-                sums.append(products[:, :, : channels - c].sum((4, 5)))
-            return joined(sums, 2)
+                torch.sum(products[:, :, : channels - c], (4, 5), out=out[:, :, c : c + step])
+            return out
         out = weight.new_zeros(shape)
         for weights, keys in zip(weight.unbind(4), y.unbind(4), strict=True):
             for of_offset, view in zip(weights.unbind(4), at.views(keys), strict=True):
@@ -123,12 +123,16 @@ class Scatter(torch.autograd.Function):
         if step := _channels_at_once(weight, channels := x.shape[2]):
             products = weight.new_zeros(*x.shape[:2], step, *weight.shape[3:6], *shape[5:])
             blocks = [(_of_block(weight, block, dim), at.apart(products, block)) for block in at.shifts.blocks]
-            features, sums = x[(slice(None),) * 4 + (None,) * (1 + dim)], []
+            features, axes = (
+                x[(slice(None),) * 4 + (None,) * (1 + dim)],
+                (5,) if shape[3] == weight.shape[3] else (3, 5),
+            )
+            y = weight.new_empty([n for axis, n in enumerate((*x.shape[:3], *products.shape[3:])) if axis not in axes])
             for c in range(0, channels, step):
                 for weights, product in blocks:
                     torch.mul(weights, features[:, :, c : c + step], out=product[:, :, : channels - c])
-                sums.append(products[:, :, : channels - c].sum(5 if shape[3] == weight.shape[3] else (3, 5)))
-            return joined(sums, 2).view(shape)
+                torch.sum(products[:, :, : channels - c], axes, out=y[:, :, c : c + step])
+            return y.view(shape)
         y = weight.new_zeros(shape)
         if shape[3] > 1:
             parts = [(weight.squeeze(4), x, y.squeeze(4))]
