@@ -160,7 +160,7 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
                 :math:`(|\mathcal{V}|, V_{out}, d)`. (default: :obj:`False`)
         """
         check_nodes(x, self.in_channels)
-        if self.in_channels not in (-1, x.shape[1]):
+        if self.in_channels != -1 and x.shape[1] != self.in_channels:  # compilers find no symbol in a tuple
             raise ValueError(f"x must have shape (N, {self.in_channels}), got {tuple(x.shape)}")
         if return_vectors and not self.out_vectors:
             raise ValueError("return_vectors must be False with out_vectors=0, got True: pass out_vectors=1 or more")
