@@ -15,9 +15,8 @@ G-CNN + attention    at a quarter of the resolution, R2GroupAttention by content
 SIFT                 scikit-image's keypoints, matched with the image and its mirror image; nothing is trained
 
 Copies are rotated by up to 45 degrees in training (``--copies near``), or by any angle, and half of them mirrored
-(``--copies any``). Tests have copies rotated by up to 45 degrees, rotated by more, and mirrored. Thresholds are those
-with the best F1 on validation images, which are like those of training. Seconds are those of the processor in the
-steps of training.
+(``--copies any``). Tests have copies rotated by up to 45 degrees, rotated by more, and mirrored. Each threshold has
+the best F1 on validation images, whose copies are as in training. Seconds are processor time of training steps.
 
     python examples/studies/micrographs.py --data nuclei_256.npz --models "G-CNN + comparison"    # minutes
 """

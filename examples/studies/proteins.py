@@ -26,7 +26,7 @@ Hyena, degree 2          TensorProductHyenaOperator, the same with features of d
 
 or are EGNN on all pairs of residues,
 
-at equal numbers of parameters. Seconds are those of the processor in the steps of training.
+at equal numbers of parameters. Seconds are processor time of training steps.
 
     python examples/studies/proteins.py --data proteins.npz --models Ewald messages    # minutes
 """

@@ -17,7 +17,7 @@ SE(3)-Hyena                SE3HyenaOperator, filter="implicit", short_conv=3
 Ewald (e3nn)               IrrepsEwaldAttention
 Ewald (PyG)                integrations.pyg.EwaldAttention, of scalars
 
-at equal numbers of parameters. Seconds are those of the processor in the steps of training.
+at equal numbers of parameters. Seconds are processor time of training steps.
 
     python examples/studies/surfaces.py --data surfaces.npz --models "Ewald (e3nn)" messages    # minutes
 """

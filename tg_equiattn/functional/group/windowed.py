@@ -123,10 +123,8 @@ class Scatter(torch.autograd.Function):
         if step := _channels_at_once(weight, channels := x.shape[2]):
             products = weight.new_zeros(*x.shape[:2], step, *weight.shape[3:6], *shape[5:])
             blocks = [(_of_block(weight, block, dim), at.apart(products, block)) for block in at.shifts.blocks]
-            features, axes = (
-                x[(slice(None),) * 4 + (None,) * (1 + dim)],
-                (5,) if shape[3] == weight.shape[3] else (3, 5),
-            )
+            features = x[(slice(None),) * 4 + (None,) * (1 + dim)]
+            axes = (5,) if shape[3] == weight.shape[3] else (3, 5)
             y = weight.new_empty([n for axis, n in enumerate((*x.shape[:3], *products.shape[3:])) if axis not in axes])
             for c in range(0, channels, step):
                 for weights, product in blocks:

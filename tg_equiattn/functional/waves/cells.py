@@ -140,7 +140,7 @@ class Lattice(NamedTuple):
         angles: 2 pi times the fractional coordinates of nodes in the box of the first kernel.
         numbers: Miller indices times the ratio of the box of the first kernel to that of k.
         weights: Fourier transforms of kernels times Y_l(k), and 2 for a pair k and -k or 1 for zero, divided by the
-            volume; they fade to zero beyond the cutoff. The vectors of one kernel stand after those of the other.
+            volume; they fade to zero beyond the cutoff. Kernels follow one another.
         ratio: ratio of the box of the first kernel to that of each kernel.
         spans: first and last vector of each kernel. In crystals all spans begin at 0.
     """
