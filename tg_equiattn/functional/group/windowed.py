@@ -21,7 +21,7 @@ from torch import Tensor
 from ...modes import in_functorch_transform
 from .. import hashed_dropout
 from ..operators import Kernels, Plan, are_few, tile_numbers, tile_operator
-from ..tiles import WHOLE, Call, Shape, Tile
+from ..tiles import WHOLE, Call, Shape, Tile, joined
 from .definition import attend
 from .windows import Block, FlatImages, flat_images, flat_operands, key_elements, query_elements
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Number of scores of one t in a tile on a CPU: few enough for its cache, and so many that operations take longer than
 # their launch.
-_TILE = 1 << 20
+_TILE = 1 << 21
 
 
 def _of_block(weight: Tensor, block: Block, dim: int) -> Tensor:
@@ -48,10 +48,10 @@ def _channels_at_once(weight: Tensor, channels: int) -> int:
 
 
 class Dot(torch.autograd.Function):
-    """start + sum_c x_c y_c at every offset + penalty. It is written into the memory of ``start``."""
+    """start + sum_c x_c y_c at every offset. It is written into the memory of ``start``."""
 
     @staticmethod
-    def forward(ctx: Any, start: Tensor | None, x: Tensor, y: Tensor, penalty: Tensor | None, at: FlatImages) -> Tensor:
+    def forward(ctx: Any, start: Tensor | None, x: Tensor, y: Tensor, at: FlatImages) -> Tensor:
         ctx.save_for_backward(x, y)
         ctx.at, ctx.started, dim = at, start is not None, at.shifts.dim
         shape = *x.shape[:2], max(x.shape[3], y.shape[3]), y.shape[4], at.shifts.blocks[-1].offsets.stop, *x.shape[4:]
@@ -68,15 +68,13 @@ class Dot(torch.autograd.Function):
             scores, keys = _of_block(total, block, dim), at.shifted(y, block).unbind(2)
             for c, (query, key) in enumerate(() if at_once else zip(queries.unbind(2), keys, strict=True)):
                 scores.addcmul_(query, key) if c or ctx.started else torch.mul(query, key, out=scores)
-            if penalty is not None:
-                scores += at.shifted(penalty, block)
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, y = ctx.saved_tensors
         to_x, to_y = Sum.apply(grad, y, ctx.at).sum_to_size(x.shape), Scatter.apply(grad, x, y.shape, ctx.at)
-        return grad if ctx.started else None, to_x, to_y, None, None
+        return grad if ctx.started else None, to_x, to_y, None
 
 
 class Sum(torch.autograd.Function):
@@ -110,7 +108,7 @@ class Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         weight, y = ctx.saved_tensors
-        return Dot.apply(None, grad, y, None, ctx.at), Scatter.apply(weight, grad, y.shape, ctx.at), None, None
+        return Dot.apply(None, grad, y, ctx.at), Scatter.apply(weight, grad, y.shape, ctx.at), None, None
 
 
 class Scatter(torch.autograd.Function):
@@ -147,31 +145,34 @@ class Scatter(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         weight, x = ctx.saved_tensors
         to_x = Sum.apply(weight, grad, ctx.at).sum_to_size(x.shape)
-        return Dot.apply(None, x, grad, None, ctx.at), to_x, None, None
+        return Dot.apply(None, x, grad, ctx.at), to_x, None, None
 
 
 class _Softmax(torch.autograd.Function):
-    """Softmax over S and D, in the memory of the scores, and the log-sum-exps (b, e, H, *flat), unless they are known.
+    """Softmax over S and D, in the memory of the scores, and the log-sum-exps (b, e, H, 1, 1, *flat). If these are
+    known, scores are given without them.
 
     The clamp avoids subnormal numbers, which slow a CPU down several times. They are negligible beside the sum, which
     is at least 1."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor]:
-        top = scores.amax((3, 4), keepdim=True) if lse is None else lse[:, :, :, None, None]
-        weight = scores.detach().sub_(top).clamp_(min=2 / 3 * math.log(torch.finfo(scores.dtype).tiny)).exp_()
-        if lse is None:
+        top = scores.amax((3, 4), keepdim=True) if lse is None else None
+        weight = scores.detach() if top is None else scores.detach().sub_(top)
+        weight.clamp_(min=2 / 3 * math.log(torch.finfo(scores.dtype).tiny)).exp_()
+        if top is not None:
             mass = weight.sum((3, 4), keepdim=True)
-            lse = (mass.log() + top)[:, :, :, 0, 0]
+            lse = mass.log() + top
             weight.div_(mass)
         ctx.save_for_backward(weight)
+        ctx.owns_grad = top is None  # which nothing but Sum or dropout has made, for one query
         return weight, lse.view_as(lse)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (weight,) = ctx.saved_tensors
-        slope = grad * weight
-        mean = slope.sum((3, 4), keepdim=True) - grad_lse[:, :, :, None, None]
+        slope = grad.mul_(weight) if ctx.owns_grad else grad * weight
+        mean = slope.sum((3, 4), keepdim=True) - grad_lse
         return slope - weight * mean if torch.is_grad_enabled() else slope.addcmul_(weight, mean, value=-1), None
 
 
@@ -200,22 +201,28 @@ def _tile(
         flat = of_t.flatten(4)
         scores = torch.matmul(table.reshape(len(table), of_t.shape[2], -1, table.shape[-1]), flat)
         scores = scores.view(*query.shape[:2], outputs, 1, offsets, *pixels)
+        for block in () if penalty is None else at.shifts.blocks:
+            _of_block(scores.detach(), block, at.shifts.dim).add_(at.shifted(penalty, block))
+        # with several queries their share of a sum would suffer from the rounding of large log-sum-exps
+        lse = known[1][:, :, :, t, None, None] if known and own else None
         if elements.shape[1] and index is not None:
             rho = elements.index_select(1, index.view(outputs, queries, -1)[:, t].flatten())
             logits = torch.matmul(rho.view(len(rho), of_t.shape[2], -1, rho.shape[-1]), flat)
-            scores = scores + logits.view(*query.shape[:2], outputs, -1, 1, *pixels)
+            logits = logits.view(*query.shape[:2], outputs, -1, 1, *pixels)
+            scores = scores + (logits if lse is None else logits - lse)
+        elif lse is not None:
+            scores.detach().sub_(lse)
         features = of_t[:, :, :, :-1].transpose(2, 3)
         if (of_t.shape[2], key.shape[4]) == (outputs, scores.shape[3]):
-            scores = Dot.apply(scores, features, key, penalty, at)
+            scores = Dot.apply(scores, features, key, at)
         else:  # products that all outputs share
-            scores = scores + Dot.apply(None, features, key, penalty, at)
-        # with several queries their share of a sum would suffer from the rounding of large log-sum-exps
-        weight, lse = _Softmax.apply(scores, known[1][:, :, :, t] if known and own else None)
+            scores = scores + Dot.apply(None, features, key, at)
+        weight, lse = _Softmax.apply(scores, lse)
         total = weight if total is None else total + weight
-        lses.append(lse)
+        lses.append(lse.flatten(3, 4))
     if row is not None and column is not None:
         total = total * hashed_dropout.keep(row, column, dropout, query.dtype)
-    return Sum.apply(total, value, at, known is not None), lses[0].unsqueeze(3) if own else torch.stack(lses, 3)
+    return Sum.apply(total, value, at, known is not None), joined(lses, 3)
 
 
 def _has_three_factors(value: Tensor, index: Tensor | None, row: Tensor | None) -> bool:
@@ -285,7 +292,9 @@ def _plan(query, key, value, table, elements, index, penalty, row, column, *sett
     sizes = outputs, at.spatial[0], heads, batch
     each = key_elements(index) * table.shape[2] * math.prod(at.spatial[1:])  # scores of a row of an output
     if _has_three_factors(value, index, row):  # which are formed for all t and outputs at once
-        chunk = max(chunk // 4, each * outputs)
+        chunk = max(chunk // 8, each * outputs)
+    elif queries > 1:  # their weights are added up in memory of their own
+        chunk //= 2
     steps = [max(1, min(size, chunk // (each * math.prod(sizes[:n])))) for n, size in enumerate(sizes)]
     steps[1] = -(-sizes[1] // -(-sizes[1] // steps[1]))  # equal numbers of rows
     every, setting, tiles = slice(None), (at, dropout), []
