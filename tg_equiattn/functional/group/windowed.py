@@ -157,15 +157,16 @@ class _Softmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor]:
-        top = scores.amax((3, 4), keepdim=True) if lse is None else None
-        weight = scores.detach() if top is None else scores.detach().sub_(top)
-        weight.clamp_(min=2 / 3 * math.log(torch.finfo(scores.dtype).tiny)).exp_()
-        if top is not None:
-            mass = weight.sum((3, 4), keepdim=True)
-            lse = mass.log() + top
+        weight, least = scores.detach(), 2 / 3 * math.log(torch.finfo(scores.dtype).tiny)
+        ctx.owns_grad = lse is not None  # there is one query, and nothing else reads what Sum or dropout has made
+        if lse is None:
+            top = scores.amax((3, 4), keepdim=True)
+            mass = weight.sub_(top).clamp_(min=least).exp_().sum((3, 4), keepdim=True)
             weight.div_(mass)
+            lse = mass.log() + top
+        else:
+            weight.clamp_(min=least).exp_()
         ctx.save_for_backward(weight)
-        ctx.owns_grad = top is None  # which nothing but Sum or dropout has made, for one query
         return weight, lse.view_as(lse)
 
     @staticmethod
@@ -201,8 +202,9 @@ def _tile(
         flat = of_t.flatten(4)
         scores = torch.matmul(table.reshape(len(table), of_t.shape[2], -1, table.shape[-1]), flat)
         scores = scores.view(*query.shape[:2], outputs, 1, offsets, *pixels)
-        for block in () if penalty is None else at.shifts.blocks:
-            _of_block(scores.detach(), block, at.shifts.dim).add_(at.shifted(penalty, block))
+        if penalty is not None:
+            for block in at.shifts.blocks:
+                _of_block(scores.detach(), block, at.shifts.dim).add_(at.shifted(penalty, block))
         # with several queries their share of a sum would suffer from the rounding of large log-sum-exps
         lse = known[1][:, :, :, t, None, None] if known and own else None
         if elements.shape[1] and index is not None:
