@@ -42,7 +42,7 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
         ],
         "Lifting takes {:.1f} to {:.1f} times as long, and {} times": [
             DEFAULTS + "R2LiftingAttention, C8, 64 x 64 | ours",
-            DEFAULTS + "R2LiftingAttention, C4, 16 x 16 | ours",
+            DEFAULTS + "R2LiftingAttention, C8, 16 x 16 | ours",
             GPU + "`R2LiftingAttention` | forward",
         ],
         "{:.1f} to {:.1f} times as long as PyG's Performer on a CPU": [
