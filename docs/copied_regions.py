@@ -2,7 +2,8 @@
 
 PYTHONPATH=examples/studies python docs/copied_regions.py --data nuclei_256.npz --output out
 
-The models are those of seed 0 that examples/studies/micrographs.py left in the folder --output.
+The models are those of the last seed that examples/studies/micrographs.py left in the folder --output. The copies are
+rotated by more than in training.
 """
 
 import argparse
@@ -12,13 +13,13 @@ from pathlib import Path
 import matplotlib
 import torch
 from harness.tables import at_best_rates
-from micrographs import Micrographs, best_f1, build, held_out, predicted
+from micrographs import Micrographs, Model, best_f1, build, held_out, predicted
 from report import rows_of
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-MODELS = "U-Net", "G-CNN", "G-CNN + comparison", "G-CNN + attention"
+MODELS = [name for name in Model.__args__ if name != "SIFT"]
 IMAGES = 6
 
 
@@ -26,19 +27,19 @@ def draw(path: Path, data: Path, output: Path) -> None:
     """The first test images that have a copy, and the first that has none."""
     best = at_best_rates(rows_of("micrographs"), "models", "copies")
     _, validation, tests = held_out(Micrographs(data=data))
-    images, masks = (torch.cat(x)[:, 0] for x in zip(*tests["near"], strict=True))
+    images, masks = (torch.cat(x)[:, 0] for x in zip(*tests["rotated"], strict=True))
     forged = masks.amax((1, 2)).bool()
     shown = [*forged.nonzero()[: IMAGES - 1, 0], int((~forged).nonzero()[0])]
     panels = [("image", images), ("copied", masks)]
     for name in MODELS:
-        row = next(row for row in best[name, "near"] if row.setting("seeds") == 0)
-        rate = row.setting("learning_rate")
-        run = dataclasses.replace(Micrographs(), models=(name,), output=output, learning_rate=rate)
+        row = max(best[name, "near"], key=lambda row: row.setting("seeds"))
+        options = {"seeds": (row.setting("seeds"),), "learning_rate": row.setting("learning_rate")}
+        run = dataclasses.replace(Micrographs(), models=(name,), output=output, **options)
         model = build(run)
         state = torch.load(run.folder / "best.ckpt", weights_only=True)["state_dict"]
         model.load_state_dict({key.removeprefix("model."): x for key, x in state.items()})
         _, threshold = best_f1(*predicted(model.eval(), validation))
-        panels.append((name, predicted(model, tests["near"])[0][:, 0] >= threshold))
+        panels.append((name, predicted(model, tests["rotated"])[0][:, 0] >= threshold))
     figure, axes = plt.subplots(
         len(panels), IMAGES, figsize=(2 * IMAGES, 2 * len(panels)), layout="constrained"
     )
