@@ -102,7 +102,7 @@ PRESETS = {
         synthetic=20, train=8, validation=8, test=8, channels=2, descriptors=2, heads=1, head_channels=4, epochs=1,
         batch=4,
     ),
-    "study": Micrographs(seeds=(0, 1, 2), results=study.committed("micrographs")),
+    "study": Micrographs(copies=("near", "any"), seeds=(0, 1, 2), results=study.committed("micrographs")),
 }  # fmt: skip
 
 
