@@ -25,14 +25,14 @@ IMAGES = 6
 
 def draw(path: Path, data: Path, output: Path) -> None:
     """The first test images that have a copy, and the first that has none."""
-    best = at_best_rates(rows_of("micrographs"), "models", "copies")
+    best = at_best_rates(rows_of("micrographs"), "models", "copies", "epochs")
     _, validation, tests = held_out(Micrographs(data=data))
     images, masks = (torch.cat(x)[:, 0] for x in zip(*tests["rotated"], strict=True))
     forged = masks.amax((1, 2)).bool()
     shown = [*forged.nonzero()[: IMAGES - 1, 0], int((~forged).nonzero()[0])]
     panels = [("image", images), ("copied", masks)]
     for name in MODELS:
-        row = max(best[name, "near"], key=lambda row: row.setting("seeds"))
+        row = max(best[name, "near", Micrographs().epochs], key=lambda row: row.setting("seeds"))
         options = {"seeds": (row.setting("seeds"),), "learning_rate": row.setting("learning_rate")}
         run = dataclasses.replace(Micrographs(), models=(name,), output=output, **options)
         model = build(run)

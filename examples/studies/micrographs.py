@@ -56,7 +56,7 @@ class Micrographs(Settings):
     STUDY: ClassVar[str] = "micrographs"
     SWEEP: ClassVar[tuple[str, ...]] = ("models", "copies", "seeds")
     HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
-    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs")
 
     models: tuple[Model, ...] = Model.__args__
     """which to train"""
@@ -225,10 +225,10 @@ def train(settings: Micrographs) -> Outcome:
 
 
 def table(rows: list[Row]) -> str:
-    """F1 of pixels and of images by model and copies in training, at the best learning rates."""
+    """F1 of pixels and of images by model, copies in training and its length, at the best learning rates."""
     lines = []
     rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
-    for (name, copies), group in at_best_rates(rows, "models", "copies").items():
+    for (name, copies, epochs), group in at_best_rates(rows, "models", "copies", "epochs").items():
         measured = [
             mean_and_spread((row.more[what][kind] for row in group), 1)
             for what in ("pixels", "images")
@@ -238,9 +238,9 @@ def table(rows: list[Row]) -> str:
         if name != "SIFT":
             seconds = np.mean([row.seconds for row in group])
             trained = [f"{group[0].parameters:,}", f"{seconds:.0f}", str(group[0].setting("learning_rate"))]
-        lines.append([name, "-" if name == "SIFT" else copies, *measured, *trained])
+        lines.append([name, *(["-"] * 2 if name == "SIFT" else [copies, str(epochs)]), *measured, *trained])
     header = [f"{what}, {kind}" for what in ("pixels", "images") for kind in TESTS]
-    return markdown(["model", "trained with", *header, "parameters", "seconds", "learning rate"], lines)
+    return markdown(["model", "trained with", "epochs", *header, "parameters", "seconds", "learning rate"], lines)
 
 
 def report(rows: list[Row]) -> dict[str, str]:
