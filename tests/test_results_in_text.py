@@ -41,8 +41,8 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
             GPU + "`R2GroupAttention`, C4 and C8 | forward",
         ],
         "Lifting takes {:.1f} to {:.1f} times as long, and {} times": [
-            DEFAULTS + "R2LiftingAttention, C8, 64 x 64 | ours",
-            DEFAULTS + "R2LiftingAttention, C8, 16 x 16 | ours",
+            DEFAULTS + "R2LiftingAttention, C4, 64 x 64 | ours",
+            DEFAULTS + "R2LiftingAttention, C4, 16 x 16 | ours",
             GPU + "`R2LiftingAttention` | forward",
         ],
         "{:.1f} to {:.1f} times as long as PyG's Performer on a CPU": [
