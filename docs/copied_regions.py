@@ -2,8 +2,8 @@
 
 PYTHONPATH=examples/studies python docs/copied_regions.py --data nuclei_256.npz --output out
 
-The models are those of the last seed that examples/studies/micrographs.py left in the folder --output. The copies are
-rotated by more than in training.
+examples/studies/micrographs.py trains the models, in the folder --output. The picture shows those of the last seed, and
+copies that are rotated by more than in training.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 import matplotlib
 import torch
 from harness.tables import at_best_rates
+from harness.training import with_best_weights
 from micrographs import Micrographs, Model, best_f1, build, held_out, predicted
 from report import rows_of
 
@@ -33,12 +34,15 @@ def draw(path: Path, data: Path, output: Path) -> None:
     panels = [("image", images), ("copied", masks)]
     for name in MODELS:
         row = max(best[name, "near", Micrographs().epochs], key=lambda row: row.setting("seeds"))
-        options = {"seeds": (row.setting("seeds"),), "learning_rate": row.setting("learning_rate")}
-        run = dataclasses.replace(Micrographs(), models=(name,), output=output, **options)
-        model = build(run)
-        state = torch.load(run.folder / "best.ckpt", weights_only=True)["state_dict"]
-        model.load_state_dict({key.removeprefix("model."): x for key, x in state.items()})
-        _, threshold = best_f1(*predicted(model.eval(), validation))
+        run = dataclasses.replace(
+            Micrographs(),
+            models=(name,),
+            seeds=(row.setting("seeds"),),
+            learning_rate=row.setting("learning_rate"),
+            output=output,
+        )
+        model = with_best_weights(build(run), run)
+        _, threshold = best_f1(*predicted(model, validation))
         panels.append((name, predicted(model, tests["rotated"])[0][:, 0] >= threshold))
     figure, axes = plt.subplots(
         len(panels), IMAGES, figsize=(2 * IMAGES, 2 * len(panels)), layout="constrained"

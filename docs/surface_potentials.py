@@ -13,6 +13,7 @@ import matplotlib
 import torch
 from data.surfaces import read, surface
 from harness.tables import at_best_rates
+from harness.training import with_best_weights
 from report import rows_of
 from surfaces import SurfacesStudy, build
 
@@ -43,11 +44,9 @@ def draw(path: Path, data: Path, output: Path, name: str) -> None:
         )
         chosen = {key: row.setting(key) for key in ("epochs", "learning_rate")}
         run = dataclasses.replace(SurfacesStudy(), models=(model,), output=output, **chosen)
-        net, checkpoint = build(run), run.folder / "best.ckpt"
-        state = torch.load(checkpoint, weights_only=True)["state_dict"]
-        net.load_state_dict({key.removeprefix("model."): x for key, x in state.items()})
+        net = with_best_weights(build(run), run)
         with torch.no_grad():
-            out = net.eval()(surface(protein, centre, label, SurfacesStudy().neighbors))[:, 0]
+            out = net(surface(protein, centre, label, SurfacesStudy().neighbors))[:, 0]
         panels.append((title, out * spread + mean - label))
     x, y, z = torch.pca_lowrank(centre - centre.mean(0), 3)[2].T @ (centre - centre.mean(0)).T
     size = float(label[there].abs().quantile(0.98))

@@ -161,6 +161,13 @@ def fit(learner: Learner, training: Batches, validation: Batches | None, testing
     return Outcome(metric, float(measured), parameters(learner.model), timer.time_elapsed("train"), more)
 
 
+def with_best_weights(model: nn.Module, settings: Settings) -> nn.Module:
+    """The model of a run in eval mode, with the weights that were best on validation data."""
+    state = torch.load(settings.folder / "best.ckpt", weights_only=True)["state_dict"]
+    model.load_state_dict({key.removeprefix("model."): x for key, x in state.items()})
+    return model.eval()
+
+
 def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
