@@ -100,3 +100,9 @@ def randomise():
         return module
 
     return fill
+
+
+@pytest.fixture
+def operators_for_few_numbers(monkeypatch):
+    """A CPU runs definitions for the few numbers of these tests: with this fixture they reach the operators."""
+    monkeypatch.setattr("tg_equiattn.operators.FEW_NUMBERS", 0)

@@ -5,10 +5,10 @@ import math
 import torch
 
 from tg_equiattn import functional as F
-from tg_equiattn.encodings import relation_index
+from tg_equiattn.graphs import NeighborList
 from tg_equiattn.grids import Window
+from tg_equiattn.group.encodings import relation_index
 from tg_equiattn.groups import cyclic
-from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn import ChargeInteraction
 
 LOG3, WINDOW = math.log(3), Window(2, 3)

@@ -6,7 +6,7 @@ from cases import CASES, ONE_A_NAME, agree
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from tg_equiattn.nn.performer.random_features import RandomFeatures
+from tg_equiattn.linear.random_features import RandomFeatures
 
 both_ways = pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 

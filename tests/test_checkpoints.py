@@ -15,7 +15,7 @@ from hosts import HOSTS
 from public_names import PUBLIC
 from torch.utils._pytree import tree_leaves
 
-from tg_equiattn.nn.modules import StoresSettings
+from tg_equiattn.modules import StoresSettings
 
 
 def refusal(module, state):

@@ -8,12 +8,14 @@ from ewald import Own
 
 from tg_equiattn import checks
 from tg_equiattn import functional as F
-from tg_equiattn.encodings.group import GroupEncoding, Locality
-from tg_equiattn.functional.performer.near_pairs import near_distances
-from tg_equiattn.functional.waves.cells import read_lattice
+from tg_equiattn.chains.sequences import check_order
+from tg_equiattn.ewald.cells import read_lattice
+from tg_equiattn.graphs import NeighborList, neighbor_list
+from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.grids import PixelGrid, Window, transform_grid
+from tg_equiattn.group.encodings import GroupEncoding, Locality
 from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial
-from tg_equiattn.neighbors import NeighborList, neighbor_list
+from tg_equiattn.linear.near_pairs import near_distances
 from tg_equiattn.nn import (
     CliffordMLP,
     EwaldAttention,
@@ -24,8 +26,6 @@ from tg_equiattn.nn import (
     RelativePerformer,
     SE3Hyena,
 )
-from tg_equiattn.nn.vector.sequences import check_order
-from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.testing import act, dilation_errors, equivariance_error
 
 C4, WINDOW, ONE = cyclic(4), Window(2, 3), torch.ones(1, 2, 3, 4, 4)

@@ -9,8 +9,8 @@ from cases import Call
 from counting import count
 from torch import nn
 
-from tg_equiattn.edges import CSR
-from tg_equiattn.functional.edge_products import edge_dot, edge_sum
+from tg_equiattn.graphs.edge_products import edge_dot, edge_sum
+from tg_equiattn.graphs.edges import CSR
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 FLOAT = 4

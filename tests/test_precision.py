@@ -9,9 +9,9 @@ from cases import CASES, FIRST, ONE_A_NAME, moved, run
 from small_groups import GROUPS
 from tf32 import Tf32, round_to_tf32
 
-from tg_equiattn.encodings.group import rotated_offsets
 from tg_equiattn.functional import Gaussian, ewald_attention, vector_attention
 from tg_equiattn.grids import Window
+from tg_equiattn.group.encodings import rotated_offsets
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention, LiftingAttention
 from tg_equiattn.testing import equivariance_error

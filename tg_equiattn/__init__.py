@@ -4,11 +4,30 @@ The core imports torch alone. Integrations live in ``tg_equiattn.integrations.es
 of the core, such as ``tg_equiattn.nn``, are imported at their first use.
 """
 
+import sys
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 __version__ = "0.1.0"
-_MODULES = ("encodings", "functional", "grids", "groups", "neighbors", "nn", "testing")
+_MODULES = ("functional", "graphs", "grids", "groups", "nn", "testing")
+_OLD = {  # old names of public modules
+    "neighbors": "tg_equiattn.graphs",
+    "encodings": "a private module: tg_equiattn.nn.GroupAttention has an argument relation",
+}
+
+
+class _OldNames:
+    """Imports of modules that have other names now raise an error that names these."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        place, _, old = name.rpartition(".")
+        if place == __name__ and old in _OLD:
+            raise ImportError(f"{name} is now {_OLD[old]}", name=name)
+
+
+sys.meta_path.append(_OldNames)  # type: ignore[arg-type]  # it is asked where no other finder has found a module
 
 
 def __getattr__(name: str) -> ModuleType:

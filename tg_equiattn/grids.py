@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .graphs.neighbors import NeighborList
 from .modes import cached
-from .neighbors import NeighborList
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int, Num

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .encodings import relation_index
 from .grids import PixelGrid, Window, transform_grid
+from .group.encodings import relation_index
 from .groups import DilationGroup, FiniteGroup, cyclic
 
 __all__ = ["act", "check_gpu_kernels", "dilation_errors", "equivariance_error", "off_lattice_errors"]
@@ -280,7 +280,7 @@ def check_gpu_kernels(device: torch.device | str = "cuda") -> str:
         >>> print(check_gpu_kernels("cpu"))
         GPU kernels cannot run: kernels run on NVIDIA GPUs, got device 'cpu'
     """
-    from .functional.operators import missing_for_kernels
+    from .operators import missing_for_kernels
 
     missing = missing_for_kernels(torch.device(device))
     if missing:
@@ -316,7 +316,7 @@ def kernel_errors(
 
     It is infinity if two runs differ. Cases that are ``small``, for slow devices, run once.
     """
-    from .functional.operators import use_gpu_kernels
+    from .operators import use_gpu_kernels
 
     errors = {}
     chosen = {name: case for name, case in _kernel_cases(device, small).items() if name.startswith(only)}
@@ -361,16 +361,16 @@ def _kernel_cases(
 
 
 def _attend_vectors(lengths: Tensor, plain: bool, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    from .functional.vector.attention import vector_attention_impl
+    from .chains.vector_attention import vector_attention_impl
 
     return [vector_attention_impl(q, k, v, lengths)]  # by its definition where kernels are switched off
 
 
 def _attend(settings: Any, plain: bool, *tensors: Any) -> list[Tensor]:
     """Outputs and log-sum-exps of group attention within windows, zero at masked queries."""
-    from .functional.group.definition import windowed_attention_definition
-    from .functional.group.windowed import windowed_attention
-    from .functional.group.windows import zero_where_masked
+    from .group.definition import windowed_attention_definition
+    from .group.windowed import windowed_attention
+    from .group.windows import zero_where_masked
 
     attend: Callable[..., Any] = windowed_attention_definition if plain else windowed_attention
     return [zero_where_masked(x, settings[1]) for x in attend(*tensors, *settings)]

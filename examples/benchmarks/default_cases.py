@@ -24,7 +24,7 @@ from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention, IrrepsSE3HyenaOp
 from tg_equiattn.integrations.escnn import R2GlobalAttention, R2GroupAttention, R2LiftingAttention
 from tg_equiattn.integrations.pyg import RelativeGPSBlock, RelativePerformerConv
 
-from tg_equiattn.neighbors import neighbor_list
+from tg_equiattn.graphs import neighbor_list
 
 
 @dataclasses.dataclass

@@ -58,7 +58,7 @@ from torch_geometric.nn.attention import PerformerAttention
 from torch_geometric.utils import to_dense_batch
 from tqdm import tqdm
 
-from tg_equiattn.neighbors import neighbor_list
+from tg_equiattn.graphs import neighbor_list
 
 CHANNELS, HEADS, NEIGHBORS, FEATURES = 64, 4, 8, 44  # PyG's number for this width
 LOADS = {"molecules": (128, 30), "100,000": (1, 100_000), "1,000,000": (1, 1_000_000)}

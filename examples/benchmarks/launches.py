@@ -137,7 +137,7 @@ def compiled(name: str) -> list[str]:
     fused functions, the loops in them, and calls of libraries."""
     from torch._inductor.utils import run_and_get_code
 
-    from tg_equiattn.functional.group import heads
+    from tg_equiattn.group import heads
 
     torch.set_num_threads(1)  # with more, loops stand in parallel regions
     heads.choose_form = lambda *given: heads.DEFINITION  # type: ignore[assignment]

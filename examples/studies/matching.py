@@ -41,9 +41,9 @@ from harness.tables import grouped, markdown, mean_and_spread, validated
 from harness.training import Classifier, Outcome, Timed, fit, parameters
 from torch import Tensor, nn
 
+from tg_equiattn.group.layers import RegularBatchNorm
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention, GroupLinear, RegularLayerNorm
-from tg_equiattn.nn.group.layers import RegularBatchNorm
 
 GROUP = cyclic(4)
 VALIDATION, TEST = 71, 72  # seeds of canvases, which do not depend on the seed of training

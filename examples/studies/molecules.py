@@ -42,7 +42,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot
 from torch_geometric.data import Batch, Data
 
-from tg_equiattn.neighbors import neighbor_list
+from tg_equiattn.graphs import neighbor_list
 
 SEED = 45  # of the data, which do not depend on the seed of training
 MODELS = {

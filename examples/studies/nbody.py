@@ -33,11 +33,11 @@ from harness.tables import grouped, markdown, mean_and_spread, published
 from harness.training import Outcome, Regressor, fit, match_parameters, parameters
 from torch import Tensor, nn
 
+from tg_equiattn.chains.clifford import POSITION, Grades, MultivectorMLP, features, with_position
+from tg_equiattn.chains.operator import OperatorSettings
+from tg_equiattn.chains.se3_hyena import HyenaOperator
+from tg_equiattn.chains.sequences import TokenBatch
 from tg_equiattn.nn import EwaldAttention, SE3Hyena, VectorTransformer
-from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
-from tg_equiattn.nn.vector.clifford import POSITION, Grades, MultivectorMLP, features, with_position
-from tg_equiattn.nn.vector.operator import OperatorSettings
-from tg_equiattn.nn.vector.sequences import TokenBatch
 
 PUBLISHED = ("SE(3)-Hyena", "SE(3)-Hyena + local")  # divided by the number of particles
 LOCAL = {"attn_kwargs": {"local_context": True, "edge_channels": 1}}

@@ -13,14 +13,14 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor, nn
 
 from tg_equiattn import checks
-from tg_equiattn.edges import CSR
-from tg_equiattn.functional.edge_products import edge_sum, gathered_edge_sum
-from tg_equiattn.functional.waves.cells import Cells
-from tg_equiattn.functional.waves.ewald_attention import ewald_attention_impl, own_terms
-from tg_equiattn.functional.waves.kernels import Interaction, Kernel, Sources
+from tg_equiattn.ewald.cells import Cells
+from tg_equiattn.ewald.ewald_attention import ewald_attention_impl, own_terms
+from tg_equiattn.ewald.kernels import Interaction, Kernel, Sources
+from tg_equiattn.graphs.edge_products import edge_sum, gathered_edge_sum
+from tg_equiattn.graphs.edges import CSR
+from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.modes import full_precision, is_traced
-from tg_equiattn.nn.modules import StoresSettings
-from tg_equiattn.node_batch import NodeBatch
+from tg_equiattn.modules import StoresSettings
 
 from .ewald_attention import IrrepsEwaldAttention
 

@@ -12,9 +12,9 @@ import torch
 from e3nn import o3
 from torch import Tensor, nn
 
-from tg_equiattn.functional.waves.ewald_attention import charge_energies
-from tg_equiattn.nn.waves.charges import UNIT, ChargeOutputs, PredictedChargeInteraction
-from tg_equiattn.node_batch import NodeBatch
+from tg_equiattn.ewald.charges import UNIT, ChargeOutputs, PredictedChargeInteraction
+from tg_equiattn.ewald.ewald_attention import charge_energies
+from tg_equiattn.graphs.node_batch import NodeBatch
 
 from .atoms_attention import Atoms
 from .ewald_attention import IrrepsChargeInteraction, IrrepsPredictedChargeInteraction

@@ -12,15 +12,15 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.nn.waves.charges import (
+from tg_equiattn.ewald.charges import (
     COULOMB_CONSTANT,
     ChargeInteraction,
     ChargeLayer,
     ChargeOutputs,
     PredictedChargeInteraction,
 )
-from tg_equiattn.nn.waves.ewald_layer import EwaldLayer, EwaldSettings, Irrep
-from tg_equiattn.node_batch import NodeBatch
+from tg_equiattn.ewald.ewald_layer import EwaldLayer, EwaldSettings, Irrep
+from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.tables import Tables
 
 from .layout import Features, check_features, describe

@@ -10,8 +10,8 @@ from e3nn import o3
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.functional.vector.clifford import GRADE_SIZES
-from tg_equiattn.nn.vector.clifford import Grades
+from tg_equiattn.chains.clifford import Grades
+from tg_equiattn.chains.clifford_algebra import GRADE_SIZES
 
 if TYPE_CHECKING:
     from jaxtyping import Int

@@ -11,12 +11,12 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
-from tg_equiattn.nn.modules import NotScriptable, StoresSettings, reset_children
-from tg_equiattn.nn.vector.operator import FILTERS, OperatorSettings, TokenModel, TokenNetwork
-from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
-from tg_equiattn.nn.vector.sequences import ChainArguments
-from tg_equiattn.node_batch import NodeBatch
+from tg_equiattn.chains.operator import FILTERS, OperatorSettings, TokenModel, TokenNetwork
+from tg_equiattn.chains.se3_hyena import HyenaOperator
+from tg_equiattn.chains.self_attention import VectorAttentionOperator
+from tg_equiattn.chains.sequences import ChainArguments
+from tg_equiattn.graphs.node_batch import NodeBatch
+from tg_equiattn.modules import NotScriptable, StoresSettings, reset_children
 from tg_equiattn.tables import Tables
 
 from .layout import Features, check_features, columns_by_grade, columns_by_irrep, describe, grades_of

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from tg_equiattn import checks
+from tg_equiattn.chains.convolutions import ImplicitFilter, ShortConv
+from tg_equiattn.chains.long_conv import bilinear_long_conv
+from tg_equiattn.chains.operator import FILTERS, OperatorSettings
+from tg_equiattn.chains.sequences import ChainArguments, Placement, Sequences
 from tg_equiattn.checks import python_numbers
-from tg_equiattn.functional.hyena.long_conv import bilinear_long_conv
+from tg_equiattn.graphs.node_batch import NodeBatch, PaddedBatch, Slots
 from tg_equiattn.modes import full_precision
-from tg_equiattn.nn.modules import NotScriptable, StoresSettings
-from tg_equiattn.nn.vector.convolutions import ImplicitFilter, ShortConv
-from tg_equiattn.nn.vector.operator import FILTERS, OperatorSettings
-from tg_equiattn.nn.vector.sequences import ChainArguments, Placement, Sequences
-from tg_equiattn.node_batch import NodeBatch, PaddedBatch, Slots
+from tg_equiattn.modules import NotScriptable, StoresSettings
 from tg_equiattn.tables import Tables
 
 from .layout import Features, channels, check_features, describe, like_its_copies

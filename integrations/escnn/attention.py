@@ -7,8 +7,8 @@ from typing import Any
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
+from tg_equiattn.linear.random_features import DrawsFeatures
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention, RegularLayerNorm
-from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
 from .module import RdAttentionModule, RdModule
 from .types import count_fields

@@ -11,8 +11,8 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialModule
 from torch import Tensor, nn
 
+from tg_equiattn.group.layers import Masked
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
-from tg_equiattn.nn.group.layers import Masked
 
 ATTENTION = (LiftingAttention, GroupAttention, GlobalGroupAttention)
 

@@ -15,9 +15,9 @@ from escnn.nn import EquivariantModule, GeometricTensor, SequentialModule
 from torch import Tensor, nn
 
 from tg_equiattn import checks
-from tg_equiattn.functional.group.windows import fill_where_masked, zero_where_masked
-from tg_equiattn.nn.group.layers import Masked
-from tg_equiattn.nn.group.layers import MaskedSequential as CoreMaskedSequential
+from tg_equiattn.group.layers import Masked
+from tg_equiattn.group.layers import MaskedSequential as CoreMaskedSequential
+from tg_equiattn.group.windows import fill_where_masked, zero_where_masked
 
 from .export import plain_copy
 

@@ -19,8 +19,8 @@ from mace.tools.scripts_utils import remove_pt_head
 from torch import Tensor
 
 from tg_equiattn.checks import must_hold, of_values, python_numbers
+from tg_equiattn.ewald.charges import ChargeLayer
 from tg_equiattn.nn import PredictedChargeInteraction
-from tg_equiattn.nn.waves.charges import ChargeLayer
 
 from ..e3nn.atoms_attention import Atoms, AtomsEwaldAttention, total_charge_of
 from ..e3nn.atoms_charges import Layer, Sample, fit_charges, interact, layer_of_charges

@@ -14,14 +14,14 @@ from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_sparse, to_edge_index
 
 from tg_equiattn import checks
-from tg_equiattn.edges import check_edges, lie_between
+from tg_equiattn.graphs import NeighborList
+from tg_equiattn.graphs.edges import check_edges, lie_between
 from tg_equiattn.grids import PixelGrid
+from tg_equiattn.linear.nodes import check_pos
+from tg_equiattn.linear.random_features import DrawsFeatures
 from tg_equiattn.modes import is_readable
-from tg_equiattn.neighbors import NeighborList
+from tg_equiattn.modules import NotScriptable, StoresSettings
 from tg_equiattn.nn import PerformerAttention
-from tg_equiattn.nn.modules import NotScriptable, StoresSettings
-from tg_equiattn.nn.performer.nodes import check_pos
-from tg_equiattn.nn.performer.random_features import DrawsFeatures
 
 _HOOKS = [f"_{part}_forward{kind}_hooks" for part in ("propagate", "message", "aggregate") for kind in ("_pre", "")]
 ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
@@ -86,7 +86,7 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
         cutoff (float, optional): Pairs closer than this are near where there are no edges, in the unit of :obj:`pos`.
             Offsets are measured in units of it, too. It is a whole number for :obj:`offset="table"` and
             :obj:`position="clipped"`, where distances are Manhattan, and a real number otherwise, where they are
-            Euclidean. Twice :func:`tg_equiattn.neighbors.mean_edge_length` suits most graphs. :obj:`None` means
+            Euclidean. Twice :func:`tg_equiattn.graphs.mean_edge_length` suits most graphs. :obj:`None` means
             :obj:`6`, but :obj:`offset="mlp"` and :obj:`"distance"` need a value. (default: :obj:`None`)
         offset (str, optional): Bias of near pairs: a :obj:`"table"` over whole offsets, for grids; an :obj:`"mlp"` of
             the offset, for points off a grid; a smooth function of the :obj:`"distance"`, which is invariant to

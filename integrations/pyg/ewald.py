@@ -9,10 +9,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn import Linear
 
 from tg_equiattn import checks
+from tg_equiattn.graphs.node_batch import inverse, known_sorted
+from tg_equiattn.linear.positions import FarOffsets
+from tg_equiattn.modules import NotScriptable, reset_children, with_zero_gradients
 from tg_equiattn.nn import EwaldAttention as CoreAttention
-from tg_equiattn.nn.modules import NotScriptable, reset_children, with_zero_gradients
-from tg_equiattn.nn.performer.positions import FarOffsets
-from tg_equiattn.node_batch import inverse, known_sorted
 
 from .conv import SharesNodes, batch_of, check_nodes
 

@@ -10,9 +10,9 @@ from torch_geometric.typing import Adj
 from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
-from tg_equiattn.neighbors import NeighborList
-from tg_equiattn.nn.modules import StoresSettings, reset_children, with_zero_gradients
-from tg_equiattn.nn.performer.random_features import DrawsFeatures
+from tg_equiattn.graphs import NeighborList
+from tg_equiattn.linear.random_features import DrawsFeatures
+from tg_equiattn.modules import StoresSettings, reset_children, with_zero_gradients
 
 from .conv import RelativePerformerConv, batch_of, check_nodes, check_sources, plain_edges
 from .ewald import EwaldAttention

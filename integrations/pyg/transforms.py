@@ -9,10 +9,10 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from tg_equiattn import checks
-from tg_equiattn.functional.waves.cells import Cells, cells_of
+from tg_equiattn.ewald.cells import Cells, cells_of
+from tg_equiattn.graphs import neighbor_list
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.modes import cached
-from tg_equiattn.neighbors import neighbor_list
 
 from .ewald import in_space
 

@@ -8,11 +8,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tg_equiattn import functional
-from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional.group import heads
-from tg_equiattn.functional.operators import DEFINITION
 from tg_equiattn.grids import Window
+from tg_equiattn.group import heads
+from tg_equiattn.group.encodings import relation_index
 from tg_equiattn.groups import cyclic
+from tg_equiattn.operators import DEFINITION
 
 
 def operands(

@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tg_equiattn import functional as F
 from tg_equiattn import nn as layers
-from tg_equiattn.encodings import relation_index
+from tg_equiattn.graphs import NeighborList
 from tg_equiattn.grids import PixelGrid, Window
+from tg_equiattn.group.encodings import relation_index
+from tg_equiattn.group.layers import Pointwise, RegularBatchNorm, SpatialCrop, SpatialMaxPool
 from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
-from tg_equiattn.neighbors import NeighborList
-from tg_equiattn.nn.group.layers import Pointwise, RegularBatchNorm, SpatialCrop, SpatialMaxPool
-from tg_equiattn.nn.performer.attention import MeanReadout, PerformerBlock
-from tg_equiattn.nn.performer.random_features import RandomFeatures
+from tg_equiattn.linear.attention import MeanReadout, PerformerBlock
+from tg_equiattn.linear.random_features import RandomFeatures
 
 C4, GRID, SIZES, RAGGED = cyclic(4), PixelGrid((5, 7), 3), [5, 11, 3], [2, 17, 1, 5]
 SMALL = {"hidden_scalars": 5, "hidden_vectors": 7}

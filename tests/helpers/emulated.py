@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tg_equiattn.nn.performer.random_features import RandomFeatures
+from tg_equiattn.linear.random_features import RandomFeatures
 from tg_equiattn.tables import Tables
 
 DEVICE = torch.device("meta")

@@ -17,8 +17,7 @@ def nodes(path):
 PUBLIC = {
     "groups": "FiniteGroup cyclic dihedral dyadic from_generators icosahedral mirror octahedral trivial",
     "grids": "Window PixelGrid",
-    "neighbors": "NeighborList mean_edge_length neighbor_list",
-    "encodings": "relation_index",
+    "graphs": "NeighborList mean_edge_length neighbor_list",
     "testing": "act check_gpu_kernels dilation_errors equivariance_error off_lattice_errors",
     "functional": "Coulomb Gaussian Kernel charge_energies ewald_attention "
     "geometric_product group_attention lifting_attention linear_attention orthogonal_projection "

@@ -5,7 +5,7 @@ from unittest import mock
 
 import torch
 
-from tg_equiattn.functional.vector import clifford
+from tg_equiattn.chains import clifford_algebra as clifford
 
 
 def motion(dtype=torch.float64, reflect=False, device=None):

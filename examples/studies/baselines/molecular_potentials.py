@@ -17,7 +17,7 @@ from e3nn import o3
 from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 from torch import Tensor, nn
 
-from tg_equiattn.neighbors import neighbor_list
+from tg_equiattn.graphs import neighbor_list
 
 from .message_passing import HIDDEN, ChannelwiseMessagePassing
 

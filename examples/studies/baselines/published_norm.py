@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator
+from tg_equiattn.chains.se3_hyena import HyenaOperator
 
 
 def divided_by_length(model: nn.Module) -> nn.Module:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from tg_equiattn import checks
-from tg_equiattn.functional.hyena.long_conv import long_convolution
-from tg_equiattn.functional.softmax_attention import softmax_attention
-from tg_equiattn.nn.vector.clifford import Grades
-from tg_equiattn.nn.vector.convolutions import ShortConv
-from tg_equiattn.nn.vector.operator import OperatorSettings, ScalarVectorModule, TokenNetwork
-from tg_equiattn.nn.vector.sequences import TokenBatch
-from tg_equiattn.node_batch import PaddedBatch
+from tg_equiattn.chains.clifford import Grades
+from tg_equiattn.chains.convolutions import ShortConv
+from tg_equiattn.chains.long_conv import long_convolution
+from tg_equiattn.chains.operator import OperatorSettings, ScalarVectorModule, TokenNetwork
+from tg_equiattn.chains.sequences import TokenBatch
+from tg_equiattn.graphs.node_batch import PaddedBatch
+from tg_equiattn.softmax_attention import softmax_attention
 
 GATE_CHANNELS = 8  # as of SE(3)-Hyena
 

@@ -8,7 +8,7 @@ from states import take_weights
 from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 
 from tg_equiattn import nn
-from tg_equiattn.encodings.harmonics import solid_harmonics
+from tg_equiattn.ewald.harmonics import solid_harmonics
 
 SIZES = (7, 1, 11)
 INSIDE, OUTSIDE = "3x0o+2x1e+4x0e+3x1o+1x0e+1x2e", "2x1o+3x0e+1x1e+1x0o+2x2o+1x3o"

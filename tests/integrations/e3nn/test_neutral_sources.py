@@ -7,7 +7,7 @@ import torch
 from space import error, motion
 from tg_equiattn.integrations.e3nn.atoms_attention import Atoms, AtomsEwaldAttention
 
-from tg_equiattn.node_batch import NodeBatch
+from tg_equiattn.graphs.node_batch import NodeBatch
 
 pytestmark = [pytest.mark.usefixtures("double"), pytest.mark.filterwarnings("ignore:Coulomb sources of a graph")]
 ELEMENTS = 3

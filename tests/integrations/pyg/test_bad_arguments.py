@@ -7,8 +7,8 @@ import torch
 from tg_equiattn.integrations.pyg import PixelGraph, RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.data import Data
 
+from tg_equiattn.graphs import NeighborList
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.neighbors import NeighborList
 
 NODES = 7
 EDGES = torch.tensor([[0, 1, 2, 4, 5, 6], [1, 0, 1, 5, 4, 5]])

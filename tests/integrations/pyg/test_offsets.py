@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tg_equiattn.neighbors import neighbor_list
+from tg_equiattn.graphs import neighbor_list
 
 LATTICE = torch.cartesian_prod(torch.arange(5), torch.arange(7))
 

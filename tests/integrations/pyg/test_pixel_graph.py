@@ -12,7 +12,7 @@ from tg_equiattn.grids import PixelGrid
 
 @pytest.mark.parametrize(("shape", "distance", "periodic"), [((5, 7), 3, True), ((7, 5), 2.5, False)])
 def test_edges_are_those_of_the_grid(shape, distance, periodic):
-    """Which are all near pairs in tests/test_neighbors.py."""
+    """Which are all near pairs in tests/graphs/test_neighbors.py."""
     data = PixelGraph(distance, periodic=periodic)(Data(image=torch.rand(3, *shape)))
     edges, offsets = PixelGrid(shape, distance, periodic).edges()
     assert torch.equal(data.edge_index, edges)

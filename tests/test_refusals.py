@@ -1,0 +1,142 @@
+"""What functions refuse: each error names the argument."""
+
+import math
+
+import pytest
+import torch
+
+from tg_equiattn import functional as F
+from tg_equiattn.grids import PixelGrid, Window
+from tg_equiattn.group.encodings import relation_index
+from tg_equiattn.groups import cyclic
+
+pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
+
+IMAGES = dict.fromkeys(("query", "key", "value"), torch.ones(2, 3, 5, 4, 5, 6))
+GROUP = IMAGES | {
+    "offset_encoding": torch.ones(4, 9, 5), "element_encoding": torch.ones(4, 5),
+    "index": relation_index(cyclic(4), "ge_vit"), "window": Window(2, 3),
+}  # fmt: skip
+NEAR = PixelGrid((5, 7), 3).neighbors()
+WINDOW = {
+    **dict.fromkeys(("query", "key", "value"), torch.ones(35, 3, 5)), "projection": torch.ones(11, 5),
+    "pair_bias": torch.ones(3, len(NEAR.offsets)), "self_bias": torch.ones(3), "neighbors": NEAR,
+}  # fmt: skip
+FEW = dict.fromkeys(("query", "key", "value"), torch.ones(30, 3, 5))
+Q, W, V, S, X = torch.ones(2, 3, 5, 7), torch.ones(11, 7), torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2), torch.ones(8)
+
+BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
+KERNELS = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS}
+EWALD = dict.fromkeys(("query", "key"), torch.ones(6, 2, 4, 3)) | {
+    "value": torch.ones(6, 2, 2), "pos": torch.arange(18.0).view(6, 3).sin(), "kernels": [F.Coulomb(**KERNELS)],
+}  # fmt: skip
+CUBE = torch.eye(3)
+
+
+def group(name, value):
+    return lambda: F.group_attention(**GROUP | {name: value})
+
+
+def linear(*tensors, **options):
+    return lambda: F.linear_attention(*tensors, **options)
+
+
+def flat(**options):
+    return linear(Q[0], Q[0], Q[0], W, **options)
+
+
+def window(**change):
+    return lambda: F.window_attention(**WINDOW | change)
+
+
+def attention(*arguments):
+    return lambda: F.vector_attention(*arguments)
+
+
+def vectors(x):
+    return lambda: F.vector_long_conv(x, x)
+
+
+def product(x, y):
+    return lambda: F.geometric_product(x, y)
+
+
+def ewald(**change):
+    return lambda: F.ewald_attention(**EWALD | change)
+
+
+def kernels(**change):
+    return lambda: F.Gaussian(**KERNELS | change)
+
+
+REFUSED = [
+    ("query must have shape", group("query", torch.ones(3, 5, 4, 5, 6))),
+    ("key must have the pixels of query", group("key", torch.ones(2, 3, 5, 4, 5, 5))),
+    ("value must be float32 of shape", group("value", torch.ones(2, 3, 5, 3, 5, 6))),
+    ("key must be float32 of shape .*, got torch.float64", group("key", IMAGES["key"].double())),
+    ("query must be a floating point tensor, got torch.int32", group("query", IMAGES["query"].int())),
+    ("offset_encoding must be float32 of shape", group("offset_encoding", torch.ones(3, 9, 5))),
+    ("offset_encoding must be on cpu as the input is, got meta",
+     group("offset_encoding", torch.ones(4, 9, 5, device="meta"))),
+    (r"element_encoding must have shape \(4, 5\), got None", group("element_encoding", None)),
+    ("element_encoding must be a floating point tensor, got torch.int32",
+     group("element_encoding", torch.ones(4, 5).int())),
+    ("index must be int64 of shape", group("index", GROUP["index"][:, :3])),
+    ("index must be a permutation", group("index", GROUP["index"] * 0)),
+    ("index must be on cpu as the input is, got meta", group("index", GROUP["index"].to("meta"))),
+    (r"dropout must be in \[0, 1\), got 1.0", group("dropout", 1.0)),
+    ("window must be a tg_equiattn.grids.Window, got int", group("window", 3)),
+    ("must have 3 spatial axes", group("window", Window(3, 3))),
+    ("index must be given with element_encoding or group_bias, got None", group("index", None)),
+    (r"mask must be bool of shape \(2 or 1, 5, 6\)", group("mask", torch.ones(2, 5, 6))),
+    ("query, key and value must be", linear(Q, Q[..., :3], Q, W)),
+    (r"projection must be \(m, 7\), got \(11, 5\)", linear(Q, Q, Q, W[:, :5])),
+    ("projection must not require", linear(Q, Q, Q, W.clone().requires_grad_())),
+    ("mask must be None", flat(mask=torch.ones(3, dtype=torch.bool))),
+    ("batch must be None", linear(Q, Q, Q, W, batch=torch.zeros(2).long())),
+    ("batch must be sorted, got a graph index that decreases", flat(batch=torch.tensor([0, 1, 0]))),
+    ("batch must be given where batch_size is 2, got None", flat(batch_size=2)),
+    ("query, key and value must be", window(key=torch.ones(5, 3, 5))),
+    (r"pair_bias must have shape \(3, \d+\), got \(2,", window(pair_bias=WINDOW["pair_bias"][:2])),
+    ("neighbors must be of 30 nodes, got 35", window(**FEW)),
+    ("neighbors must not join nodes of different graphs", window(batch=torch.arange(35) // 18)),
+    ("q must hold vectors, 3 components", attention(V[..., :2], V[..., :2], V[..., :2])),
+    (r"q must have 4 axes, got shape \(5, 2, 3\)", attention(V[0], V[0], V[0])),
+    (r"k must have the shape of q, \(3, 5, 2, 3\), got \(3, 4, 2, 3\)", attention(V, V[:, :4], V)),
+    ("v must be torch.float32 on cpu as q is, got torch.float64 on cpu", attention(V, V, V.double())),
+    ("q must be float32 or float64 on the CPU, or under torch.autocast", attention(V.half(), V.half(), V.half())),
+    (r"lengths must be in \[0, 5\], got 1 to 6", attention(V, V, V, torch.tensor([6, 1, 1]))),
+    ("q must hold vectors, 3 components", vectors(V[..., :2])),
+    ("x must have 8 components", product(torch.ones(3, 7), torch.ones(3, 8))),
+    ("x must be a floating", product(X.long(), X)),
+    ("y must be torch.float32", product(X, X.double())),
+    (r"query must be \(T, 2, 4, A\) as kernels are, got \(6, 2, 3, 3\)",
+     ewald(**dict.fromkeys(("query", "key"), torch.ones(6, 2, 3, 3)))),
+    (r"value must be \(6, 2, V\), got \(5, 2, 2\)", ewald(value=torch.ones(5, 2, 2))),
+    ("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat", ewald(method="direct", cell=CUBE)),
+    ("cell must be given with pbc, got None", ewald(pbc=torch.ones(3) > 0)),
+    (r"cell must be \(3, 3\) or one a graph, \(1, 3, 3\), got \(2, 3, 3\)", ewald(cell=torch.ones(2, 3, 3))),
+    (r"cell must be a torch.Tensor, \(3, 3\) or one a graph, got ndarray", ewald(cell=CUBE.numpy())),
+    ("cell must be floating point on cpu as x is, got torch.int64", ewald(cell=CUBE.long())),
+    ("cell must be finite", ewald(cell=CUBE * math.nan)),
+    ("cell must have a volume", ewald(cell=torch.ones(3, 3) + 1e-9 * CUBE)),
+    ("pbc must let graphs repeat along three directions, two or none, got one for graph 0: the potential of a wire",
+     ewald(cell=CUBE, pbc=torch.tensor([True, False, False]))),
+    ("pbc must be bool", ewald(cell=CUBE, pbc=torch.ones(3))),
+    (r"width must be larger, .* reciprocal vectors shorter than", ewald(cell=1e4 * CUBE, method="ewald")),
+    (r"max_hkl must be at least \(\d+, \d+, \d+\)", ewald(cell=9 * CUBE, max_hkl=(2, 2, 2))),
+    ("bounds must be 4 pairs", kernels(bounds=BOUNDS[:3])),
+    (r"kernels must have gains .* with the same heads and lmax, got \[\]", ewald(kernels=[])),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
+@pytest.mark.parametrize(("message", "call"), REFUSED, ids=range(len(REFUSED)))
+def test_refused(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("call", [group("dropout", 0.0), window(), ewald()])
+def test_what_is_changed_is_good(call):
+    call()

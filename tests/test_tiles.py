@@ -1,0 +1,74 @@
+"""Formulas computed tile by tile: results and all derivatives are those of the formula, from the tensors alone."""
+
+import functools
+import itertools
+
+import pytest
+import torch
+
+from tg_equiattn.tiles import WHOLE, Shape, Tile, map_tiles, recomputed, tiled
+
+pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
+
+
+def window(power, x, y, mask):
+    """A moving average with weights, and their sums."""
+    weights = (x.unfold(0, 3, 1) * y[:, None]).cos() ** power
+    weights = weights if mask is None else weights * mask[:, None]
+    return weights.sum(1), weights.sum(0)
+
+
+def outer(x, y):
+    return x[:, None] * y
+
+
+def d(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+
+
+def tiled_window(x, y, mask, steps):
+    tiles = [
+        Tile(2, (slice(a, b + 2), slice(a, b), slice(a, b)), (slice(a, b), slice(None)))
+        for a, b in itertools.pairwise(steps)
+    ]
+    return tiled(window, tiles, (x, y, mask), (Shape((steps[-1],), True), Shape((3,))), (False, True, True))
+
+
+def test_writing_to_a_tensor_before_backward_is_an_error():
+    x, y = d(100), d(98)
+    for run in (functools.partial(recomputed, outer), functools.partial(tiled_window, mask=None, steps=(0, 50, 98))):
+        out = run(x, y)
+        with torch.no_grad():
+            y.mul_(2)
+        with pytest.raises(RuntimeError, match=r"a tensor has been written to|modified by an inplace operation"):
+            (out if isinstance(out, torch.Tensor) else out[0]).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("function", "others", "named"),
+    [
+        (lambda x: x, (), "lambda"),
+        (functools.partial(outer, torch.ones(3)), (), "partial"),
+        (torch.nn.Linear(3, 3).forward, (), "forward"),
+        (outer, ((1, {"a": 2}),), "dict"),
+    ],
+)
+def test_what_could_change_is_refused(function, others, named):
+    with pytest.raises(TypeError, match=f"function of a module file.*{named}"):
+        recomputed(function, d(3), *others)
+    with pytest.raises(TypeError, match=f"function of a module file.*{named}"):
+        map_tiles(function, 2, (d(3),), *others)
+    with pytest.raises(TypeError, match=f"function of a module file.*{named}"):
+        tiled(function, [Tile(others, (WHOLE,), (WHOLE,))], (d(3),), ())
+
+
+def test_closures_are_refused():
+    y = d(3)
+
+    def inner(x):
+        return x * y
+
+    with pytest.raises(TypeError, match="function of a module file"):
+        recomputed(inner, d(3))
+    with pytest.raises(TypeError, match="tensors among them"):
+        tiled(window, [Tile(y, (WHOLE,), (WHOLE,))], (d(3),), ())

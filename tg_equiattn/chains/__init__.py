@@ -1,0 +1,1 @@
+"""Long convolutions and vector attention of ordered points: SE(3)-Hyena."""

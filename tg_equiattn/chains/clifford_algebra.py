@@ -1,0 +1,230 @@
+"""The geometric algebra Cl(3,0).
+
+The components of a multivector are 1; e1, e2, e3; e23, e31, e12; e123. They have grade 0 (a scalar, 0e), 1 (a polar
+vector, 1o), 2 (a bivector, stored as the axial vector that it is dual to, 1e) and 3 (a pseudoscalar, 0o). The product
+of grades i and k has parts in some of the grades j. There are twenty such grade paths (i, k -> j).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..modes import full_precision, is_traced
+from ..operators import are_few
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+Components = tuple[Tensor, ...]
+GRADE_SIZES = (1, 3, 3, 1)
+GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # grade of each component
+COMPONENTS = 8
+EPS = 1e-12  # added to squared norms, so that derivatives are finite at zero
+_BLADES = (0b000, 0b001, 0b010, 0b100, 0b110, 0b101, 0b011, 0b111)  # bit n: component is a product with e_(n+1)
+_ORIENTATION = (1, 1, 1, 1, 1, -1, 1, 1)  # e31 = -e1 e3
+
+
+def _sign(i: int, k: int) -> int:
+    """Sign of the product of components i and k. Each vector of i swaps with all smaller vectors of k, and each swap
+    changes the sign."""
+    a, b = _BLADES[i], _BLADES[k]
+    swaps = sum(((a >> n) & b).bit_count() for n in (1, 2))
+    return (-1) ** swaps * _ORIENTATION[i] * _ORIENTATION[k] * _ORIENTATION[_BLADES.index(a ^ b)]
+
+
+# For output component j and left component i: the right component k, and the sign, of (i, k -> j).
+RIGHT = [[_BLADES.index(a ^ j) for a in _BLADES] for j in _BLADES]
+SIGNS = [[_sign(i, k) for i, k in enumerate(row)] for row in RIGHT]
+
+
+PATHS = tuple(
+    sorted({(GRADE_OF[i], GRADE_OF[RIGHT[j][i]], GRADE_OF[j]) for j in range(COMPONENTS) for i in range(COMPONENTS)})
+)
+
+
+def _sign_of(i: int, k: int, j: int) -> int:
+    """Sign of e1 e2 -> e3 in cross products, and of the first components in other products."""
+    second = _FIRST[k] + (GRADE_SIZES[i] == GRADE_SIZES[k] == GRADE_SIZES[j] == 3)
+    return SIGNS[_BLADES.index(_BLADES[_FIRST[i]] ^ _BLADES[second])][_FIRST[i]]
+
+
+_FIRST = (0, 1, 4, 7)  # the first component of each grade
+
+
+def grades_of_products(grades: Iterable[int]) -> list[int]:
+    """The grades that occur in products of multivectors of some grades."""
+    return sorted({j for i, k, j in PATHS if {i, k} <= set(grades)})
+
+
+def cross_product(a: Tensor, b: Tensor, dim: int) -> Tensor:
+    """The cross product along an axis. ``torch.linalg.cross`` is one operation, but on a CPU it takes up to eight times
+    as long for many numbers."""
+    if not is_traced(a) and (a.device.type != "cpu" or are_few(2 * a.numel(), a.device)):
+        return torch.linalg.cross(a, b, dim=dim)
+    u, v = a.unbind(dim), b.unbind(dim)
+    return torch.stack([torch.addcmul(u[x] * v[y], u[y], v[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))], dim)
+
+
+def _add(sums: dict[int, Tensor], grade: int, sign: int, product: Tensor, weight: Tensor) -> None:
+    if grade in sums:
+        sums[grade] = torch.addcmul(sums[grade], product, weight, value=sign)
+    else:
+        sums[grade] = product * (weight if sign > 0 else -weight)
+
+
+def _add_product(
+    sums: dict[int, Tensor], path: tuple[int, int, int], a: Float[Tensor, "left channels tokens"],
+    b: Float[Tensor, "right channels tokens"], weight: Float[Tensor, "channels 1"],
+) -> None:  # fmt: skip
+    """Add the weighted product of two grades: a product with a number, a dot product, or a cross product. If one grade
+    is a number, the weight multiplies it, since it has the fewest components."""
+    i, k, j = path
+    sign = _sign_of(i, k, j)
+    if GRADE_SIZES[i] == 1:
+        _add(sums, j, sign, b, a * weight)
+    elif GRADE_SIZES[k] == 1:
+        _add(sums, j, sign, a, b * weight)
+    else:
+        product = cross_product(a, b, 0) if GRADE_SIZES[j] == 3 else (a * b).sum(0, keepdim=True)
+        _add(sums, j, sign, product, weight)
+
+
+def channelwise_product(weight: Float[Tensor, "20 channels"], x: Sequence[Tensor], y: Sequence[Tensor]) -> Components:
+    """Weighted geometric products of multivectors, channel by channel.
+
+    Multivectors are four parts, one for each grade, (components, C, T), or without channels (C = 0) for grades that are
+    zero. ``weight`` holds a number for each grade path and channel. Grades that no path reaches have no channels in the
+    product.
+    """
+    sums: dict[int, Tensor] = {}
+    weights = weight[..., None].unbind()
+    for n, (i, k, j) in enumerate(PATHS):
+        if x[i].shape[1] and x[k].shape[1]:
+            _add_product(sums, (i, k, j), x[i], y[k], weights[n])
+    return tuple(sums[j] if j in sums else x[j][:, :0] for j in range(4))
+
+
+class ProductTables(NamedTuple):
+    """Tables for multivectors of some grades as one tensor (components, channels, tokens).
+
+    A *pair* below is a component of a product with a component of the left factor. It determines the component of the
+    right factor, which is absent if its grade is.
+
+    Attributes:
+        present: the grades.
+        grade: grade of each component.
+        position: position of that grade in ``present``.
+        place: position of each component among the components of a product.
+        right: position of the right component of each pair; 0 if it is absent.
+        signs: sign of each pair in the column of its grade path; 0 if its right component is absent.
+        one: the number 1.
+        scalar: 1 for the component of grade 0, 0 for others.
+        eps: what is added to the square of each component, :data:`EPS` for each grade.
+        eps_out: the same for components of products, twice as much for all together.
+    """
+
+    present: Int[Tensor, " grades"]
+    grade: Int[Tensor, " components"]
+    position: Int[Tensor, " components"]
+    place: Int[Tensor, " components"]
+    right: Int[Tensor, " pairs"]
+    signs: Float[Tensor, "pairs 20"]
+    one: Float[Tensor, ""]
+    scalar: Float[Tensor, "components 1 1"]
+    eps: Float[Tensor, "components 1 1"]
+    eps_out: Float[Tensor, ""]
+
+
+def product_tables(grades: tuple[int, ...]) -> ProductTables:
+    left, out = ([n for n in range(COMPONENTS) if GRADE_OF[n] in kept] for kept in (grades, grades_of_products(grades)))
+    pairs, grade = [(j, i, RIGHT[j][i]) for j in out for i in left], [GRADE_OF[n] for n in left]
+    eye = torch.eye(len(PATHS), dtype=torch.float64)
+    return ProductTables(
+        present=torch.tensor(grades),
+        grade=torch.tensor(grade),
+        position=torch.tensor([grades.index(g) for g in grade]),
+        place=torch.tensor([out.index(n) for n in left]),
+        right=torch.tensor([left.index(k) if k in left else 0 for *_, k in pairs]),
+        signs=torch.stack(
+            [SIGNS[j][i] * (k in left) * eye[PATHS.index((GRADE_OF[i], GRADE_OF[k], GRADE_OF[j]))] for j, i, k in pairs]
+        ),
+        one=torch.ones((), dtype=torch.float64),
+        scalar=torch.tensor([float(g == 0) for g in grade], dtype=torch.float64)[:, None, None],
+        eps=torch.tensor([EPS / GRADE_SIZES[g] for g in grade], dtype=torch.float64)[:, None, None],
+        eps_out=torch.tensor(2 * EPS / len(out), dtype=torch.float64),
+    )
+
+
+def channelwise_product_of_components(
+    weight: Float[Tensor, "20 channels"],
+    x: Float[Tensor, "left channels tokens"],
+    y: Float[Tensor, "left channels tokens"],
+    tables: ProductTables,
+) -> Float[Tensor, "out channels tokens"]:
+    """:func:`channelwise_product` in five operations, which form up to 64 numbers for each channel and token.
+
+    It is faster for few channels and tokens, for which calls of operations take most of the time.
+    """
+    pairs = -1, len(x)
+    weights = (tables.signs @ weight).view(*pairs, x.shape[1], 1)
+    return (weights * y.index_select(0, tables.right).unflatten(0, pairs) * x).sum(1)
+
+
+def split_grades(x: Float[Tensor, "components channels tokens"], grades: Sequence[int]) -> list[Tensor]:
+    """Split one tensor with the components of some grades into four parts. Parts of other grades have no channels."""
+    sizes = [size if g in grades else 0 for g, size in enumerate(GRADE_SIZES)]
+    return [part if part.shape[0] else x[:, :0] for part in x.split_with_sizes(sizes)]
+
+
+def geometric_product(x: Tensor, y: Tensor) -> Tensor:
+    r"""The geometric product of multivectors.
+
+    .. math:: (x y)_j = \sum_{i, k} \Gamma^{j}_{ik}\, x_i\, y_k, \qquad \Gamma \in \{-1, 0, 1\}
+
+    A multivector is x = s + v + I b + I p with a scalar s, a polar vector v, an axial vector b, a pseudoscalar p and
+    I = e123. The product contains products with scalars, dot products and cross products: for two polar vectors,
+    v w = v.w + I (v x w).
+
+    Args:
+        x: Left factors, with components (1; e1, e2, e3; e23, e31, e12; e123) on the last axis.
+        y: Right factors, with the same components.
+
+    Shapes:
+        ``(..., 8)`` each, broadcast against each other -> ``(..., 8)``.
+
+    Raises:
+        ValueError: if the last axis is not 8, if dtypes or devices differ, or for half precision on a CPU outside
+            autocast.
+
+    Source: se3-hyena section 3.2; Ruhe et al., Clifford Group Equivariant Neural Networks (2023).
+
+    Example:
+        >>> import torch
+        >>> e1, e2 = torch.eye(8)[1], torch.eye(8)[2]
+        >>> geometric_product(e1, e2)  # e12
+        tensor([0., 0., 0., 0., 0., 0., 1., 0.])
+        >>> geometric_product(e2, e1) + geometric_product(e1, e2)
+        tensor([0., 0., 0., 0., 0., 0., 0., 0.])
+    """
+    for name, value in (("x", x), ("y", y)):
+        if not value.ndim or value.shape[-1] != COMPONENTS:
+            raise ValueError(f"{name} must have 8 components on the last axis, got shape {tuple(value.shape)}")
+        if not value.is_floating_point():
+            raise ValueError(f"{name} must be a floating point tensor, got {value.dtype}")
+        checks.half_precision(**{name: value})
+    if x.dtype != y.dtype or x.device != y.device:
+        raise ValueError(f"y must be {x.dtype} on {x.device} as x is, got {y.dtype} on {y.device}")
+    with full_precision(x.device):
+        return torch.stack([_component(row, signs, x, y) for row, signs in zip(RIGHT, SIGNS, strict=True)], -1)
+
+
+def _component(right: list[int], signs: list[int], x: Tensor, y: Tensor) -> Tensor:
+    out = x[..., 0] * y[..., right[0]]
+    for i in range(1, COMPONENTS):
+        out = torch.addcmul(out, x[..., i], y[..., right[i]], value=signs[i])
+    return out

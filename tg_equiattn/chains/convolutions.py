@@ -1,0 +1,157 @@
+"""Convolutions along sequences: over a few neighbors, and with a learned filter of the lag."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..graphs.node_batch import PaddedBatch
+from ..modules import reset_children
+from ..operators import tile_numbers
+from ..tables import Tables, cached_table
+from ..tiles import map_tiles
+from .long_conv import lag_convolution, ring_convolution
+from .sequences import Sequences
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+_OCTAVES = 10  # number of periods: 4, 8, ... 2048 tokens
+_WIDTH = 16  # width of the MLP
+_TILE_LAGS = 1 << 14  # lags of a tile on a CPU
+
+
+class ShortConv(nn.Module):
+    r"""Convolution over a few neighbors along each sequence, channel by channel.
+
+    .. math:: y_i = \sum_{t=0}^{K-1} w_t\, x_{i+t-s}
+
+    Here K is the number of taps, and s = (K - 1) / 2, or s = K - 1 if ``causal``. Missing tokens and tokens beyond the
+    ends count as zero. In a ring of n tokens, indices are taken modulo n.
+
+    Args:
+        channels: The channel of each feature. The components of a vector share one channel, so they share weights.
+        taps: Number of taps K, odd and at least 3.
+        causal: Whether outputs depend on earlier tokens only. The default is ``False``.
+
+    Raises:
+        ValueError: if ``taps`` is not an odd number from 3 on.
+    """
+
+    def __init__(self, channels: Sequence[int], taps: int, causal: bool = False) -> None:
+        super().__init__()
+        if isinstance(taps, bool) or not isinstance(taps, int) or taps < 3 or not taps % 2:
+            raise ValueError(f"short_conv must be None or an odd number of taps from 3 on, got {taps!r}")
+        self.taps, self.causal = taps, causal
+        self.channels = Tables(functools.partial(torch.tensor, tuple(channels), dtype=torch.int64))
+        self.weight = nn.Parameter(torch.empty(1 + max(channels, default=-1), taps))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.taps**-0.5)
+
+    def forward(self, x: Float[Tensor, "dim tokens"], sequences: Sequences) -> Float[Tensor, "dim tokens"]:
+        weight = self.weight.index_select(0, self.channels(x.device))[..., None, None].unbind(1)
+        before = self.taps - 1 if self.causal else self.taps // 2
+
+        def convolve(x: Tensor, rows: PaddedBatch) -> Tensor:
+            length, rings = x.shape[2], sequences.rings(rows)
+            padded = F.pad(x, (before, self.taps - 1 - before))
+            if rings is not None:
+                place = torch.arange(-before, padded.shape[2] - before, device=x.device)
+                size = place.new_full((1,), length) if rows.lengths is None else rows.lengths
+                around = x.gather(2, (place % size.clamp(min=1)[:, None]).expand_as(padded))
+                padded = torch.where(rings[:, None], around, padded) if isinstance(rings, Tensor) else around
+            out = padded[..., :length] * weight[0]
+            for tap in range(1, self.taps):
+                out = torch.addcmul(out, padded[..., tap : tap + length], weight[tap])
+            return out
+
+        return sequences.mix(convolve, x)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, taps={self.taps}" + (", causal=True" if self.causal else "")
+
+
+class ImplicitFilter(nn.Module):
+    r"""Long convolution with a filter that a small network computes from the lag.
+
+    .. math:: y_i = \sum_j h(i - j)\, x_j, \qquad h_c(l) = (1 + |l|)^{-a_c}\, \mathrm{MLP}_c(\varphi(l))
+
+    Here l = i - j is the lag. The features :math:`\varphi` are log(1 + \|l\|) / 4, the same with the sign of l, and
+    sines and cosines with periods from 4 to 2048 tokens. The MLP has sines between its layers. The exponents a >= 0 are
+    learned and start between 1/2 and 1. In a ring of n tokens, l is the lag modulo n in (-n/2, n/2].
+
+    Args:
+        channels: Number of filters.
+        causal: Whether filters are zero at negative lags, so that outputs depend on earlier tokens only. The default is
+            ``False``.
+
+    Source: Poli et al., Hyena Hierarchy (2023), section 3.3.
+    """
+
+    def __init__(self, channels: int, causal: bool = False) -> None:
+        super().__init__()
+        self.channels, self.causal = channels, causal
+        self.inside = nn.Linear(2 + 2 * _OCTAVES, _WIDTH)
+        self.between = nn.Linear(_WIDTH, _WIDTH)
+        self.outside = nn.Linear(_WIDTH, channels)
+        self.decay = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        reset_children(self)
+        nn.init.normal_(self.inside.weight, std=(2 / self.inside.in_features) ** 0.5)
+        nn.init.normal_(self.between.weight, std=(2 / self.between.in_features) ** 0.5)
+        nn.init.normal_(self.outside.weight, std=(1 / self.outside.in_features) ** 0.5)
+        with torch.no_grad():
+            start = torch.linspace(0.5, 1, len(self.decay), dtype=self.decay.dtype, device=self.decay.device)
+            self.decay.copy_(start.expm1().log())  # the inverse of softplus
+
+    @cached_table
+    def filter(self, length: int) -> Float[Tensor, "channels lags"]:
+        """Filters at all lags of sequences of this length."""
+        lags = torch.arange(0 if self.causal else 1 - length, max(length, 1), device=self.decay.device)
+        layers = self.inside, self.between, self.outside
+        return map_tiles(_at, tile_numbers(lags.device, _TILE_LAGS, 8 * _WIDTH), (lags,), self.decay, *layers).T
+
+    def forward(self, x: Tensor, sequences: Sequences, channels: Tensor | None = None) -> Tensor:
+        """Convolve features (channels, T) or (3, channels, T). If ``channels`` gives the filter of each row, x has any
+        number of rows, (dim, T)."""
+        longest = sequences.rows.bound
+        h = self.filter(longest)
+        h = h if channels is None else h.index_select(0, channels)
+
+        def kernel(x: Tensor, rows: PaddedBatch) -> Tensor:
+            negative = 0 if self.causal else longest - rows.length  # lags that these rows do not have, on each side
+            h_rows, rings = h[:, negative : h.shape[1] + rows.length - longest], sequences.rings(rows)
+            if rings is None:
+                return lag_convolution(x, h_rows)
+            around = ring_convolution(x, h_rows, rows.lengths)
+            if not isinstance(rings, Tensor):
+                return around
+            return torch.where(rings[:, None], around, lag_convolution(x, h_rows))
+
+        return sequences.mix(kernel, x)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}" + (", causal=True" if self.causal else "")
+
+
+def _at(
+    lags: Int[Tensor, " lags"], decay: Float[Tensor, " channels"], inside: nn.Linear, between: nn.Linear,
+    outside: nn.Linear,
+) -> Float[Tensor, "lags channels"]:  # fmt: skip
+    distance = lags.abs().to(decay.dtype).log1p()
+    waves = 2 ** torch.arange(2, _OCTAVES + 2, device=lags.device)
+    periods = (lags[:, None] % waves).to(distance.dtype) / waves  # exact at any lag
+    angles = 2 * math.pi * periods
+    x = torch.cat([torch.stack([distance, lags.sign() * distance], 1) / 4, angles.sin(), angles.cos()], 1)
+    x = outside(between(inside(x).sin()).sin())
+    return x * torch.exp(-nn.functional.softplus(decay) * distance[:, None])

@@ -1,0 +1,230 @@
+r"""Vector self-attention by cross products, tile by tile, in O(N) memory.
+
+Scores are lengths of cross products. |q x k|^2 = |q|^2 |k|^2 - (q.k)^2 is a scalar product of six features of q and six
+of k. Sums over keys are of the matrices k v^T, since (q x k) x v = k (q.v) - q (k.v).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..modes import full_precision, in_functorch_transform, runs_eagerly
+from ..operators import Kernels, Plan, tile_numbers, tile_operator
+from ..tiles import WHOLE, Call, Shape, Tile, is_whole
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+TILE_PAIRS = 1 << 19  # pairs of a tile on a CPU
+_ROUNDING = 4  # squares below this number of roundings are zero: vectors are parallel
+
+
+def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
+    r"""Self-attention of vector sequences by cross products, each channel by itself.
+
+    .. math::
+        S_{ij} = \mathrm{softmax}_j\!\left(\tfrac{1}{\sqrt n} \|q_i \times k_j\|\right) (q_i \times k_j), \qquad
+        u_i = \frac{1}{n} \sum_j S_{ij} \times v_j
+
+    Here n is the sequence's own length. Polar vectors give polar vectors. The output is computed as
+    :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n` with :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top` and the softmax p,
+    without a matrix of size n x n in memory, except in compiled programs. Lengths of cross products are computed as
+    :math:`\|q \times k\|^2 = |q|^2 |k|^2 - (q \cdot k)^2`. If q and k are parallel to within the rounding of float32,
+    scores are therefore accurate to 1e-3 of :math:`|q||k|` only.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        lengths: Own length of each sequence, int64 ``(B,)``. Tokens beyond it are not read, and are zero in the output.
+            The default, ``None``, means N.
+
+    Shapes:
+        ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``, in float32 for half precision.
+
+    Raises:
+        ValueError: if ``q``, ``k`` and ``v`` differ in shape, dtype or device or have another shape, or if ``lengths``
+            is not of this shape or not in [0, N].
+
+    Source: se3-hyena appendix B, Eq. 4-5. Its Code 2 computes something else: scores are divided by n / 2 instead of
+    the root of n, and :math:`v_i` stands in place of :math:`v_j`, so that values do not mix.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 2, 11, 4, 3)
+        >>> rotation = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> rotated = vector_attention(q @ rotation, k @ rotation, v @ rotation)
+        >>> torch.allclose(rotated, vector_attention(q, k, v) @ rotation, atol=1e-6)
+        True
+    """
+    checks.alike(4, q=q, k=k, v=v)
+    if q.shape[-1] != 3:
+        raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
+    checks.lengths(lengths, q.shape[0], q.shape[1], q.device)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return vector_attention_impl(q, k, v, lengths).transpose(1, 2).contiguous()
+
+
+def vector_attention_impl(
+    q: Float[Tensor, "rows channels tokens 3"], k: Float[Tensor, "rows channels tokens 3"],
+    v: Float[Tensor, "rows channels tokens 3"], lengths: Int[Tensor, " rows"] | None,
+) -> Float[Tensor, "rows channels tokens 3"]:  # fmt: skip
+    """:func:`vector_attention` without checks."""
+    rows, channels, length, _ = q.shape
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    invalid, bias = None, None
+    if lengths is None:
+        sizes = torch.full((rows,), length, dtype=dtype, device=q.device).clamp(min=1)
+    else:
+        invalid = (torch.arange(length, device=q.device) >= lengths[:, None])[:, None, :, None]
+        bias = torch.zeros_like(invalid, dtype=dtype).masked_fill(invalid, torch.finfo(dtype).min / 2)
+        bias = bias.expand(-1, channels, -1, -1).flatten(0, 1).mT
+        q, k, v = (x.masked_fill(invalid, 0) for x in (q, k, v))
+        sizes = lengths.to(dtype).clamp(min=1)
+    root = sizes.rsqrt()[:, None, None, None]
+    with full_precision(q.device):
+        q, k, v = (x.to(dtype).flatten(0, 1) for x in (q.to(dtype) * root, k, v))
+        tensors = *_features(q, k), (k[..., :, None] * v[..., None, :]).flatten(-2), bias
+        whole = is_whole(q) and not KERNELS.compute(*tensors)
+        mixed = _averages(None, *tensors) if whole else averages_by_tiles(*tensors)[0]
+        mixed = mixed.unflatten(-1, (3, 3))
+        out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) * q
+        out = out.unflatten(0, (rows, channels)) * root  # 1 / n, of which q has a root
+    return out if invalid is None else out.masked_fill(invalid, 0)
+
+
+def _features(
+    q: Float[Tensor, "groups tokens 3"], k: Float[Tensor, "groups tokens 3"]
+) -> tuple[Float[Tensor, "groups tokens 6"], Float[Tensor, "groups tokens 6"]]:
+    """Features of queries and keys, whose scalar products are |q x k|^2."""
+    (x, y, z), (a, b, c) = q.unbind(-1), k.unbind(-1)
+    aa, bb, cc = a * a, b * b, c * c
+    rounding = _ROUNDING * torch.finfo(q.dtype).eps * (aa + bb + cc)  # without it, parallel vectors would have slopes
+    squares = bb + cc - rounding, cc + aa - rounding, aa + bb - rounding
+    of_keys = torch.stack([*squares, -2 * b * c, -2 * c * a, -2 * a * b], -1)
+    return torch.stack([x * x, y * y, z * z, y * z, z * x, x * y], -1), of_keys
+
+
+def _tiles(q: Float[Tensor, "groups tokens 3"], ragged: bool) -> list[Tile]:
+    """Some queries of some groups, with all keys of these groups."""
+    groups, length = q.shape[:2]
+    budget = tile_numbers(q.device, TILE_PAIRS, 8)
+    step = max(1, min(length, budget // length))
+    some = max(1, min(groups, budget // (length * step)))
+    tiles = []
+    for g, n in itertools.product(range(0, groups, some), range(0, length, step)):
+        group = slice(g, g + some)
+        rows = group, slice(n, n + step)
+        tiles.append(Tile(None, (rows, group, group, group if ragged else WHOLE), (rows,)))
+    return tiles
+
+
+def _plan(of_queries: Tensor, of_keys: Tensor, values: Tensor, bias: Tensor | None) -> Plan:
+    tiles = tuple(_tiles(of_queries, bias is not None))
+    shape = Shape((*of_queries.shape[:2], values.shape[2]), True)
+    return Call(_averages, tiles, (shape,), (True, False, False, False)), (of_queries, of_keys, values, bias)
+
+
+def _averages(
+    settings: None, of_queries: Float[Tensor, "groups some 6"], of_keys: Float[Tensor, "groups tokens 6"],
+    values: Float[Tensor, "groups tokens 9"], bias: Float[Tensor, "groups 1 tokens"] | None,
+) -> Float[Tensor, "groups some 9"]:  # fmt: skip
+    """sum_j softmax_j(|q_i x k_j| + bias_j) values_j. The derivative of a score of zero is zero."""
+    square = _exact_product(of_queries, of_keys)
+    memory = square if runs_eagerly() and not torch.is_grad_enabled() else None  # fresh memory takes half of the time
+    score = torch.clamp(square, min=torch.finfo(values.dtype).tiny ** 0.5, out=memory)
+    score = torch.sqrt(score, out=memory)
+    score = score if bias is None else torch.add(score, bias, out=memory)
+    weight = torch.softmax(score, -1, out=memory)
+    return _sum_of_values(weight, values)
+
+
+# Terms of |q x k|^2 cancel if vectors are nearly parallel, so rounded factors would give wrong scores. Where matrix
+# products may round their factors (TF32, bfloat16 on a CPU), factors are sums of parts that are exact in these formats.
+# Weights alone may be rounded.
+
+
+def _products_round(x: Tensor) -> bool:
+    """True if matrix products of float32 may round their factors. On a GPU this is assumed, since splitting into parts
+    costs little there."""
+    if x.dtype == torch.float64 or x.device.type != "cpu":
+        return x.dtype != torch.float64
+    return _cpu_rounds_factors()
+
+
+def _cpu_rounds_factors() -> bool:
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # the precision was set by torch's newer settings
+        return True
+
+
+_cpu_rounds_factors._dynamo_marked_constant = True  # type: ignore[attr-defined]  # compilers cannot trace the setting
+
+
+def _exact_product(a: Float[Tensor, "groups n width"], b: Float[Tensor, "groups m width"]) -> Tensor:
+    """a b^T with exact factors, for a small width."""
+    if not _products_round(a):
+        return a @ b.mT
+    if in_functorch_transform():
+        return (a[..., :, None, :] * b[..., None, :, :]).sum(-1)
+    return _ExactProduct.apply(a, b)
+
+
+def _sum_of_values(weight: Float[Tensor, "groups n m"], values: Float[Tensor, "groups m width"]) -> Tensor:
+    """weight times values, of which only the weights may be rounded."""
+    if not _products_round(weight) or in_functorch_transform():
+        return weight @ values
+    return _SumOfValues.apply(weight, values)
+
+
+def _parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """float32 as a sum of three numbers of 8 significant bits each."""
+    high = x.bfloat16().to(x.dtype)
+    middle = (x - high).bfloat16().to(x.dtype)
+    return high, middle, x - high - middle
+
+
+class _ExactProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        (a1, a2, a3), (b1, b2, b3) = _parts(a), _parts(b)
+        return torch.cat([a1, a1, a2, a1, a3, a2], -1) @ torch.cat([b1, b2, b1, b3, b1, b2], -1).mT
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        return _sum_of_values(grad, b), _sum_of_values(grad.mT, a)
+
+
+class _SumOfValues(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, values: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, values)
+        return (weight @ torch.cat(_parts(values), -1)).unflatten(-1, (3, -1)).sum(-2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        weight, values = ctx.saved_tensors
+        return _exact_product(grad, values), _sum_of_values(weight.mT, grad)
+
+
+def _outputs(of_queries: Tensor, of_keys: Tensor, values: Tensor, bias: Tensor | None) -> tuple[Tensor]:
+    return (values.new_empty(*of_queries.shape[:2], values.shape[2]),)
+
+
+def _fits(of_queries: Tensor, of_keys: Tensor, values: Tensor, bias: Tensor | None) -> bool:
+    return values.numel() // len(values) < 2**31
+
+
+KERNELS = Kernels(".chains.gpu_kernels", _fits)
+averages_by_tiles = tile_operator(
+    "tg_equiattn::vector_attention", "Tensor of_queries, Tensor of_keys, Tensor values, Tensor? bias", _plan, _outputs,
+    num_gradients=3, num_results=1, kernels=KERNELS,
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Ewald attention: sums over kernels of the distance, in open and periodic systems, and charges."""

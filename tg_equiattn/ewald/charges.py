@@ -1,0 +1,380 @@
+"""Charges that are given for elements, or predicted from features: energies, dipoles and Born effective charges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from .. import checks
+from ..graphs.node_batch import NodeBatch
+from ..modes import full_precision
+from ..modules import NotScriptable, StoresSettings
+from .ewald_attention import charge_energies
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+COULOMB_CONSTANT = 14.3996454785  # e² / 4 pi epsilon_0 in eV Å
+UNIT = 0.1  # charge in e that parameters of size 1 give: with 1, steps of optimizers change energies too much
+_LEAST = 1e-2  # smallest weight of a node
+_TOLERANCE = 1e-4  # of sums of charges, relative to the sum of their absolute values
+
+
+class ChargeOutputs(NamedTuple):
+    """Outputs of :class:`ChargeInteraction`.
+
+    Attributes:
+        energies: energies of nodes.
+        offsets: the part of the energies that the elements have by themselves, which a model takes off.
+        charges: charges of nodes.
+        dipole: dipole of each graph; in graphs that repeat, it is defined up to charges times lattice vectors.
+        shared: charge that is missing to the total charge of each graph and is shared by its nodes; zero if charges are
+            given.
+    """
+
+    energies: Float[Tensor, " nodes"]
+    offsets: Float[Tensor, " nodes"]
+    charges: Float[Tensor, " nodes"]
+    dipole: Float[Tensor, "graphs 3"]
+    shared: Float[Tensor, " graphs"]
+
+
+class ChargeSettings(NamedTuple):
+    """Settings of a layer of charges, which :class:`ChargeInteraction` describes."""
+
+    width: float
+    scalars: int
+    cutoff: float | None
+    avg_num_neighbors: float
+    dielectric: float
+    coulomb_constant: float
+    error: float
+    method: str
+    max_hkl: Sequence[int] | None
+
+
+class ChargeLayer(NotScriptable, StoresSettings):
+    """The base class of layers of charges: settings, energies, dipoles and Born effective charges. A subclass has
+    ``_charges``."""
+
+    offsets: Tensor
+    feature_size: Tensor
+
+    def __init__(self, names: Sequence[str], settings: ChargeSettings) -> None:
+        super().__init__()
+        self.width, self.cutoff, self.avg_num_neighbors = settings.width, settings.cutoff, settings.avg_num_neighbors
+        self.dielectric, self.coulomb_constant = settings.dielectric, settings.coulomb_constant
+        self.error, self.method, self.max_hkl, scalars = *settings[-3:], settings.scalars
+        checks.positive_number(
+            width=self.width, dielectric=self.dielectric, avg_num_neighbors=self.avg_num_neighbors,
+            coulomb_constant=self.coulomb_constant,
+        )  # fmt: skip
+        checks.whole(scalars=scalars)
+        if scalars:
+            checks.positive_number(cutoff=self.cutoff)  # type: ignore[arg-type]
+        if not names:
+            raise ValueError("charges must have a charge for each element, got none")
+        self.names = tuple(names)
+        self.register_buffer("offsets", torch.zeros(len(names)))
+        self.register_buffer("feature_size", torch.ones(scalars))
+        self.weights = nn.Parameter(torch.zeros(scalars)) if scalars else None
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "elements": list(self.names), "width": float(self.width), "dielectric": float(self.dielectric),
+            "cutoff": self.cutoff and float(self.cutoff), "avg_num_neighbors": float(self.avg_num_neighbors),
+            "coulomb_constant": float(self.coulomb_constant),
+        }  # fmt: skip
+
+    def forward(
+        self, elements: Tensor, pos: Tensor, batch: Tensor | None = None, *, features: Tensor | None = None,
+        edge_index: Tensor | None = None, edge_vectors: Tensor | None = None, total_charge: Tensor | None = None,
+        cell: Tensor | None = None, pbc: Tensor | None = None, batch_size: int | None = None,
+        max_num_nodes: int | None = None,
+    ) -> ChargeOutputs:  # fmt: skip
+        """Energies, charges and dipoles.
+
+        Args:
+            elements: int64 ``(T,)``, the number of the element of each node.
+            pos: Positions ``(T, 3)``. Give large coordinates in float64.
+            batch: Sorted int64 ``(T,)``, the graph of each node. ``None`` means one graph.
+            features: Invariant features ``(T, scalars)``, if the layer has ``scalars``.
+            edge_index: int64 ``(2, E)``, edges in both directions, if the layer has ``scalars``.
+            edge_vectors: ``(E, 3)``, vector of each edge from its first to its second node, if the layer has
+                ``scalars``.
+            total_charge: ``(B,)``, total charge of each graph. ``None`` means that all are neutral if charges are
+                given; predicted charges need it.
+            cell: Lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``.
+            pbc: bool ``(3,)`` or ``(B, 3)``, the lattice vectors along which graphs repeat: three, two or none.
+                ``None`` means all that are not zero.
+            batch_size: Number of graphs. ``None`` reads it from ``batch``, which torch.compile cannot.
+            max_num_nodes: Bound of the number of nodes of a graph. ``None`` reads it from ``batch``.
+        """
+        checks.full_parameters(self.offsets if self.weights is None else self.weights)
+        node_batch = NodeBatch.flat(elements, batch, batch_size, max_num_nodes)
+        with full_precision(elements.device):
+            charges, moments, offsets, shared = self._charges(
+                elements, pos, node_batch, total_charge, features, edge_index, edge_vectors
+            )
+            energies = self.coulomb_constant * charge_energies(
+                charges, pos, batch, width=self.width, cell=cell, pbc=pbc, method=self.method, error=self.error,
+                max_hkl=self.max_hkl, batch_size=batch_size, max_num_nodes=max_num_nodes,
+            )  # fmt: skip
+            return ChargeOutputs(energies, offsets, charges, node_batch.sum(moments).to(charges.dtype), shared)
+
+    def _charges(
+        self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None, *inputs: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Charges of nodes, their first moments, the part of their energies that elements have by themselves, and the
+        charge of each graph that is shared. ``inputs`` are features, edges and vectors of edges."""
+        raise NotImplementedError
+
+    def born_charges(self, dipole: Tensor, pos: Tensor, create_graph: bool = False) -> Float[Tensor, "nodes 3 3"]:
+        """Born effective charges: derivatives of the component a of the dipole by the coordinate b of each node, at
+        ``[node, a, b]``, times the root of the dielectric constant. Their sum over a neutral graph is zero.
+
+        Args:
+            dipole: the dipole of a call.
+            pos: positions of the same call, which need gradients.
+            create_graph: true if Born charges will be differentiated, as in training on them.
+        """
+        rows = [torch.autograd.grad(x.sum(), pos, retain_graph=True, create_graph=create_graph)[0]
+                for x in dipole.unbind(1)]  # fmt: skip
+        return self.dielectric**0.5 * torch.stack(rows, 1)
+
+    def _with_transfers(
+        self, charges: Tensor, moments: Tensor, *inputs: Tensor | None
+    ) -> tuple[Float[Tensor, " nodes"], Float[Tensor, "nodes 3"]]:
+        """Charges and moments with what goes along edges, from the first node to the second."""
+        names = ("features", "edge_index", "edge_vectors")
+        if lacking := [name for name, x in zip(names, inputs, strict=True) if x is None]:
+            raise ValueError(f"{lacking[0]} must be given, since transfers are learned, got None")
+        features, edge_index, edge_vectors = cast("tuple[Tensor, Tensor, Tensor]", inputs)
+        first, second = edge_index
+        square = edge_vectors.square().sum(1).to(features.dtype)
+        near = (1 - square / self.cutoff**2).clamp(min=0) ** 3 / self.avg_num_neighbors  # type: ignore[operator]
+        own = (features / self.feature_size) @ cast("Tensor", self.weights) / features.shape[1]
+        transfers = near * (own.index_select(0, first) - own.index_select(0, second))
+        moments = moments.index_add(0, first, (0.5 * transfers)[:, None] * edge_vectors.to(moments.dtype))
+        return charges.index_add(0, second, transfers), moments
+
+
+class ChargeInteraction(ChargeLayer):
+    r"""Energies of charges of elements, dipoles and Born effective charges, in molecules, slabs and crystals.
+
+    .. math:: E = \frac{C}{2} \sum_{ij} S_i S_j\, \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}, \qquad
+        S_i = \lambda q_{z_i} + \sum_j t_{ji}, \qquad t_{ij} = \frac{f(r_{ij})}{\bar N}\, w \cdot (x_i - x_j)
+
+    with a charge q for each element z. Sums include the node itself and all images. E is a sum of squares over waves:
+    with charges that do not change, it can only raise the frequency of a longitudinal mode. The factor :math:`\lambda`
+    and the transfers t from a node to its neighbors are learned if the layer has ``scalars``, the number of invariant
+    features x of a node. Transfers are antisymmetric, so they conserve the charge of every fragment, and the factor
+    leaves neutral fragments neutral. A new layer has :math:`\lambda = 1` and no transfers.
+
+    The dipole is the sum of constants times positions and transfers times edge vectors. Born effective charges are its
+    derivative by positions, times the root of the dielectric constant. The kernel is isotropic: it cannot represent a
+    dielectric constant that depends on the direction.
+
+    Args:
+        charges: Charge of each element by its name. The order of the names is that of the numbers in ``elements``.
+            Charges that give the right forces in a crystal are Born effective charges divided by the root of
+            ``dielectric``. NaN means that a charge is missing: graphs with this element are refused.
+        width: Width s of the kernel, in the unit of positions. Use 0.4 of the message-passing cutoff, so that the
+            kernel does not compete with messages.
+        scalars: Number of invariant features of each node, from which transfers are learned. With 0, the default,
+            charges are held.
+        cutoff: Largest length of an edge, for transfers.
+        avg_num_neighbors: Constant by which transfers are divided, 1 by default.
+        dielectric: Electronic dielectric constant of the data, 1 by default. The charges of a graph sum to its total
+            charge divided by the root of this constant.
+        coulomb_constant: The constant C, by default in eV Å for charges in units of e.
+        error: Promised error of sums over reciprocal vectors, relative to the largest value of the kernel, 1e-4 by
+            default.
+        method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :class:`EwaldAttention`.
+        max_hkl: Largest Miller indices along the lattice vectors. If given, cells are not read, which torch.compile
+            needs. The default, ``None``, reads them.
+
+    Raises:
+        ValueError: if an argument is not allowed, or does not fit another one.
+
+    Source: split charges (Nistor et al. 2006) and energies of learned charges (PhysNet, arXiv 1902.08408); phonons of
+    polar crystals, Gonze and Lee 1997.
+
+    Example:
+        >>> import torch
+        >>> salt = ChargeInteraction({"Na": 0.68, "Cl": -0.68}, width=2.0)
+        >>> pos = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 2.8]], requires_grad=True)
+        >>> out = salt(torch.tensor([0, 1]), pos)
+        >>> out.charges, out.dipole.detach()
+        (tensor([ 0.6800, -0.6800]), tensor([[ 0.0000,  0.0000, -1.9040]]))
+        >>> salt.born_charges(out.dipole, pos)[:, 2, 2]
+        tensor([ 0.6800, -0.6800])
+    """
+
+    constants: Tensor
+
+    def __init__(
+        self, charges: Mapping[str, float], *, width: float, scalars: int = 0, cutoff: float | None = None,
+        avg_num_neighbors: float = 1.0, dielectric: float = 1.0, coulomb_constant: float = COULOMB_CONSTANT,
+        error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        settings = width, scalars, cutoff, avg_num_neighbors, dielectric, coulomb_constant, error, method, max_hkl
+        super().__init__(tuple(charges), ChargeSettings(*settings))
+        self.register_buffer("constants", torch.tensor([float(q) for q in charges.values()]))
+        if scalars:
+            self.scale = nn.Parameter(torch.ones(()))
+        else:
+            self.register_buffer("scale", torch.ones(()))
+
+    def reset_parameters(self) -> None:
+        if self.weights is not None:
+            nn.init.ones_(self.scale)
+            nn.init.zeros_(self.weights)
+
+    def select(self, elements: Sequence[int]) -> None:
+        """Keep some of the elements, in this order."""
+        self.names = tuple(self.names[n] for n in elements)
+        self.constants, self.offsets = self.constants[[*elements]], self.offsets[[*elements]]
+
+    def _charges(
+        self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None, *inputs: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        constants = self.constants.index_select(0, elements)
+        self.check(constants.detach(), elements, total_charge, node_batch)
+        charges = self.scale * constants
+        moments = charges[:, None] * pos
+        if self.weights is not None:
+            charges, moments = self._with_transfers(charges, moments, *inputs)
+        offsets = self.scale.square() * self.offsets.index_select(0, elements)
+        return charges, moments, offsets, charges.new_zeros(node_batch.count)
+
+    def check(self, constants: Tensor, elements: Tensor, total_charge: Tensor | None, node_batch: NodeBatch) -> None:
+        """Raise ValueError if a charge is missing, or if charges of a graph do not sum to its total charge."""
+
+        def unknown() -> str:
+            return f", got none for {', '.join(sorted({self.names[n] for n in elements[constants.isnan()].tolist()}))}"
+
+        checks.must_hold(~constants.isnan().any(), "charges must have a charge for the element of every atom", unknown)
+        found = self.dielectric**0.5 * node_batch.sum(constants)
+        wanted = torch.zeros_like(found) if total_charge is None else total_charge.to(found.dtype).reshape(-1)
+        off = (found - wanted).abs() > _TOLERANCE * (node_batch.sum(constants.abs()) + 1)
+
+        def different() -> str:
+            graph = int(off.nonzero()[0])
+            root = "" if self.dielectric == 1 else f" times the root of dielectric={self.dielectric:g}"
+            known = "no total_charge is given" if total_charge is None else f"total_charge is {float(wanted[graph]):g}"
+            return (
+                f": in graph {graph} they sum to {float(found[graph]):.4g}{root}, and {known}; give the total charge "
+                "of charged graphs, or charges that sum to it"
+            )
+
+        checks.must_hold(~off.any(), "charges of a graph must sum to its total charge", different)
+
+
+class PredictedChargeInteraction(ChargeLayer):
+    r"""Energies of charges that are predicted from features and sum to the total charge of each graph.
+
+    .. math:: E = \frac{C}{2} \sum_{ij} S_i S_j\, \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}, \qquad
+        S_i = q_i + \frac{w_i}{\sum_j w_j} \Big( \frac{Q}{\sqrt\epsilon} - \sum_j q_j \Big), \qquad
+        q_i = c_{z_i} + f(x_i) + \sum_j t_{ji}
+
+    with a learned constant c for each element z, a linear map and a perceptron f of the invariant features x, and the
+    transfers t of :class:`ChargeInteraction`. What is missing to the total charge Q of the graph is shared by positive
+    weights w of elements and features. Sums include the node itself and all images.
+
+    The shared charge can move charge between distant parts of a graph. Training on graphs whose total charges are known
+    drives it to zero: ``shared`` of the outputs has its size. Separate neutral molecules are neutral up to this size.
+    In graphs that repeat, dipoles and Born effective charges are not defined.
+
+    Args:
+        names: Names of the elements, in the order of the numbers in ``elements``.
+        width: Width s of the kernel, in the unit of positions. Use 0.4 of the message-passing cutoff.
+        scalars: Number of invariant features of each node.
+        cutoff: Largest length of an edge, for transfers.
+        avg_num_neighbors: Constant by which transfers are divided, 1 by default.
+        hidden: Width of the perceptron, 16 by default.
+        dielectric: Electronic dielectric constant of the data, 1 by default. The charges of a graph sum to its total
+            charge divided by the root of this constant.
+        coulomb_constant: The constant C, by default in eV Å for charges in units of e.
+        error: Promised error of sums over reciprocal vectors, relative to the largest value of the kernel, 1e-4 by
+            default.
+        method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :class:`EwaldAttention`.
+        max_hkl: Largest Miller indices along the lattice vectors. If given, cells are not read, which torch.compile
+            needs. The default, ``None``, reads them.
+
+    Raises:
+        ValueError: if an argument is not allowed, or does not fit another one; in a call, if ``total_charge`` is
+            missing.
+
+    Source: PhysNet (arXiv 1902.08408), whose remainder is shared evenly.
+
+    Example:
+        >>> import torch
+        >>> layer = PredictedChargeInteraction(["H", "O"], width=2.0, scalars=8, cutoff=5.0)
+        >>> pos = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> edge_index = torch.tensor([[0, 1], [1, 0]])
+        >>> edges = {"edge_index": edge_index, "edge_vectors": pos[edge_index[1]] - pos[edge_index[0]]}
+        >>> features, charge = torch.randn(2, 8), torch.tensor([-1.0])
+        >>> out = layer(torch.tensor([1, 0]), pos, features=features, total_charge=charge, **edges)
+        >>> round(float(out.charges.detach().sum()), 5)
+        -1.0
+    """
+
+    def __init__(
+        self, names: Sequence[str], *, width: float, scalars: int, cutoff: float, avg_num_neighbors: float = 1.0,
+        hidden: int = 16, dielectric: float = 1.0, coulomb_constant: float = COULOMB_CONSTANT, error: float = 1e-4,
+        method: str = "auto", max_hkl: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        checks.positive(scalars=scalars, hidden=hidden)
+        settings = width, scalars, cutoff, avg_num_neighbors, dielectric, coulomb_constant, error, method, max_hkl
+        super().__init__(tuple(names), ChargeSettings(*settings))
+        self.constants = nn.Parameter(torch.zeros(len(self.names), 2))  # of charges and of weights
+        self.linear = nn.Linear(scalars, 2, bias=False)
+        self.perceptron = nn.Sequential(nn.Linear(scalars, hidden), nn.SiLU(), nn.Linear(hidden, 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start with small charges."""
+        nn.init.zeros_(self.constants)
+        nn.init.zeros_(cast("Tensor", self.weights))
+        nn.init.normal_(self.linear.weight, std=self.linear.in_features**-0.5)
+        first, _, last = (cast("nn.Linear", layer) for layer in self.perceptron)
+        first.reset_parameters()
+        nn.init.normal_(last.weight, std=last.in_features**-0.5)
+        nn.init.zeros_(last.bias)
+
+    def select(self, elements: Sequence[int]) -> None:
+        """Keep some of the elements, in this order."""
+        self.names = tuple(self.names[n] for n in elements)
+        self.constants = nn.Parameter(self.constants.detach()[[*elements]])
+        self.offsets = self.offsets[[*elements]]
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"predicted": True}
+
+    def _charges(
+        self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None, *inputs: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if total_charge is None:
+            raise ValueError(
+                "total_charge must be given for predicted charges, which sum to it, got None: give the total charge of "
+                "every graph, 0 for neutral ones"
+            )
+        features = inputs[0]
+        if features is None:
+            raise ValueError("features must be given, since charges are predicted from them, got None")
+        x = features / self.feature_size
+        own = UNIT * (self.constants.index_select(0, elements) + self.linear(x) + self.perceptron(x))
+        charges, moments = own[:, 0], pos.new_zeros(pos.shape)
+        charges, moments = self._with_transfers(charges, moments, *inputs)
+        weights = nn.functional.softplus(own[:, 1]) + _LEAST
+        wanted = total_charge.to(charges.dtype).reshape(-1) * self.dielectric**-0.5
+        shared = wanted - node_batch.sum(charges)
+        share = weights / node_batch.spread(node_batch.sum(weights))
+        missing = share * node_batch.spread(shared)
+        still = own[:, 0] + missing  # charges that do not move along edges
+        moments, offsets = moments + still[:, None] * pos, self.offsets.index_select(0, elements)
+        return charges + missing, moments, offsets, shared

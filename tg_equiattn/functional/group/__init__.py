@@ -1,1 +1,0 @@
-"""Kernels of lifting and group self-attention."""

@@ -1,1 +1,0 @@
-"""Long convolutions by FFT."""

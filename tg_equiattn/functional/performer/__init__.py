@@ -1,1 +1,0 @@
-"""Attention in linear time: random features, near windows, clipped distances."""

@@ -1,1 +1,0 @@
-"""Vector attention by cross products, and the geometric algebra of space."""

@@ -1,1 +1,0 @@
-"""Ewald attention: direct sums, sums over reciprocal vectors, non-uniform fast Fourier transforms."""

@@ -1,0 +1,216 @@
+"""Edges of graphs: checks, offsets of their nodes, and the sparse matrix that they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import checks
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Num
+
+
+class CSR(NamedTuple):
+    """A sparse matrix in compressed form, and its transpose.
+
+    Attributes:
+        row_starts: where the entries of each row begin.
+        col: column of each entry, sorted by row.
+        row: row of each entry.
+        col_starts: ``row_starts`` of the transpose.
+        transposed_col: ``col`` of the transpose: the rows, sorted by column.
+        transposed_row: ``row`` of the transpose.
+        order: position in ``col`` of each entry of the transpose; ``None`` if the transpose is not sorted, for products
+            that gather rows.
+        transposed_order: position in the transpose of each entry, or ``None``.
+    """
+
+    row_starts: Int[Tensor, " rows+1"]
+    col: Int[Tensor, " entries"]
+    row: Int[Tensor, " entries"]
+    col_starts: Int[Tensor, " cols+1"]
+    transposed_col: Int[Tensor, " entries"]
+    transposed_row: Int[Tensor, " entries"]
+    order: Int[Tensor, " entries"] | None
+    transposed_order: Int[Tensor, " entries"] | None
+
+    @classmethod
+    def from_sorted(
+        cls, row: Int[Tensor, " entries"], col: Int[Tensor, " entries"], rows: int, cols: int,
+        order: Int[Tensor, " entries"] | None = None,
+    ) -> CSR:  # fmt: skip
+        """Make a matrix from entries sorted by row; ``order``, if known, sorts them by column."""
+        row_starts = torch.searchsorted(row, torch.arange(rows + 1, device=row.device))
+        order = torch.argsort(col, stable=True) if order is None else order
+        transposed_row, transposed_col = col[order], row[order]
+        col_starts = torch.searchsorted(transposed_row, torch.arange(cols + 1, device=row.device))
+        entries = torch.arange(row.shape[0], device=row.device)
+        transposed_order = torch.empty_like(order).scatter(0, order, entries)
+        return cls(row_starts, col, row, col_starts, transposed_col, transposed_row, order, transposed_order)
+
+    def transposed(self) -> CSR:
+        return CSR(*self[3:6], *self[:3], self.transposed_order, self.order)
+
+    def in_transposed_order(self, x: Num[Tensor, "heads entries"]) -> Num[Tensor, "heads entries"]:
+        """Numbers of the entries in the order of the transpose."""
+        return x if self.order is None else x.index_select(1, self.order)
+
+    @property
+    def num_rows(self) -> int:
+        return self.row_starts.shape[0] - 1
+
+
+def check_edges(edge_index: object, nodes: int) -> None:
+    """Raise ValueError unless ``edge_index`` is int64 (2, E) with indices of ``nodes`` nodes; values are checked only
+    where they are read."""
+    if not isinstance(edge_index, Tensor):
+        raise ValueError(f"edge_index must be a tensor, got {checks.described(edge_index)}")
+    if edge_index.dtype != torch.int64 or edge_index.shape[:-1] != (2,):
+        raise ValueError(f"edge_index must be int64 (2, E), got {checks.described(edge_index)}")
+    _check_range(edge_index, nodes)
+
+
+@checks.of_values
+def _check_range(edge_index: Int[Tensor, "2 edges"], nodes: int) -> None:
+    if edge_index.numel():
+        low, high = (int(x) for x in edge_index.aminmax())
+        if low < 0 or high >= nodes:
+            raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
+
+
+def check_fields(edges: int, offsets: Tensor, features: Tensor | None, finite: bool = False) -> None:
+    """Raise ValueError unless offsets are (E, dim) and features (E, F), and offsets are finite. Values are checked only
+    where they are read, and not if known to be ``finite``."""
+    for name, tensor, size in (("offsets", offsets, "dim"), ("features", features, "F")):
+        if tensor is not None and (tensor.ndim != 2 or tensor.shape[0] != edges):
+            raise ValueError(f"{name} must have shape ({edges}, {size}), got {tuple(tensor.shape)}")
+    if offsets.is_complex() or offsets.dtype == torch.bool:
+        raise ValueError(f"offsets (edge_offset) must be real numbers, got {offsets.dtype}")
+    if not finite and offsets.shape[1]:
+        _check_finite(offsets)
+
+
+@checks.of_values
+def _check_finite(offsets: Tensor) -> None:
+    if not bool(offsets.isfinite().all()):
+        raise ValueError("offsets (edge_offset, or differences of pos) must be finite, got NaN or infinity")
+
+
+def check_graph_of_edges(
+    target: Int[Tensor, " edges"], source: Int[Tensor, " edges"], batch: Int[Tensor, " nodes"] | None,
+    mask: Bool[Tensor, " nodes"] | None, name: str,
+) -> None:  # fmt: skip
+    """Raise ValueError for an edge between graphs of ``batch`` or of a node outside ``mask``, if values are read."""
+    if batch is not None:
+        if target.device != batch.device:
+            raise ValueError(f"{name} must be on {batch.device} as the input is, got {target.device}")
+        _check_within(target, source, batch, name)
+    if mask is not None:
+        _check_valid(target, source, mask, name)
+
+
+@checks.of_values
+def _check_within(target: Tensor, source: Tensor, batch: Tensor, name: str) -> None:
+    if not torch.equal(batch.index_select(0, target), batch.index_select(0, source)):
+        raise ValueError(f"{name} must not join nodes of different graphs of batch, got such a pair")
+
+
+@checks.of_values
+def _check_valid(target: Tensor, source: Tensor, mask: Tensor, name: str) -> None:
+    if not bool((mask[target] & mask[source]).all()):
+        raise ValueError(f"{name} must join nodes that exist, got one beyond its graph's length")
+
+
+def of_edges(
+    name: str, values: Num[Tensor, "edges ..."] | None, edge_index: Int[Tensor, "2 edges"], width: int | None
+) -> Num[Tensor, "edges width"] | None:
+    """Check offsets or features of edges as users give them, and return them as (E, width). Return ``None`` if none are
+    given, or if none are needed (``width`` is None)."""
+    if values is None or width is None:
+        return None
+    shape = edge_index.shape[-1], width
+    values = values[:, None] if isinstance(values, Tensor) and values.ndim == 1 == width else values
+    if not isinstance(values, Tensor) or tuple(values.shape) != shape or values.is_complex():
+        raise ValueError(f"{name} must be real numbers of shape {shape}, got {checks.described(values)}")
+    if values.device != edge_index.device:
+        raise ValueError(f"{name} must be on {edge_index.device} as edge_index is, got {values.device}")
+    return values
+
+
+def lie_between(
+    pos: Num[Tensor, "nodes dim"], offsets: Num[Tensor, "edges dim"], target: Int[Tensor, " edges"],
+    source: Int[Tensor, " edges"], whole: bool, lattice: Float[Tensor, "*edges dim dim"] | None = None,
+) -> Bool[Tensor, " edges"]:  # fmt: skip
+    """True for offsets that are differences of positions, up to rounding and to whole lattice vectors (rows of
+    ``lattice``), or up to less than half a unit if offsets have to be ``whole``."""
+    pos, offsets = pos.detach(), offsets.detach()
+    apart = pos[source].double() - pos[target].double() - offsets.double()
+    if lattice is not None:
+        lattice = lattice.double()
+        steps = apart[:, None] @ torch.linalg.pinv(lattice)
+        apart = apart - (steps.round() @ lattice)[:, 0]
+    apart = apart.abs().amax(-1)
+    rounding = 16 * max((torch.finfo(t.dtype).eps for t in (pos, offsets) if t.is_floating_point()), default=0.0)
+    size = (float(t.abs().max()) if t.numel() else 0.0 for t in (offsets, pos))
+    return (apart.round() if whole else apart) <= 1e-4 * next(size) + rounding * next(size)
+
+
+def offsets_between(
+    pos: Num[Tensor, "nodes dim"], edge_index: Int[Tensor, "2 edges"], whole: bool
+) -> Num[Tensor, "edges dim"]:
+    """Offsets :math:`x_j - x_i` of edges, through :func:`whole_offsets` if they have to be ``whole``."""
+    source, target = pos[edge_index].unbind()
+    offsets = source - target
+    if not whole or not offsets.is_floating_point():
+        return offsets
+    _check_precision(pos)
+    return whole_offsets(offsets, pos)
+
+
+@checks.of_values
+def _check_precision(pos: Tensor) -> None:
+    if pos.numel() and torch.finfo(pos.dtype).eps * float(pos.detach().abs().max()) >= 2:
+        why = f"where {pos.dtype} does not tell whole numbers apart"
+        raise ValueError(f"pos must be float64 so far from the origin, {why}")
+
+
+def whole_offsets(
+    offsets: Num[Tensor, "edges dim"], pos: Float[Tensor, "nodes dim"] | None = None, name: str = "differences of pos"
+) -> Num[Tensor, "edges dim"]:
+    """Offsets rounded to whole numbers.
+
+    Args:
+        offsets: offsets of edges.
+        pos: positions whose differences they are. The size of positions determines how much offsets are rounded.
+        name: name of the offsets in errors.
+
+    Raises:
+        ValueError: if an offset is further from whole numbers than rounding explains. A grid shifted by 3.7 has whole
+            offsets.
+    """
+    if not offsets.is_floating_point():
+        return offsets
+    check_whole(offsets, pos, name)
+    return offsets.round()
+
+
+@checks.of_values
+def check_whole(offsets: Tensor, pos: Tensor | None, name: str) -> None:
+    """The check of :func:`whole_offsets`."""
+    whole = offsets.round()
+    if torch.equal(offsets, whole):
+        return
+    size = (offsets if pos is None else pos).abs().max().double().clamp(min=1)
+    exact = (16 * max(torch.finfo(t).eps for t in (offsets.dtype, torch.float32)) * size).clamp(max=0.25)
+    apart = torch.where(offsets == whole, 0.0, offsets - whole).abs()  # check_fields refuses infinity
+    near = (apart <= exact).all(1)
+    if not bool(near.all()):
+        wrong = offsets[~near][0].tolist()
+        raise ValueError(
+            f"{name} must be whole numbers where offsets index a table or distances are counted (offset='table', "
+            f"position='clipped'), got an offset of {wrong}: scale pos to the unit of its grid, or take offset='mlp' "
+            "for points off a grid"
+        )

@@ -1,0 +1,361 @@
+"""Pairs of nodes with their offsets: the edges of a graph, those of a pixel grid, or near pairs found by position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..modes import is_batched, is_concrete, ordinary_tensors
+from .edges import CSR, check_edges, check_fields, check_graph_of_edges, of_edges, offsets_between, whole_offsets
+
+if TYPE_CHECKING:
+    from jaxtyping import Int, Num
+
+
+_T = TypeVar("_T")
+
+
+class SortedPairs:
+    """Pairs of nodes, sorted by target: the base class of :class:`NeighborList`, which describes the fields."""
+
+    # sums over pairs in place of sparse products, where PyG's layer is explained
+    sums: Callable[..., Any] | None = None
+
+    def __init__(
+        self, target: Tensor, source: Tensor, nodes: int, offsets: Tensor, mask: Tensor | None,
+        features: Tensor | None, self_features: Tensor | None, between_positions: bool,
+    ) -> None:  # fmt: skip
+        self.target, self.source, self.nodes, self.offsets = target, source, nodes, offsets
+        self.mask, self.features, self.self_features = mask, features, self_features
+        self.between_positions = between_positions
+        self._cache: dict[Hashable, Any] = {}
+        self._unrestricted: SortedPairs | None = None  # with the same CSR matrix
+
+    @property
+    def dim(self) -> int:
+        return self.offsets.shape[1]
+
+    @property
+    def csr(self) -> CSR:
+        """The :class:`CSR` matrix of targets (rows) and sources (columns). It is made at the first access."""
+        return self.cached(_csr) if self._unrestricted is None else self._unrestricted.csr
+
+    @property
+    def row(self) -> Tensor:
+        return self.target
+
+    @property
+    def col(self) -> Tensor:
+        return self.source
+
+    @property
+    def num_rows(self) -> int:
+        return self.nodes
+
+    def check_nodes(self, nodes: int, dim: int | None = None) -> None:
+        """Raise ValueError unless these are pairs of ``nodes`` nodes, with offsets of dimension ``dim`` if given."""
+        if self.nodes != nodes or (dim is not None and self.dim != dim):
+            where = "" if dim is None else f" in {dim} dimensions"
+            raise ValueError(f"neighbors must be of {nodes} nodes{where}, got {self.nodes} in {self.dim}")
+
+    def check_graphs(self, name: str, batch: Tensor | None, mask: Tensor | None = None) -> None:
+        """Raise ValueError for a pair between graphs of ``batch`` or of a node outside ``mask``, if values are read."""
+        check_graph_of_edges(self.target, self.source, batch, mask, name)
+
+    def restricted(self, mask: Tensor) -> SortedPairs:
+        """The same pairs, with pairs masked unless both nodes are true in ``mask``, bool ``(N,)``."""
+        mask = mask[self.target] & mask[self.source]
+        mask = mask if self.mask is None else mask & self.mask
+        less = SortedPairs(
+            self.target, self.source, self.nodes, self.offsets, mask, self.features, self.self_features,
+            self.between_positions,
+        )  # fmt: skip
+        less._unrestricted = self if self._unrestricted is None else self._unrestricted
+        return less
+
+    def cached(self, make: Callable[..., _T], *arguments: int) -> _T:
+        """``make(self, *arguments)``, kept for the next call. While torch.compile traces, nothing is kept."""
+        if torch.compiler.is_compiling():
+            return make(self, *arguments)
+        key = make, *arguments
+        if key not in self._cache:
+            with ordinary_tensors(self.offsets, self.target, self.source):
+                self._cache[key] = make(self, *arguments)
+        return self._cache[key]
+
+    @property
+    def repeats(self) -> bool | None:
+        """True if a pair is given more than once; ``None`` if values are not read."""
+        return self.cached(_repeats)
+
+
+def _repeats(pairs: SortedPairs) -> bool | None:
+    if not is_concrete(pairs.target):
+        return None
+    index = pairs.target * pairs.nodes + pairs.source
+    index = index if pairs.mask is None else index[pairs.mask]
+    return not bool((index[1:] > index[:-1]).all()) and len(index.unique()) < len(index)
+
+
+def _csr(pairs: SortedPairs) -> CSR:
+    return CSR.from_sorted(pairs.target, pairs.source, pairs.nodes, pairs.nodes)
+
+
+class NeighborList(SortedPairs):
+    r"""Pairs of a graph's nodes, (target i, source j), with offsets :math:`x_j - x_i`.
+
+    For attention a node is always its own neighbour, at offset 0. That pair is added by the layer. Pairs of a node with
+    itself in ``edge_index`` are passed over, so that graphs with and without self-loops give equal results; only their
+    features are used, for the pair that the layer adds. A pair given twice counts twice in a window, and is refused for
+    distances.
+
+    Building a list sorts the pairs, unless they come sorted by target. Layers that share a graph should share one.
+
+    Args:
+        edge_index: int64 ``(2, E)``, sources and targets.
+        nodes: number of nodes.
+        offsets: ``(E, dim)``, in the unit of positions. The default, ``None``, means pairs without offsets.
+        mask: bool ``(E,)``, false for pairs to pass over. Use it where shapes must not depend on values. ``None`` means
+            all pairs.
+        features: ``(E, F)`` of the pairs, for example of bonds; whole numbers and bool become floating point numbers.
+            ``None`` means no features.
+        loops: whether a pair of a node with itself is a pair like any other. The default is ``False``.
+        between_positions: whether offsets are known to be differences of positions. The default is ``False``.
+        checked: whether ``edge_index``, and positions that ``offsets`` lie between, have been checked already. The
+            default is ``False``.
+
+    Attributes:
+        target: target of each pair, sorted.
+        source: source of each pair.
+        self_features: ``(N, F)`` of nodes with themselves, sums if there are several; ``None`` if none is given.
+
+    Raises:
+        ValueError: for shapes or dtypes that do not fit, and (on the CPU, outside torch.compile) for indices out of
+            range.
+    """
+
+    def __init__(
+        self, edge_index: Tensor, nodes: int, offsets: Tensor | None = None, *, mask: Tensor | None = None,
+        features: Tensor | None = None, loops: bool = False, between_positions: bool = False, checked: bool = False,
+    ) -> None:  # fmt: skip
+        if not checked:
+            check_edges(edge_index, nodes)
+        if offsets is None:
+            offsets = torch.zeros(edge_index.shape[1], 0, device=edge_index.device)
+        check_fields(edge_index.shape[1], offsets, features, finite=checked and between_positions)
+        offsets = offsets if offsets.is_floating_point() else offsets.long()
+        if features is not None and not features.is_floating_point():
+            features = features.double()
+        (source, target), concrete, self_features = edge_index.unbind(), is_concrete(edge_index), None
+        if not loops:
+            distinct = source != target
+            if features is not None and not (concrete and bool(distinct.all())):
+                self_features = _features_of_loops(target, nodes, features, distinct, mask)
+            mask = distinct if mask is None else mask & distinct
+        order, mask = _order(target, mask, concrete), None if concrete else mask
+        self.edge_index, self.order = edge_index, order  # the pairs as given, and the number of each pair among them
+        if order is not None:
+            target, source, offsets = target[order], source[order], offsets[order]
+            mask, features = (None if x is None else x[order] for x in (mask, features))
+        super().__init__(
+            target.contiguous(), source.contiguous(), nodes, offsets, mask, features, self_features,
+            between_positions,
+        )  # fmt: skip
+
+    @classmethod
+    def from_edges(
+        cls, edge_index: Tensor, nodes: int, *, batch: Tensor | None = None, node_mask: Tensor | None = None,
+        dim: int | None = None, pos: Tensor | None = None, offsets: Tensor | None = None, whole: bool = False,
+        edge_dim: int | None = None, features: Tensor | None = None, loops: bool = False, checked: bool = False,
+    ) -> NeighborList:  # fmt: skip
+        """Make a list from edges, positions and features as users of a layer give them.
+
+        Args:
+            edge_index: int64 ``(2, E)``, sources and targets.
+            nodes: number of nodes.
+            batch: graph index of the nodes, ``(N,)``, which no edge may leave. ``None`` means one graph.
+            node_mask: bool ``(N,)``, false for nodes that no edge may join. ``None`` means all nodes.
+            dim: dimension of the offsets that the layer needs. ``None`` means none.
+            pos: ``(N, dim)`` positions, whose differences are the offsets if none are given.
+            offsets: ``(E, dim)``.
+            whole: whether offsets have to be whole numbers, up to rounding.
+            edge_dim: width of the features that the layer needs. ``None`` means none.
+            features: ``(E, edge_dim)``, or ``(E,)`` for one.
+                loops: whether a pair of a node with itself is a pair like any other. The default is ``False``.
+            checked: whether ``edge_index`` and ``pos`` have been checked already. The default is ``False``.
+
+        Raises:
+            ValueError: for arguments that do not fit (``edge_offset`` for offsets, ``edge_attr`` for features); values
+                are read on the CPU, outside torch.compile.
+        """
+        if not checked:
+            check_edges(edge_index, nodes)
+        features = of_edges("edge_attr", features, edge_index, edge_dim)
+        offsets, between = of_edges("edge_offset", offsets, edge_index, dim), False
+        if dim is not None and offsets is None:
+            if pos is None:
+                raise ValueError("pos or edge_offset must be given where offsets are needed, got None")
+            pos, between = checks.positions(pos, (nodes, dim), edge_index, ""), True
+            offsets = offsets_between(pos, edge_index, whole)
+        elif offsets is not None and whole:
+            placed = isinstance(pos, Tensor) and pos.is_floating_point() and len(pos)
+            offsets = whole_offsets(offsets, pos if placed else None, "edge_offset")
+        if batch is not None or node_mask is not None:
+            check_graph_of_edges(edge_index[1], edge_index[0], batch, node_mask, "edge_index")
+        return cls(
+            edge_index, nodes, offsets, features=features, loops=loops, between_positions=between,
+            checked=checked or not between,
+        )  # fmt: skip
+
+    def repeated(self, count: int) -> NeighborList:
+        """The pairs of ``count`` graphs that are all like this one, one after the other."""
+        first = self.nodes * torch.arange(count, device=self.target.device)
+        edge_index = (torch.stack([self.source, self.target])[:, None] + first[:, None]).flatten(1)
+
+        def copies(x: Tensor | None) -> Tensor | None:
+            return x if x is None else x.repeat(count, *[1] * (x.ndim - 1))
+
+        near = NeighborList(
+            edge_index, count * self.nodes, copies(self.offsets), mask=copies(self.mask), loops=True, checked=True,
+            features=copies(self.features), between_positions=self.between_positions,
+        )  # fmt: skip
+        near.self_features = copies(self.self_features)
+        return near
+
+
+def _features_of_loops(target: Tensor, nodes: int, features: Tensor, distinct: Tensor, mask: Tensor | None) -> Tensor:
+    """Sums (N, F) of the features of pairs of a node with itself."""
+    loop = ~distinct if mask is None else mask & ~distinct
+    return features.new_zeros(nodes, features.shape[1]).index_add(0, target, torch.where(loop[:, None], features, 0.0))
+
+
+def _order(target: Tensor, mask: Tensor | None, concrete: bool) -> Tensor | None:
+    """The order of pairs by target; ``None`` if they have it. If values are read, it leaves out masked pairs."""
+    if concrete and mask is not None and not bool(mask.all()):
+        order = mask.nonzero()[:, 0]
+        return order[torch.argsort(target[order], stable=True)]
+    if concrete and not bool((target[1:] < target[:-1]).any()):
+        return None
+    return torch.argsort(target, stable=True)
+
+
+def mean_edge_length(pos: Tensor, edge_index: Tensor) -> float:
+    """The mean length of edges, from which to choose the ``cutoff`` of layers: twice it suits most graphs.
+
+    Args:
+        pos: ``(N, dim)`` positions, of some of the training data.
+        edge_index: int64 ``(2, E)``. Edges of a node with itself do not count.
+
+    Raises:
+        ValueError: if no edge has a length.
+
+    Example:
+        >>> import torch
+        >>> mean_edge_length(torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([[0, 1], [1, 2]]))
+        2.0
+    """
+    check_edges(edge_index, len(pos))
+    source, target = edge_index[:, edge_index[0] != edge_index[1]]
+    lengths = torch.linalg.vector_norm(pos.detach()[source].double() - pos.detach()[target].double(), dim=-1)
+    mean = float(lengths.mean()) if len(lengths) else 0.0
+    if not 0 < mean < float("inf"):
+        raise ValueError(f"edge_index must join nodes at different pos, got edges of mean length {mean}")
+    return mean
+
+
+METRICS = ("manhattan", "euclidean")
+_MAX_PAIRS = 1000  # default bound of the near pairs of a node, on average
+
+
+@checks.python_numbers
+def neighbor_list(
+    pos: Tensor, cutoff: float, *, batch: Tensor | None = None, max_pairs: int = _MAX_PAIRS, metric: str = "euclidean"
+) -> tuple[Tensor, Tensor]:
+    r"""Pairs of nodes of the same graph closer than ``cutoff``, in time linear in nodes at bounded density.
+
+    Pairs are found by scipy's k-d tree, on the CPU. Shapes depend on values, so this function does not run in
+    torch.compile, and on CUDA it waits for the device. Nodes whose position is not finite have no pairs.
+
+    Args:
+        pos: ``(N, dim)`` positions. Float32 rounds them to about 1e-7 of their size: give positions far from the
+            origin, such as map coordinates of 5e6 m, in float64.
+        cutoff: pairs at a smaller distance are near, in the unit of ``pos``. Pairs whose distance equals the cutoff up
+            to the rounding of positions are not near, so that a translation does not change the pairs of a lattice.
+        batch: int64 ``(N,)`` graph index. The default, ``None``, means one graph.
+        max_pairs: largest allowed number of pairs for each node, on average. The default is 1,000. If there may be
+            more, pairs are counted first, in bounded memory.
+        metric: ``"euclidean"`` (the default), or ``"manhattan"``, the sum of the differences along the axes.
+
+    Returns:
+        ``edge_index`` int64 ``(2, E)`` with sources j and targets i, sorted by target, without pairs of a node with
+        itself; and offsets ``(E, dim)``, :math:`x_j - x_i`, through which gradients flow to ``pos``.
+
+    Raises:
+        ValueError: if there are more than ``max_pairs`` pairs a node on average, or if an argument has a shape, dtype
+            or value that is not allowed.
+
+    Example:
+        >>> import torch
+        >>> neighbor_list(torch.tensor([[0.0], [1.0], [5.0]]), 2)[0]
+        tensor([[1, 0],
+                [0, 1]])
+    """
+    if is_batched(pos):
+        raise ValueError(
+            "pos must not be what torch.vmap goes through where near pairs are found from it, got such a tensor: give "
+            "edge_index or neighbors"
+        )
+    if pos.ndim != 2:
+        raise ValueError(f"pos must have shape (N, dim), one row for each node, got {checks.shape_of(pos)}")
+    checks.choice("metric", metric, METRICS)
+    checks.positive_number(cutoff=cutoff)
+    checks.positive(max_pairs=max_pairs)
+    nodes = len(pos)
+    if batch is not None:
+        checks.tensor("batch", batch, torch.int64, [(nodes,)], pos.device)
+    if not nodes:
+        return torch.zeros(2, 0, dtype=torch.int64, device=pos.device), pos.new_zeros(0, pos.shape[1])
+    points, limit = pos.detach(), _limit_of(pos.detach(), cutoff)
+    pairs = _tree_pairs(points, cutoff, limit, batch, metric, max_pairs * nodes)
+    if pairs is None:
+        raise ValueError(
+            f"pos has more than {max_pairs} pairs a node at distances below {cutoff} among {nodes} nodes, so that "
+            "attention to near pairs would not be linear: give edge_index (or neighbors), take a smaller cutoff, or "
+            "scale pos"
+        )
+    target, source = pairs[:, torch.argsort(pairs[0] * nodes + pairs[1])]
+    return torch.stack([source, target]), pos[source] - pos[target]
+
+
+def _limit_of(pos: Tensor, cutoff: float) -> float:
+    """The bound of distances of near pairs: ``cutoff`` minus the rounding of positions."""
+    if not pos.is_floating_point():
+        return float(cutoff)
+    exact = 16 * torch.finfo(pos.dtype).eps * pos.abs().nan_to_num(0, 0, 0).max()
+    return float(cutoff - exact.clamp(max=cutoff / 4))
+
+
+def _tree_pairs(
+    pos: Num[Tensor, "nodes dim"], cutoff: float, limit: float, batch: Int[Tensor, " nodes"] | None, metric: str,
+    most: int,
+) -> Int[Tensor, "2 pairs"] | None:  # fmt: skip
+    """Pairs of nodes of a graph nearer than ``limit``. Return ``None`` if there are more than ``most`` pairs."""
+    try:
+        from scipy.spatial import KDTree
+    except ImportError as error:
+        raise ImportError("near pairs are found from pos by scipy: pip install scipy, or give edge_index") from error
+    points, norm, nodes = pos.double(), {"manhattan": 1, "euclidean": 2}[metric], len(pos)
+    if batch is not None:  # one more coordinate keeps graphs apart
+        points = torch.cat([points, 2.0 * cutoff * batch[:, None]], 1)
+    points = points.cpu()
+    finite = points.isfinite().all(1).nonzero()[:, 0]  # others have no near pairs
+    tree, limit = KDTree(points[finite].numpy()), math.nextafter(limit, 0.0)
+    if nodes * (nodes - 1) > most and int(tree.count_neighbors(tree, limit, norm)) - len(finite) > most:
+        return None
+    pairs = finite[torch.from_numpy(tree.query_pairs(limit, norm, output_type="ndarray")).T.long()]
+    return torch.cat([pairs, pairs.flip(0)], 1).to(pos.device)

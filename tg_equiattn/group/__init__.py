@@ -1,0 +1,1 @@
+"""Group attention on pixel grids: lifting, self-attention and global attention, transformers."""

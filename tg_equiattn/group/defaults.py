@@ -1,0 +1,144 @@
+"""Defaults of group attention that depend on other arguments, and checks for groups of scales."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from .. import checks
+from ..grids import Window
+from ..groups import DilationGroup, FiniteGroup
+from .encodings import INDEXED, RELATIONS
+
+
+def default_relation(group: FiniteGroup | DilationGroup, relation: str | None) -> str:
+    """The relation of group attention: by default ``"frame"``, and ``"relative"`` for groups of scales."""
+    scales = isinstance(group, DilationGroup)
+    if relation is None:
+        return "relative" if scales else "frame"
+    checks.choice("relation", relation, ("frame", *INDEXED))
+    if scales and not RELATIONS[relation].for_scales:
+        raise ValueError(
+            f"relation must be 'relative' or None for groups of scales (dyadic), got {relation!r}: other relations "
+            "need the same window at all scales, but windows of two scales contain different pixels"
+        )
+    if not RELATIONS[relation].equivariant:
+        warnings.warn(
+            f"relation={relation!r} (GSA-Nets section 5.2) is not equivariant and serves to reproduce the papers' "
+            "comparison; use 'frame', 'ge_vit', 'lifted' or 'relative' for an equivariant layer",
+            stacklevel=4,
+        )
+    return relation
+
+
+def default_scale_window(
+    group: FiniteGroup | DilationGroup, kernel_size: int | tuple[int, ...] | None, scale_window: int | None
+) -> int | None:
+    """The number of scales that one scale attends to, or None for a finite group. Raise ValueError if ``kernel_size``
+    or ``scale_window`` does not fit the group."""
+    if not isinstance(group, DilationGroup):
+        if scale_window is not None:
+            raise ValueError(f"scale_window must be None without a group of scales (dyadic), got {scale_window!r}")
+        return None
+    if kernel_size is None:
+        raise ValueError(
+            "kernel_size must be a positive odd integer for groups of scales (dyadic), got None: attention to all "
+            "pixels is not equivariant to scaling"
+        )
+    largest = 2 * group.scales - 1
+    scale_window = min(3, largest) if scale_window is None else scale_window
+    if type(scale_window) is not int or scale_window not in range(1, largest + 1, 2):
+        raise ValueError(
+            f"scale_window must be an odd integer from 1 to {largest} with {group.scales} scales, got {scale_window!r}"
+        )
+    return scale_window
+
+
+def default_strength(
+    locality: float | str | None, lattice: bool, encoding: str | None, kernel_size: int | tuple[int, ...] | None
+) -> float | None:
+    """The initial strength of the locality in 1 / pixel^2; ``None`` means no locality. Raise ValueError if
+    ``encoding=None``, attention by content only, is combined with arguments that need offsets."""
+    if encoding is None and kernel_size is not None:
+        raise ValueError(
+            f"kernel_size must be None with encoding=None, got {kernel_size!r}: a window depends on offsets. Set an "
+            "encoding or kernel_size=None"
+        )
+    if encoding is None and locality not in (None, "auto"):
+        raise ValueError(
+            f"locality must be None or 'auto' with encoding=None, got {locality!r}: it depends on offsets. Set an "
+            "encoding or locality=None"
+        )
+    if locality == "auto":
+        return None if encoding is None else (4.0 if lattice else 1.0)
+    if isinstance(locality, str):
+        raise ValueError(f"locality must be 'auto', None or a finite number of at least 0, got {locality!r}")
+    return locality
+
+
+def default_content_heads(
+    content_heads: int | None, heads: int, scales: bool, strength: float | None, crosses: bool, default: int
+) -> int:
+    """The number of heads with content. With groups of scales, all heads have content."""
+    if content_heads is None:
+        content_heads = default
+    elif scales and content_heads != heads:
+        raise ValueError(
+            f"content_heads must be None or heads={heads} for groups of scales (dyadic), got {content_heads!r}"
+        )
+    if type(content_heads) is not int or not 0 <= content_heads <= heads:
+        raise ValueError(f"content_heads must be an integer from 0 to heads={heads}, got {content_heads!r}")
+    if content_heads < heads and strength is None:
+        raise ValueError(
+            f"content_heads={content_heads} needs locality: heads without content weight pixels by position only. Set "
+            f"locality or content_heads={heads}"
+        )
+    if crosses and not content_heads:
+        raise ValueError(
+            "content_heads must be at least 1 with a context, got 0: heads without content have no queries, so the "
+            "output would not depend on the input"
+        )
+    return content_heads
+
+
+def check_sides(group: FiniteGroup, window: Window) -> None:
+    """Raise ValueError unless every group element maps the window's sides to themselves."""
+    if not isinstance(window.kernel_size, tuple):
+        return
+    sides = torch.tensor(window.sides[::-1], device="cpu")  # those of the axes x, y (and z)
+    if bool((group.matrices[:, sides[:, None] != sides].abs() > 1e-6).any()):
+        raise ValueError(
+            f"kernel_size must have equal sides along axes that elements of {group!r} exchange, got "
+            f"{window.kernel_size}; use one side for all axes, or a group that keeps the window: in images reflections "
+            "and the half turn, in volumes with sides (a, b, b) rotations about the first axis"
+        )
+
+
+def check_stride(stride: int, window: Window, group: FiniteGroup | DilationGroup) -> None:
+    """Raise ValueError for strides that the layer does not have."""
+    if type(stride) is not int or stride not in (1, 2):
+        raise ValueError(f"stride must be 1 or 2, got {stride!r}")
+    if stride > 1 and (window.is_global or window.circular or isinstance(group, DilationGroup)):
+        raise ValueError(
+            f"stride must be 1 with kernel_size=None, padding_mode='circular' or groups of scales (dyadic), got "
+            f"{stride}: every second pixel needs a window that ends at the border"
+        )
+
+
+def check_scales(group: FiniteGroup | DilationGroup, norm: str = "batch", **sizes: object) -> None:
+    """Raise ValueError for settings that are not equivariant with groups of scales: the norm over all scales, and any
+    of the ``sizes`` of pools and crops that is not zero."""
+    if not isinstance(group, DilationGroup):
+        return
+    if norm == "global":
+        raise ValueError(
+            "norm must be 'batch' or 'layer' for groups of scales (dyadic), got 'global': scaling moves features up "
+            "one scale and drops those of the last scale, which changes the mean over all scales"
+        )
+    for name, size in sizes.items():
+        if size:
+            raise ValueError(
+                f"{name} must be {0 if isinstance(size, int) else ()} for groups of scales (dyadic), got {size!r}: "
+                "an image twice as large would need a crop or pool twice as large"
+            )

@@ -1,0 +1,354 @@
+"""Group attention within windows, tile by tile; see :mod:`.definition` for the formula and the sizes.
+
+Nothing but the operands, the outputs and the log-sum-exps of scores is kept for backward, which computes scores again.
+Products of queries and keys are shared by all outputs.
+
+There are three products: :class:`Dot`, :class:`Sum`, and the adjoint of the latter, :class:`Scatter`. The derivatives
+of each consist of the other two, so that they exist in any order. They take images with joined rows, those of
+:class:`.FlatImages`: features ``x`` of queries are (b, e, C, H or 1, *flat), features ``y`` of keys (b, e, C, H or 1,
+S, *padded), and weights (b, e, H, S, D, *flat).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import hashed_dropout
+from ..modes import in_functorch_transform
+from ..operators import Kernels, Plan, are_few, tile_numbers, tile_operator
+from ..tiles import WHOLE, Call, Shape, Tile, joined
+from .definition import attend
+from .windows import Block, FlatImages, flat_images, flat_operands, key_elements, query_elements
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+# Number of scores of one t in a tile on a CPU: few enough for its cache, and so many that operations take longer than
+# their launch.
+_TILE = 1 << 21
+
+
+def _of_block(weight: Tensor, block: Block, dim: int) -> Tensor:
+    """Weights of the offsets of a block, (..., *counts, *flat)."""
+    axis = weight.ndim - dim
+    return weight.narrow(axis, block.first, math.prod(block.counts)).unflatten(axis, block.counts)
+
+
+def _channels_at_once(weight: Tensor, channels: int) -> int:
+    """The number of channels whose products with weights are in memory before they are added up. It is 0 on a CPU if an
+    operation for each offset is faster, and positive on accelerators, where this has fewer launches."""
+    if weight.device.type == "cpu":
+        return channels if are_few(channels * weight.numel() // max(1, weight.shape[5]), weight.device) else 0
+    return max(1, min(channels, tile_numbers(weight.device, 0, 12) // max(1, weight.numel())))
+
+
+class Dot(torch.autograd.Function):
+    """start + sum_c x_c y_c at every offset. It is written into the memory of ``start``."""
+
+    @staticmethod
+    def forward(ctx: Any, start: Tensor | None, x: Tensor, y: Tensor, at: FlatImages) -> Tensor:
+        ctx.save_for_backward(x, y)
+        ctx.at, ctx.started, dim = at, start is not None, at.shifts.dim
+        shape = *x.shape[:2], max(x.shape[3], y.shape[3]), y.shape[4], at.shifts.blocks[-1].offsets.stop, *x.shape[4:]
+        total = x.new_empty(shape) if start is None else start.detach()  # the operation that made it has not saved it
+        queries = x[(slice(None),) * 4 + (None,) * (1 + dim)]
+        # to add products up takes a CPU longer
+        at_once = x.device.type != "cpu" and _channels_at_once(total, x.shape[2]) == x.shape[2]
+        if at_once:
+            products = total.new_empty(*shape[:2], x.shape[2], *shape[2:])
+            for block in at.shifts.blocks:
+                torch.mul(queries, at.shifted(y, block), out=_of_block(products, block, dim))
+            total = total.add_(products.sum(2)) if ctx.started else torch.sum(products, 2, out=total)
+        for block in at.shifts.blocks:
+            scores, keys = _of_block(total, block, dim), at.shifted(y, block).unbind(2)
+            for c, (query, key) in enumerate(() if at_once else zip(queries.unbind(2), keys, strict=True)):
+                scores.addcmul_(query, key) if c or ctx.started else torch.mul(query, key, out=scores)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, y = ctx.saved_tensors
+        to_x, to_y = Sum.apply(grad, y, ctx.at).sum_to_size(x.shape), Scatter.apply(grad, x, y.shape, ctx.at)
+        return grad if ctx.started else None, to_x, to_y, None
+
+
+class Sum(torch.autograd.Function):
+    """The sum over S and D of weights times y. If ``empty``, only derivatives are wanted, and values are left out."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, y: Tensor, at: FlatImages, empty: bool = False) -> Tensor:
+        ctx.save_for_backward(weight, y)
+        ctx.at, dim, channels = at, at.shifts.dim, y.shape[2]
+        shape = *weight.shape[:2], channels, weight.shape[2], *weight.shape[5:]
+        if empty:
+            return weight.new_empty(shape)
+        weight = weight.unsqueeze(2)
+        if step := _channels_at_once(weight, channels):
+            products = weight.new_empty(*shape[:2], step, *weight.shape[3:])
+            blocks = [
+                (_of_block(weight, x, dim), at.shifted(y, x), _of_block(products, x, dim)) for x in at.shifts.blocks
+            ]
+            out = weight.new_empty(shape)
+            for c in range(0, channels, step):
+                for weights, keys, product in blocks:
+                    torch.mul(weights, keys[:, :, c : c + step], out=product[:, :, : channels - c])
+                torch.sum(products[:, :, : channels - c], (4, 5), out=out[:, :, c : c + step])
+            return out
+        out = weight.new_zeros(shape)
+        for weights, keys in zip(weight.unbind(4), y.unbind(4), strict=True):
+            for of_offset, view in zip(weights.unbind(4), at.views(keys), strict=True):
+                out.addcmul_(of_offset, view)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        weight, y = ctx.saved_tensors
+        return Dot.apply(None, grad, y, ctx.at), Scatter.apply(weight, grad, y.shape, ctx.at), None, None
+
+
+class Scatter(torch.autograd.Function):
+    """The adjoint of :class:`Sum` in y: weights times x, added to padded images of a shape."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, x: Tensor, shape: torch.Size, at: FlatImages) -> Tensor:
+        ctx.save_for_backward(weight, x)
+        ctx.at, dim, weight = at, at.shifts.dim, weight.unsqueeze(2)
+        if step := _channels_at_once(weight, channels := x.shape[2]):
+            products = weight.new_zeros(*x.shape[:2], step, *weight.shape[3:6], *shape[5:])
+            blocks = [(_of_block(weight, block, dim), at.apart(products, block)) for block in at.shifts.blocks]
+            features = x[(slice(None),) * 4 + (None,) * (1 + dim)]
+            axes = (5,) if shape[3] == weight.shape[3] else (3, 5)
+            y = weight.new_empty([n for axis, n in enumerate((*x.shape[:3], *products.shape[3:])) if axis not in axes])
+            for c in range(0, channels, step):
+                for weights, product in blocks:
+                    torch.mul(weights, features[:, :, c : c + step], out=product[:, :, : channels - c])
+                torch.sum(products[:, :, : channels - c], axes, out=y[:, :, c : c + step])
+            return y.view(shape)
+        y = weight.new_zeros(shape)
+        if shape[3] > 1:
+            parts = [(weight.squeeze(4), x, y.squeeze(4))]
+        else:  # outputs share their keys
+            parts = [
+                (weights, x[:, :, :, h % x.shape[3], None], y.squeeze(3)) for h, weights in enumerate(weight.unbind(3))
+            ]
+        for weights, features, images in parts:
+            for of_offset, view in zip(weights.unbind(4), at.views(images), strict=True):
+                view.addcmul_(of_offset, features)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        weight, x = ctx.saved_tensors
+        to_x = Sum.apply(weight, grad, ctx.at).sum_to_size(x.shape)
+        return Dot.apply(None, x, grad, ctx.at), to_x, None, None
+
+
+class _Softmax(torch.autograd.Function):
+    """Softmax over S and D, in the memory of the scores, and the log-sum-exps (b, e, H, 1, 1, *flat). If these are
+    known, scores are given without them.
+
+    The clamp avoids subnormal numbers, which slow a CPU down several times. They are negligible beside the sum, which
+    is at least 1."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor]:
+        weight, least = scores.detach(), 2 / 3 * math.log(torch.finfo(scores.dtype).tiny)
+        ctx.owns_grad = lse is not None  # there is one query, and nothing else reads what Sum or dropout has made
+        if lse is None:
+            top = scores.amax((3, 4), keepdim=True)
+            mass = weight.sub_(top).clamp_(min=least).exp_().sum((3, 4), keepdim=True)
+            weight.div_(mass)
+            lse = mass.log() + top
+        else:
+            weight.clamp_(min=least).exp_()
+        ctx.save_for_backward(weight)
+        return weight, lse.view_as(lse)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (weight,) = ctx.saved_tensors
+        slope = grad.mul_(weight) if ctx.owns_grad else grad * weight
+        mean = slope.sum((3, 4), keepdim=True) - grad_lse
+        return slope - weight * mean if torch.is_grad_enabled() else slope.addcmul_(weight, mean, value=-1), None
+
+
+def _tile(
+    settings: tuple[FlatImages, float], query: Float[Tensor, "b e #H C+1 *flat"],
+    key: Float[Tensor, "b e C #H S *padded"], value: Float[Tensor, "b e Cv #H S *padded"],
+    table: Float[Tensor, "e H D C+1"], elements: Float[Tensor, "e U C+1"],
+    index: Int[Tensor, "H S"] | Int[Tensor, "H T S"] | None, penalty: Float[Tensor, "#b 1 1 1 *padded"] | None,
+    row: Int[Tensor, "b e 1 1 1 *flat"] | None, column: Int[Tensor, "H S D *1"] | None, *,
+    known: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Float[Tensor, "b e Cv H *flat"], Float[Tensor, "b e H T *flat"]]:  # fmt: skip
+    """Attention of some rows, from queries with a channel of ones. If the results are ``known``, only derivatives are
+    wanted."""
+    at, dropout = settings
+    if in_functorch_transform():  # which has begun since the forward pass: views by strides have no rules there
+        return _by_definition(at, dropout, query, key, value, table, elements, index, penalty, row, column)
+    if _has_three_factors(value, index, row):
+        results = _three_factors(at, query, key, value, table, elements, index, penalty)
+        if results is not None:
+            return results
+    (outputs, offsets), queries, pixels = table.shape[1:3], query_elements(index), query.shape[4:]
+    own, lses = queries == 1, []
+    total: Any = None
+    for t in range(queries):
+        of_t = query if own else query.narrow(2, t, 1)
+        flat = of_t.flatten(4)
+        scores = torch.matmul(table.reshape(len(table), of_t.shape[2], -1, table.shape[-1]), flat)
+        scores = scores.view(*query.shape[:2], outputs, 1, offsets, *pixels)
+        if penalty is not None:
+            for block in at.shifts.blocks:
+                _of_block(scores.detach(), block, at.shifts.dim).add_(at.shifted(penalty, block))
+        # with several queries their share of a sum would suffer from the rounding of large log-sum-exps
+        lse = known[1][:, :, :, t, None, None] if known and own else None
+        if elements.shape[1] and index is not None:
+            rho = elements.index_select(1, index.view(outputs, queries, -1)[:, t].flatten())
+            logits = torch.matmul(rho.view(len(rho), of_t.shape[2], -1, rho.shape[-1]), flat)
+            logits = logits.view(*query.shape[:2], outputs, -1, 1, *pixels)
+            scores = scores + (logits if lse is None else logits - lse)
+        elif lse is not None:
+            scores.detach().sub_(lse)
+        features = of_t[:, :, :, :-1].transpose(2, 3)
+        if (of_t.shape[2], key.shape[4]) == (outputs, scores.shape[3]):
+            scores = Dot.apply(scores, features, key, at)
+        else:  # products that all outputs share
+            scores = scores + Dot.apply(None, features, key, at)
+        weight, lse = _Softmax.apply(scores, lse)
+        total = weight if total is None else total + weight
+        lses.append(lse.flatten(3, 4))
+    if row is not None and column is not None:
+        total = total * hashed_dropout.keep(row, column, dropout, query.dtype)
+    return Sum.apply(total, value, at, known is not None), joined(lses, 3)
+
+
+def _has_three_factors(value: Tensor, index: Tensor | None, row: Tensor | None) -> bool:
+    """True on a CPU for relations with a sum over t, without dropout, if that is faster: for heads of few channels and
+    groups of 8 elements or more."""
+    most = 0 if row is not None or value.device.type != "cpu" else query_elements(index)
+    return most >= 8 and 4 * value.shape[2] <= 3 * most
+
+
+def _exponentials(x: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(x - top) and top, the maximum along the last axis. The clamp avoids subnormal products of two of them."""
+    top = x.detach().amax(-1, keepdim=True)
+    return (x - top).clamp_(min=0.5 * math.log(torch.finfo(x.dtype).tiny)).exp_(), top.squeeze(-1)
+
+
+def _three_factors(at, query, key, value, table, elements, index, penalty) -> tuple[Tensor, Tensor] | None:
+    """:func:`_tile` for relations with a sum over t, by small matrix products for each pixel.
+
+    A weight is a product of three factors: of a query and a key, of a query and an offset, and of a query and an
+    element u. So a pixel has |H|^2 (2 D + 1) exponentials instead of |H|^3 D. Each factor is divided by its maximum. If
+    a sum of weights is then so small that it has lost precision, the result is ``None``.
+    """
+    (outputs, queries, keys), offsets, pixels = index.shape, table.shape[2], query.shape[4:]
+    ones, near = torch.ones_like(key[:, :, :1]), torch.arange(math.prod(key.shape[5:]), device=key.device)
+    penalty = torch.zeros_like(ones) if penalty is None else penalty.unsqueeze(2).expand_as(ones)
+    near = torch.stack(at.views(near.view(key.shape[5:])), -1).flatten()
+    images = torch.cat([key, penalty, value, ones], 2).squeeze(3).flatten(4).permute(0, 1, 4, 2, 3)
+    windows = images.flatten(3).index_select(2, near).unflatten(2, (-1, offsets)).transpose(3, 4)  # the fastest to copy
+    windows = windows.unflatten(3, (-1, keys)).flatten(4)  # (b, e, pixels, channels, S D)
+    key, value = windows.split([key.shape[2] + 1, value.shape[2] + 1], 3)
+    query = query.flatten(4).permute(0, 1, 4, 2, 3).contiguous()  # (b, e, pixels, T, C + 1)
+    content, content_top = _exponentials(query @ key)
+    offset = (query @ table.flatten(1, 2).mT[:, None]).unflatten(4, (outputs, offsets))
+    offset, offset_top = _exponentials(offset + key[:, :, :, None, -1:, :offsets])  # its maximum has a valid key, too
+    element, element_top = _exponentials(query @ elements.mT[:, None])
+    order = index.permute(1, 2, 0) + elements.shape[1] * torch.arange(queries, device=index.device)[:, None, None]
+    element = element.flatten(3).index_select(3, order.flatten()).unflatten(3, (queries, 1, keys, outputs))
+    weighted = (content.unsqueeze(4) * value.unsqueeze(3)).unflatten(5, (keys, offsets)).flatten(4, 5)
+    sums = ((weighted @ offset.mT).unflatten(4, (-1, keys)) * element).sum(5)  # (b, e, pixels, T, Cv + 1, H)
+    out, mass = sums[:, :, :, :, :-1], sums[:, :, :, :, -1]
+    if not bool(mass.amin() > (1e-9 if mass.dtype == torch.float32 else 1e-130)):
+        return None
+    lse = mass.log() + (content_top + element_top).unsqueeze(4) + offset_top
+    out = (out / mass.unsqueeze(4)).sum(3).permute(0, 1, 3, 4, 2)
+    return out.unflatten(4, pixels), lse.permute(0, 1, 4, 3, 2).unflatten(4, pixels)
+
+
+def _by_definition(
+    at, dropout, query, key, value, table, elements, index, penalty, row, column
+) -> tuple[Tensor, Tensor]:
+    """:func:`_tile` in standard operations of torch."""
+    query = at.images(query[:, :, :, :-1].transpose(2, 3))
+    key, value = (at.padded_images(x.squeeze(4 if index is None else 3)) for x in (key, value))
+    penalty = None if penalty is None else at.padded_images(penalty[:, 0, 0, 0])
+    if row is not None:
+        row, column = at.images(row[:, :, 0, 0, 0]), column.flatten(2)
+    out, lse = attend(query, key, value, table, elements, index, penalty, row, column, at.shifts, at.step, dropout)
+    return at.flat(out), at.flat(lse)
+
+
+def _plan(query, key, value, table, elements, index, penalty, row, column, *settings) -> Plan:
+    """The arguments of :func:`.tiled`. A tile holds whole images if their scores fit, otherwise some heads of an image,
+    otherwise some rows of a head, otherwise some outputs of a row."""
+    *geometry, dropout, chunk = settings
+    at, outputs, queries = flat_images(*geometry), table.shape[1], query_elements(index)
+    batch, heads = query.shape[:2]
+    sizes = outputs, at.spatial[0], heads, batch
+    each = key_elements(index) * table.shape[2] * math.prod(at.spatial[1:])  # scores of a row of an output
+    if _has_three_factors(value, index, row):  # which are formed for all t and outputs at once
+        chunk = max(chunk // 8, each * outputs)
+    elif queries > 1:  # their weights are added up in memory of their own
+        chunk //= 2
+    steps = [max(1, min(size, chunk // (each * math.prod(sizes[:n])))) for n, size in enumerate(sizes)]
+    steps[1] = -(-sizes[1] // -(-sizes[1] // steps[1]))  # equal numbers of rows
+    every, setting, tiles = slice(None), (at, dropout), []
+    own_query, own_key = queries == 1 and query.shape[2] > 1, index is None and key.shape[3] > 1
+    for starts in itertools.product(*(range(0, size, step) for size, step in zip(sizes, steps, strict=True))):
+        output, _, head, image = (slice(start, start + step) for start, step in zip(starts, steps, strict=True))
+        of_query, of_key = at.rows(starts[1], min(steps[1], sizes[1] - starts[1]))
+        cut_query = image, head, output if own_query else every, every, *of_query
+        cut_key = image, head, every, output if own_key else every, every, *of_key
+        masked = image if penalty is not None and len(penalty) > 1 else every, every, every, every, *of_key
+        hashes = image, head, every, every, every, *of_query
+        cut = cut_query, cut_key, cut_key, (head, output), head, output, masked, hashes, output
+        place = (image, head, every, output, *of_query), (image, head, output, every, *of_query)
+        tiles.append(Tile(setting, cut, place))
+    if len(tiles) == 1:
+        tiles = [Tile(setting, (WHOLE,) * 9, (WHOLE,) * 2)]
+    sizes_of_results = (value.shape[2], outputs), (outputs, queries)
+    shapes = tuple(Shape((batch, heads, *some, *query.shape[4:]), True) for some in sizes_of_results)
+    call = Call(_tile, tuple(tiles), shapes, (False,) * 9, True)
+    return call, (query, key, value, table, elements, index, penalty, row, column)
+
+
+def _outputs(query, key, value, table, elements, index, *rest) -> tuple[Tensor, ...]:
+    sizes = (value.shape[2], table.shape[1]), (table.shape[1], query_elements(index))
+    return tuple(query.new_empty(*query.shape[:2], *some, *query.shape[4:]) for some in sizes)
+
+
+def _fits(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> bool:
+    """True for heads whose channels fit in the registers of a GPU, and images whose entries int32 can count."""
+    width = max(key.shape[2], value.shape[2]) * query.element_size()
+    return width <= 64 and max(x.numel() // (x.shape[0] * x.shape[1]) for x in (query, key, value)) < 2**31
+
+
+KERNELS = Kernels(".group.gpu_kernels", _fits)
+attention_by_tiles = tile_operator(
+    "tg_equiattn::group_attention",
+    "Tensor query, Tensor key, Tensor value, Tensor table, Tensor elements, Tensor? index, Tensor? penalty, "
+    "Tensor? row, Tensor? column, SymInt[] spatial, SymInt[] sides, SymInt[] selection, bool circular, "
+    "SymInt step, float dropout, SymInt chunk",
+    _plan, _outputs, num_gradients=5, num_results=2, kernels=KERNELS,
+)  # fmt: skip
+
+
+def windowed_attention(
+    query, key, value, offset_table, element_table, index, mask, seed, window, dropout, step=1, chunk=-1
+) -> tuple[Tensor, Tensor]:
+    """The same as :func:`.definition.windowed_attention_definition`, tile by tile.
+
+    ``chunk`` is the largest number of scores of one t in memory at once; -1 means the default of the device.
+    """
+    chunk = tile_numbers(query.device, _TILE, 6) if chunk < 0 else chunk
+    operands = flat_operands(query, key, value, offset_table, element_table, index, mask, seed, window, step)
+    at = flat_images(*operands[9:])
+    out, lse = attention_by_tiles(*operands, dropout, chunk)
+    return at.images(out), at.images(lse)

@@ -1,0 +1,1 @@
+"""Attention in linear time by random features, exact near pairs, and attention over exact pairs."""

@@ -1,0 +1,389 @@
+r"""Linear attention: softmax attention estimated by positive orthogonal random features (FAVOR+), in O(N) memory.
+
+With the logarithms u of the features, linear attention consists of two softmax attentions. The m features attend to the
+nodes, and then the nodes attend to the features:
+
+    summary   content_m = sum_j softmax_j(u_m(k_j)) v_j,   key_lse_m = logsumexp_j u_m(k_j)
+    readout   out_i = sum_m softmax_m(u_m(q_i) + key_lse_m) content_m,   lse_i = logsumexp_m(u_m(q_i) + key_lse_m)
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import checks
+from ..graphs.node_batch import NodeBatch, PaddedBatch, Slots
+from ..modes import full_precision, is_whole
+from ..operators import are_few, tile_numbers
+from ..tiles import Shape, Tile, tiled
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+_TILE_SCORES = 1 << 18  # scores of a tile on a CPU, which fit into the cache of a core
+_TILE_NODES = 256  # smallest number of nodes of a tile
+_SHORTEST_ROW = 16  # slots of a row, where a graph takes several
+
+
+def orthogonal_projection(num_random_features: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
+    r"""Draw directions of random features: orthogonal within blocks of ``dim`` rows, each row N(0, I).
+
+    Blocks are Haar-distributed orthogonal matrices (QR of a Gaussian with the signs of R's diagonal), and every row
+    gets the length of an independent Gaussian vector. So each row has its exact distribution, and the estimate is
+    unbiased.
+
+    Args:
+        num_random_features: Number of directions m.
+        dim: Width d of queries and keys.
+        generator: CPU generator for the draw. Default ``None``: torch's default generator.
+
+    Returns:
+        ``(num_random_features, dim)`` float64 on the CPU, so that all devices get the same numbers.
+
+    Raises:
+        ValueError: If ``num_random_features`` or ``dim`` is not a positive integer.
+
+    Source: Choromanski et al., Rethinking attention with Performers (2021), section 3.
+    """
+    checks.positive(num_random_features=num_random_features, dim=dim)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, device="cpu", generator=generator)
+
+    blocks = math.ceil(num_random_features / dim)
+    haar, triangle = torch.linalg.qr(normal(blocks, dim, dim))
+    haar = haar * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+    return haar.flatten(0, 1)[:num_random_features] * normal(num_random_features, dim).norm(dim=1, keepdim=True)
+
+
+def softmax_features(x: Tensor, projection: Tensor, variance: float | Tensor = 1.0) -> Tensor:
+    r"""Positive random features of the softmax kernel.
+
+    .. math:: \phi_m(x) = \tfrac{1}{\sqrt M} s^{d/4}
+        \exp\!\big(\sqrt s\, \langle w_m, x \rangle + \tfrac{1 - s}{4} |w_m|^2 - \tfrac12 |x|^2\big), \qquad
+        \mathbb{E}_w \langle \phi(q), \phi(k) \rangle = \exp\langle q, k \rangle
+
+    Directions have variance s instead of 1, and features have the weights of importance sampling. The expectation is
+    the same for every s > 1/2. With s = 1 the features are those of FAVOR+; with a larger s the error of large queries
+    and keys is smaller.
+
+    Attention does not call this function: :func:`linear_attention` works with logarithms, which do not overflow.
+
+    Args:
+        x: Queries or keys, ``(..., d)``.
+        projection: Directions w, ``(M, d)``, as :func:`orthogonal_projection` draws them.
+        variance: The variance s, greater than 1/2. Default 1.
+
+    Returns:
+        ``(..., M)``, positive.
+
+    Source: Choromanski et al. (2021), Eq. 5 and Lemma 1; Likhosherstov et al., Chefs' random tables (2022), FAVOR++,
+    for the variance (A = (1 - s) / 4 there).
+
+    Example:
+        >>> import torch
+        >>> q, k = torch.tensor([[0.3, -0.2]]), torch.tensor([[0.1, 0.4]])
+        >>> w = orthogonal_projection(4096, 2, torch.Generator().manual_seed(0)).float()
+        >>> estimate = softmax_features(q, w) @ softmax_features(k, w).T
+        >>> bool((estimate / (q @ k.T).exp() - 1).abs() < 0.02)
+        True
+    """
+    s = variance.to(x) if isinstance(variance, Tensor) else x.new_full((), variance)
+    logs = s.sqrt() * (x @ projection.T) + log_weights(projection, s) / 2 - x.square().sum(-1, keepdim=True) / 2
+    return logs.exp() / math.sqrt(projection.shape[0])
+
+
+def log_weights(projection: Float[Tensor, "features d"], variance: Float[Tensor, ...]) -> Tensor:
+    """Logarithms (..., features) of the importance weights of directions that are drawn with a variance."""
+    s = variance[..., None]
+    return torch.addcmul(s.log() * (projection.shape[1] / 2), s - 1, projection.square().sum(1), value=-0.5)
+
+
+def linear_attention(
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, *, mask: Tensor | None = None,
+    batch: Tensor | None = None, batch_size: int | None = None,
+) -> Tensor:  # fmt: skip
+    r"""Softmax attention estimated by random features, in time and memory linear in the number of keys.
+
+    .. math:: \mathrm{out}_i = \frac{\sum_j \langle \phi(q_i), \phi(k_j) \rangle\, v_j}
+        {\sum_j \langle \phi(q_i), \phi(k_j) \rangle}, \qquad
+        \langle \phi(q), \phi(k) \rangle \approx \exp(\langle q, k \rangle / \sqrt d)
+
+    With the logarithms :math:`u = \log \phi` of the features, this is two softmaxes: one over the keys of a graph for
+    each feature m, with log-sum-exp :math:`\ell_m`, and one over the features for each query. It is computed so:
+
+    .. math:: \mathrm{out}_i = \sum_m \mathrm{softmax}_m\big(u_m(q_i) + \ell_m\big)
+        \sum_j \mathrm{softmax}_j\big(u_m(k_j)\big)\, v_j .
+
+    The maximum that is subtracted before exponentials is that of one graph, head and feature (keys) or of one query.
+    So other graphs of the batch have no effect, no epsilon is needed, and vectors of norm 100 do not overflow. Half
+    precision is computed in float32.
+
+    Args:
+        query: Queries, dense ``(B, heads, N, d)`` as in torch's ``scaled_dot_product_attention``, or ragged
+            ``(N, heads, d)`` with ``batch``.
+        key: Keys, shaped as ``query``.
+        value: Values, ``(B, heads, N, e)`` or ``(N, heads, e)``.
+        projection: Directions of the random features, ``(m, d)``. Draw them with :func:`orthogonal_projection`.
+        mask: Bool ``(B, N)``, true for valid nodes; for dense input only. Masked keys have no weight, even if they are
+            NaN, and outputs of masked queries are zero. Default ``None``: all nodes are valid.
+        batch: Graph index of each node, sorted int64 ``(N,)``; for ragged input only. Default ``None``: one graph.
+        batch_size: Number of graphs. Default ``None``: read from ``batch``, for which CUDA synchronises.
+
+    Returns:
+        Tensor shaped as ``value``.
+
+    Raises:
+        ValueError: If shapes do not fit each other, if ``projection`` requires a gradient, if ``mask`` is given with
+            ragged input or ``batch`` with dense input, or if ``batch`` is not sorted.
+
+    Source: Choromanski et al., Rethinking attention with Performers (2021); relative-performer section 2.1.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 2, 4, 100, 8)
+        >>> linear_attention(q, k, v, torch.randn(64, 8)).shape
+        torch.Size([2, 4, 100, 8])
+    """
+    check_operands(query, key, value, projection, (3, 4))
+    if query.ndim == 3:
+        if mask is not None:
+            raise ValueError("mask must be None where query is ragged, (N, heads, d), got a mask: leave its nodes out")
+        node_batch = NodeBatch.flat(query, batch, batch_size, whole=False)
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        inputs = Inputs(query, key, value, projection)
+        return linear_attention_impl(inputs, node_batch)[0].transpose(0, 1)
+    if batch is not None:
+        raise ValueError("batch must be None where query is dense, (B, heads, N, d), got a tensor: use mask")
+    checks.mask(mask, (query.shape[0], query.shape[2]))
+    shape, valid, flat_mask = value.shape, None, None
+    if mask is not None:
+        valid, flat_mask = mask[:, None, :, None], mask.repeat_interleave(query.shape[1], 0)
+        query, key, value = (torch.where(valid, x, 0.0) for x in (query, key, value))
+    query, key, value = (x.flatten(0, 1) for x in (query, key, value))
+    out = feature_attention(Inputs(query, key, value, projection), flat_mask)[0].view(shape)
+    return out if valid is None else torch.where(valid, out, 0.0)
+
+
+def check_operands(
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, axes: tuple[int, ...] = (3,)
+) -> None:
+    """Raise ValueError unless query, key and value have equal shapes except for the last axis of value, and projection
+    has the width of the query."""
+    if query.ndim not in axes or key.shape != query.shape or value.shape[:-1] != query.shape[:-1]:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (query, key))
+        dense = "(B, heads, N, d), or " if 4 in axes else ""
+        raise ValueError(
+            f"query, key and value must be {dense}(N, heads, d) with batch, equal except for value's last axis, got "
+            f"{shapes} and {tuple(value.shape)}"
+        )
+    if projection is None:
+        return
+    if projection.ndim != 2 or projection.shape[1] != query.shape[-1] or not projection.shape[0]:
+        raise ValueError(f"projection must be (m, {query.shape[-1]}), got {tuple(projection.shape)}")
+    if projection.requires_grad:
+        raise ValueError(
+            "projection must not require a gradient, got one that does: random features are drawn, not learned; pass "
+            "projection.detach()"
+        )
+
+
+class Inputs(NamedTuple):
+    """The inputs of attention among nodes.
+
+    Attributes:
+        query: queries.
+        key: keys.
+        value: values.
+        projection: directions of the random features; ``None`` for exact weights of all pairs.
+        variance: variance of the directions for each head, as in :func:`softmax_features`; ``None`` means 1.
+        key_bias: number that is added to all scores of a key. Exact weights do not use it.
+        dropout: probability of dropping a weight of a near pair or of an exact softmax, or a key of all pairs.
+    """
+
+    query: Float[Tensor, "heads nodes d"]
+    key: Float[Tensor, "heads nodes d"]
+    value: Float[Tensor, "heads nodes e"]
+    projection: Float[Tensor, "features d"] | None = None
+    variance: Float[Tensor, " heads"] | None = None
+    key_bias: Float[Tensor, "heads nodes 1"] | None = None
+    dropout: float = 0.0
+
+
+def linear_attention_impl(
+    inputs: Inputs, node_batch: NodeBatch
+) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:
+    """:func:`linear_attention` without checks, and the log-sum-exp of the estimated scores, to complete by
+    :func:`complete_lse`."""
+    heads, rows, merge, variance = inputs.query.shape[0], graph_rows(node_batch), None, inputs.variance
+    if node_batch.ranks is not None:
+        merge = node_batch.ranks.merge
+    elif rows.graph is not None:
+        merge = functools.partial(_merge_rows, graph=rows.graph, graphs=node_batch.count)
+    tensors = inputs.query, inputs.key, drop_keys(inputs.value, inputs.dropout), inputs.key_bias
+    packed = rows.pack_together([x for x in tensors if x is not None], 1)
+    query, key, value, *key_bias = (x.flatten(0, 1) for x in packed)
+    if variance is not None:
+        variance = variance[:, None].expand(-1, query.shape[0] // heads).flatten()
+    operands = Inputs(query, key, value, inputs.projection, variance, key_bias[0] if key_bias else None)
+    results = feature_attention(operands, rows.mask, merge)
+    out, lse = rows.unpack_together([x.unflatten(0, (heads, -1)) for x in results], 1)
+    return out, lse
+
+
+def graph_rows(node_batch: NodeBatch) -> PaddedBatch:
+    """Rows of whole graphs, or of chunks of graphs if most graphs are much shorter than the longest one, or if no bound
+    of their sizes is known. Chunks have the ``graph`` of each row."""
+    average = max(1, node_batch.nodes // max(1, node_batch.count))
+    known = node_batch.longest is not None and (node_batch.known_sizes is not None or not torch.compiler.is_compiling())
+    if node_batch.even or node_batch.ranks is not None or (known and node_batch.bound <= 2 * average):
+        return node_batch.padded()
+    length = max(_SHORTEST_ROW, average if known else -(-average // 4))
+    count = node_batch.nodes // length + node_batch.count  # a bound of their number
+    empty = -node_batch.sizes % length  # slots after the nodes of each graph
+    slot = node_batch.sorted_index + (empty.cumsum(0) - empty).index_select(0, node_batch.batch)
+    each = torch.arange(node_batch.nodes, device=slot.device)
+    node = slot.new_full((count * length,), -1).scatter(0, slot, each)
+    filled, node = node >= 0, node.clamp(min=0)
+    graph = F.pad(node_batch.batch, (0, 1)).index_select(0, node[::length])  # there may be no nodes
+    return PaddedBatch(node_batch, count, length, filled.view(-1, length), Slots(node, filled, slot, None), graph)
+
+
+def _merge_rows(
+    sums: Float[Tensor, "heads*rows features e+1"], top: Float[Tensor, "heads*rows features 1"],
+    graph: Int[Tensor, " rows"], graphs: int,
+) -> tuple[Float[Tensor, "heads*rows features e+1"], Float[Tensor, "heads*rows features 1"]]:  # fmt: skip
+    """From the :func:`_sums` over the keys of each row, those over whole graphs, for each row."""
+    sums, top = (x.unflatten(0, (-1, graph.shape[0])) for x in (sums, top))
+    most = top.new_full((top.shape[0], graphs, *top.shape[2:]), torch.finfo(top.dtype).min)
+    most = most.scatter_reduce(1, graph.view(-1, 1, 1).expand_as(top), top, "amax").index_select(1, graph)
+    sums = sums * (top - most).exp()
+    sums = sums.new_zeros(sums.shape[0], graphs, *sums.shape[2:]).index_add(1, graph, sums).index_select(1, graph)
+    return sums.flatten(0, 1), most.flatten(0, 1)
+
+
+def drop_keys(value: Float[Tensor, "heads nodes e"], dropout: float) -> Float[Tensor, "heads nodes e"]:
+    """Values with dropout of whole keys of each head: their weights stay in the normaliser."""
+    return value * F.dropout(torch.ones_like(value[..., :1]), dropout) if dropout else value
+
+
+def complete_lse(
+    lse: Float[Tensor, "... 1"], query: Float[Tensor, "... d"], projection: Float[Tensor, "features d"]
+) -> Float[Tensor, "... 1"]:
+    """Log-sum-exps with the term of a query's log features that is the same for all features."""
+    square = query.square().sum(-1, keepdim=True)
+    return torch.sub(lse - math.log(projection.shape[0]), square, alpha=query.shape[-1] ** -0.5 / 2)
+
+
+def feature_attention(
+    inputs: Inputs, mask: Bool[Tensor, "rows nodes"] | None,
+    merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:  # fmt: skip
+    """Outputs and log-sum-exps of groups of queries, over the valid keys of each group.
+
+    Args:
+        inputs: the inputs, with groups in place of heads; ``dropout`` is not used.
+        mask: true for valid keys, of groups or of rows that are the last axis of groups; ``None`` means all.
+        merge: function for queries that attend to the keys of several groups. It takes the :func:`_sums` over the keys
+            of each group, and returns those over all keys that the queries of each group attend to.
+    """
+    (query, key, value), scale = inputs[:3], inputs.query.shape[-1] ** -0.5
+    with full_precision(query.device):
+        dtype, variance = torch.promote_types(query.dtype, torch.float32), inputs.variance
+        directions = cast(Tensor, inputs.projection).to(dtype)
+        w = directions * math.sqrt(scale)  # scaled instead of queries and keys
+        query, key = query.to(dtype), key.to(dtype)
+        bias, square = inputs.key_bias, key.square().sum(-1, keepdim=True)
+        bias = square * (-scale / 2) if bias is None else torch.sub(bias.to(dtype), square, alpha=scale / 2)
+        if variance is not None:
+            variance = variance.to(dtype)
+            root = variance.sqrt()[:, None, None]
+            query, key = query * root, key * root
+        sums, top = feature_sums(key, bias, w, value.to(dtype), mask)
+        content, lse = _divided(*((sums, top) if merge is None else merge(sums, top)))
+        lse = lse if variance is None else lse + log_weights(directions, variance)[..., None]
+        out, query_lse = feature_readout(query, w, content, lse)
+    return out.to(value.dtype), query_lse
+
+
+def feature_sums(
+    key: Float[Tensor, "groups nodes d"], bias: Float[Tensor, "groups nodes 1"],
+    projection: Float[Tensor, "features d"], value: Float[Tensor, "groups nodes e"],
+    mask: Bool[Tensor, "rows nodes"] | None,
+) -> tuple[Float[Tensor, "groups features e+1"], Float[Tensor, "groups features 1"]]:  # fmt: skip
+    """The :func:`_sums` of each feature over the valid keys of a group. Log features are W k + bias."""
+    groups, features = key.shape[0], projection.shape[0]  # unlike len, not a constant of torch.jit.trace
+    if mask is not None and bias.numel():  # no groups have no number of rows
+        bias = bias.unflatten(0, (-1, mask.shape[0])).masked_fill(~mask[..., None], -torch.inf).flatten(0, 1)
+    tensors = projection.expand(groups, -1, -1), key, bias, value
+    if is_whole(key) or are_few(groups * key.shape[1] * features, key.device):
+        return _sums(None, *tensors)
+    cuts = list(_cuts(key, features))
+    parts = 1 + max(n for *_, n in cuts)
+    tiles = [Tile(None, (group, *((group, nodes),) * 3), ((n, group),) * 2) for group, nodes, n in cuts]
+    shapes = tuple(Shape((parts, groups, features, width), True) for width in (value.shape[-1] + 1, 1))
+    sums, top = tiled(_sums, tiles, tensors, shapes, (False, True, True, True))
+    top = top.detach()
+    if parts == 1:
+        return sums[0], top[0]
+    most = top.amax(0)
+    return (sums * (top - most).exp()).sum(0), most
+
+
+def feature_readout(
+    query: Float[Tensor, "groups nodes d"], projection: Float[Tensor, "features d"],
+    content: Float[Tensor, "groups features e"], key_lse: Float[Tensor, "groups features 1"],
+) -> tuple[Float[Tensor, "groups nodes e"], Float[Tensor, "groups nodes 1"]]:  # fmt: skip
+    """Outputs and log-sum-exps of queries over the features."""
+    tensors = query, projection.expand(query.shape[0], -1, -1), key_lse, content
+    if is_whole(query) or are_few(query[..., 0].numel() * len(projection), query.device):
+        return _averages(None, *tensors)
+    cuts = [(group, (group, nodes)) for group, nodes, _ in _cuts(query, len(projection))]
+    tiles = [Tile(None, (nodes, group, group, group), (nodes, nodes)) for group, nodes in cuts]
+    shapes = tuple(Shape((*query.shape[:2], width), True) for width in (content.shape[-1], 1))
+    out, lse = tiled(_averages, tiles, tensors, shapes, (True, False, False, False))
+    return out, lse
+
+
+def _cuts(nodes: Float[Tensor, "groups nodes d"], features: int) -> Iterator[tuple[slice, slice, int]]:
+    """Slices of groups and of their nodes, with the number of the latter among those of their groups."""
+    groups, length = nodes.shape[:2]
+    budget = tile_numbers(nodes.device, _TILE_SCORES, 4)
+    some = max(1, min(groups, budget // (features * min(length, _TILE_NODES))))
+    step = max(_TILE_NODES, budget // (some * features))
+    for g in range(0, groups, some):
+        for n, a in enumerate(range(0, length, step)):
+            yield slice(g, g + some), slice(a, a + step), n
+
+
+def _sums(
+    settings: None, left: Float[Tensor, "groups rows d"], right: Float[Tensor, "groups columns d"],
+    bias: Float[Tensor, "groups columns 1"], value: Float[Tensor, "groups columns e"],
+) -> tuple[Float[Tensor, "groups rows e+1"], Float[Tensor, "groups rows 1"]]:  # fmt: skip
+    """Sums of exp(score - top) times values, and times 1, and the largest scores, top. Scores are left right^T + bias,
+    in whose memory exponentials are computed. Where no score is finite, sums are 0, and top is the smallest number."""
+    scores = torch.baddbmm(bias.mT, left, right.mT)
+    top = scores.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
+    return scores.sub_(top).exp_() @ F.pad(value, (0, 1), value=1.0), top
+
+
+def _divided(
+    sums: Float[Tensor, "groups rows e+1"], top: Float[Tensor, "groups rows 1"]
+) -> tuple[Float[Tensor, "groups rows e"], Float[Tensor, "groups rows 1"]]:
+    """Softmax averages and log-sum-exps from :func:`_sums`. Where no score is finite, they are 0 and the smallest
+    number."""
+    out, total = sums.split([sums.shape[-1] - 1, 1], -1)
+    total = F.threshold(total, 0.0, 1.0)
+    return out / total, total.log() + top
+
+
+def _averages(settings: None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax averages of values and log-sum-exps, from the arguments of :func:`_sums`."""
+    return _divided(*_sums(settings, *tensors))

@@ -1,0 +1,219 @@
+"""Reads the input of a layer, dense, ragged or on a grid, as nodes one after the other."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..graphs.edges import check_whole, lie_between, offsets_between
+from ..graphs.neighbors import NeighborList, SortedPairs, neighbor_list
+from ..graphs.node_batch import NodeBatch
+from ..grids import PixelGrid
+from ..ranks import Ranks
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+_ROUNDING = 0.01  # largest rounding of positions, in units of cutoff
+
+
+class Needs(NamedTuple):
+    """The inputs, beside features, that a kind of positions reads.
+
+    Attributes:
+        dim: number of coordinates; 0 for edges without offsets.
+        unit: length below which pairs are near.
+        positions: positions of all nodes are read.
+        neighbors: near pairs are read.
+        whole: offsets of near pairs must be whole numbers, and distances are Manhattan distances.
+        edge_dim: number of features of near pairs; ``None`` for none.
+        far_offsets: offsets of all nodes are read, which a torus does not have.
+        why: reason that an error gives where positions are missing.
+    """
+
+    dim: int
+    unit: float = 1.0
+    positions: bool = False
+    neighbors: bool = False
+    whole: bool = False
+    edge_dim: int | None = None
+    far_offsets: bool = False
+    why: str = ""
+
+
+class Nodes(NamedTuple):
+    """The input of a layer after all checks.
+
+    Attributes:
+        x: features of the nodes.
+        pos: positions, zero for masked nodes; ``None`` if none are needed.
+        near: the near pairs, if they are needed.
+        node_batch: the graphs.
+        shape: shape of the input without channels.
+    """
+
+    x: Float[Tensor, "nodes channels"]
+    pos: Float[Tensor, "nodes dim"] | None
+    near: Any
+    node_batch: NodeBatch
+    shape: torch.Size
+
+    def restore(self, out: Float[Tensor, "nodes ..."]) -> Tensor:
+        """Outputs in the form of the input, zero where masked."""
+        return self.node_batch.zero_padding(out).view(*self.shape, *out.shape[1:])
+
+
+def read_nodes(
+    x: Tensor, needs: Needs, ranks: Ranks | None, mask: Tensor | None, batch: Tensor | None, batch_size: int | None,
+    max_num_nodes: int | None, pos: Tensor | None, grid: PixelGrid | None, neighbors: SortedPairs | None, whole: bool,
+) -> Nodes:  # fmt: skip
+    """Check the input of a layer, and find its near pairs. Attention over all pairs needs ``whole`` graphs, with known
+    sizes."""
+    shape, count = x.shape[:-1], math.prod(x.shape[:-1])
+    if x.ndim == 2 and mask is not None:
+        raise ValueError("mask must be None where the input is (N, channels): leave the masked nodes out")
+    if x.ndim == 3 or grid is not None:
+        node_batch = _even(x, mask, batch, grid, ranks)
+    else:
+        node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes, ranks, whole, any_order=True)
+    if grid is not None:
+        _check_grid(grid, needs, node_batch, count)
+        if pos is None and needs.positions:
+            pos = grid.pos(x.device, torch.promote_types(x.dtype, torch.float32))
+            pos = pos.repeat(node_batch.count, 1).view(*shape, -1)
+    near, given = None, neighbors is not None or grid is not None
+    search = needs.neighbors and count > 0 and not given
+    if search and not needs.dim:
+        raise ValueError("edge_index (or neighbors) must be given with offset=None, got None")
+    compared = neighbors is not None and pos is not None and (needs.far_offsets or neighbors.between_positions)
+    if needs.positions or search:
+        if mask is not None and isinstance(pos, Tensor) and pos.shape[:-1] == mask.shape:
+            pos = torch.where(mask[..., None], pos, torch.zeros_like(pos))
+        check_pos(pos, needs)
+    if needs.positions or search or compared:
+        why = "values='offset' needs it" if needs.far_offsets and not search else needs.why
+        pos = checks.positions(pos, (*shape, needs.dim), x, why).reshape(-1, needs.dim)
+    if needs.neighbors and count:
+        near = _near_pairs(needs, node_batch, x.device, pos, batch, grid, neighbors)
+        near.check_nodes(count, needs.dim)
+        near.check_graphs("edge_index", batch)
+        near = near if node_batch.mask is None else near.restricted(node_batch.mask)
+        if compared:
+            _check_offsets(cast(Tensor, pos), near.offsets, near, needs.whole)
+    x = node_batch.zero_padding(x.reshape(-1, x.shape[-1]))
+    return Nodes(x, pos if needs.positions or search else None, near, node_batch, shape)
+
+
+def _even(
+    x: Tensor, mask: Tensor | None, batch: Tensor | None, grid: PixelGrid | None, ranks: Ranks | None
+) -> NodeBatch:
+    """The graphs of a dense input, or of one on a grid."""
+    if ranks is not None:
+        raise ValueError(
+            "process_group must be None where the input is (B, N, channels) or on a grid: nodes are shared as "
+            "(N, channels), with batch"
+        )
+    if batch is not None:
+        where = "grid is given, which says how large every graph is" if x.ndim == 2 else "the input is (B, N, channels)"
+        raise ValueError(f"batch must be None where {where}")
+    if x.ndim == 2 and grid is not None:
+        return NodeBatch.dense(x.shape[0] // len(grid), len(grid), None, x.device)
+    checks.mask(mask, tuple(x.shape[:-1]))
+    return NodeBatch.dense(x.shape[0], x.shape[1], mask, x.device)
+
+
+def _check_grid(grid: PixelGrid, needs: Needs, node_batch: NodeBatch, count: int) -> None:
+    """Raise ValueError if a grid does not fit the input or the kind of positions."""
+    if len(grid) * node_batch.count != count or len(grid.shape) != needs.dim:
+        raise ValueError(
+            f"grid must have {needs.dim} axes and as many pixels as each graph has nodes, got {grid} for {count} nodes "
+            f"in {node_batch.count} graphs"
+        )
+    if needs.far_offsets and grid.periodic:
+        raise ValueError(
+            f"grid must not be periodic with values='offset', as pixels of a torus have no offset, got {grid}"
+        )
+    if needs.whole and not grid.is_whole:
+        raise ValueError(
+            f"grid must have spacing 1 where offsets are counted, as by tables, got {grid}: take offset='mlp'"
+        )
+
+
+def check_pos(pos: object, needs: Needs) -> None:
+    """Raise ValueError for positions with another number of coordinates than the layer has. Where values are read, also
+    raise it for positions that are not finite or that are rounded too much."""
+    if not isinstance(pos, Tensor):
+        return
+    if pos.ndim > 1 and pos.shape[-1] != needs.dim:
+        dim = pos.shape[-1]
+        raise ValueError(
+            f"pos has {dim} coordinates but pos_dim is {needs.dim}: pass pos_dim={dim}, with offset='distance' or "
+            "'mlp' and a cutoff for points off a grid (in RelativeGPSBlock: attn_kwargs={'pos_dim': "
+            f"{dim}, 'offset': 'distance', 'cutoff': ...}})"
+        )
+    if pos.is_floating_point():
+        _check_values(pos.detach(), needs)
+
+
+@checks.of_values
+def _check_values(pos: Float[Tensor, "nodes dim"], needs: Needs) -> None:
+    size = float(pos.abs().max()) if pos.numel() else 0.0  # NaN if any is
+    if not size < math.inf:
+        raise ValueError("pos must be finite, got NaN or infinity; leave out nodes without a position, or mask them")
+    rounding = torch.finfo(pos.dtype).eps * size
+    if not needs.whole and rounding > _ROUNDING * needs.unit:
+        raise ValueError(
+            f"pos must be float64 so far from the origin: {pos.dtype} rounds {size:.3g} by up to {rounding:.2g}, and "
+            f"offsets are measured in units of {needs.unit:g}; convert before pos is rounded (x may stay as it is)"
+        )
+
+
+def _near_pairs(
+    needs: Needs, node_batch: NodeBatch, device: torch.device, pos: Tensor | None, batch: Tensor | None,
+    grid: PixelGrid | None, neighbors: SortedPairs | None,
+) -> SortedPairs:  # fmt: skip
+    """The near pairs among all nodes: given by the caller, of the grid, or found from positions."""
+    if neighbors is not None:
+        if needs.whole:
+            check_whole(neighbors.offsets, None, "offsets (edge_offset)")
+        return neighbors
+    if grid is not None:
+        return grid.neighbors(node_batch.count, device)
+    if needs.edge_dim is not None:
+        raise ValueError("edge_index and edge_attr must be given with edge_dim, got neither")
+    pos, mask = cast(Tensor, pos), node_batch.mask
+    graph = batch if node_batch.count <= 1 else node_batch.batch
+    if mask is not None:  # each masked node is a graph of its own, so it is near no other
+        graph = torch.where(mask, node_batch.batch, node_batch.count + torch.arange(len(mask), device=mask.device))
+    if not needs.whole:
+        edges, offsets = neighbor_list(pos, needs.unit, batch=graph)
+        return NeighborList(edges, pos.shape[0], offsets, between_positions=True, checked=True)
+    edges, _ = neighbor_list(pos, needs.unit + needs.dim / 2, batch=graph, metric="manhattan")
+    offsets = offsets_between(pos, edges, True)
+    near = offsets.abs().sum(-1) < needs.unit
+    return NeighborList(edges, pos.shape[0], offsets, mask=near, between_positions=True, checked=True)
+
+
+@checks.of_values
+def _check_offsets(
+    pos: Float[Tensor, "nodes dim"], offsets: Float[Tensor, "pairs dim"], neighbors: SortedPairs, whole: bool
+) -> None:
+    """Raise ValueError if offsets are not differences of positions, for example across the border of a periodic box, or
+    after positions have moved."""
+    fits = lie_between(pos, offsets, neighbors.target, neighbors.source, whole)
+    fits = fits if neighbors.mask is None else fits | ~neighbors.mask
+    if bool(fits.all()):
+        return
+    if neighbors.between_positions:
+        raise ValueError(
+            "neighbors must be of the same positions as pos, got near pairs whose offsets are not differences of pos: "
+            "find them again with neighbors() when positions have moved"
+        )
+    raise ValueError(
+        "edge_offset must be differences of pos with values='offset', which uses the offsets of all nodes, got "
+        "others: in a periodic box distant nodes have no unique offset; take values='content'"
+    )

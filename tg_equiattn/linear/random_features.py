@@ -1,0 +1,228 @@
+"""A module that draws the directions of random features, which are determined by a seed and the number of the draw."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import checks
+from ..modes import as_fake, goes_through, is_ordinary, ordinary_tensors
+from ..modules import whole_numbers
+from .linear_attention import orthogonal_projection
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+_BYTES = 5  # seeds are below 2^40
+_CALLS = 256  # calls whose draws are kept for checkpoints
+
+
+def draw_directions(
+    seed: int, number: int, num_random_features: int, dim: int, paired: bool = False
+) -> Float[Tensor, "features dim"]:
+    """The directions of draw ``number`` of a seed, in float64 on the CPU. They are equal on all machines and ranks."""
+    generator = torch.Generator("cpu").manual_seed((seed * 1_000_003 + number) % 2**63)
+    if not paired:
+        return orthogonal_projection(num_random_features, dim, generator)
+    half = orthogonal_projection((num_random_features + 1) // 2, dim, generator)
+    return torch.cat([half, -half])[:num_random_features]
+
+
+def digits_of(seed: int) -> Float[Tensor, " digits"]:
+    """A seed as small whole numbers, its bytes and a checksum, so that averages of equal seeds are exact."""
+    text = seed.to_bytes(_BYTES, "big")
+    return torch.tensor([*text, *zlib.crc32(text).to_bytes(4, "big")], dtype=torch.float32, device="cpu")
+
+
+def seed_of(digits: Float[Tensor, " digits"]) -> int | None:
+    """The seed of these digits; ``None`` for an average of different seeds, and for uninitialised memory."""
+    numbers = whole_numbers(digits.nan_to_num(-1.0))
+    seed = int.from_bytes(bytes(n % 256 for n in numbers[:_BYTES]), "big")
+    return seed if numbers == digits_of(seed).tolist() else None
+
+
+@torch.library.custom_op("tg_equiattn::random_directions", mutates_args=())
+def _directions_of(digits: Tensor, number: int, num_random_features: int, dim: int, paired: bool) -> Tensor:
+    """Directions of a seed, from its digits. ``torch.vmap`` may batch the digits, as in an ensemble of modules."""
+    seed = seed_of(digits)
+    if seed is None:
+        raise RuntimeError("seed_digits must be stacked from those of modules, got other numbers")
+    return draw_directions(seed, number, num_random_features, dim, paired).to(digits.device)
+
+
+@_directions_of.register_fake
+def _(digits, number, num_random_features, dim, paired):
+    return digits.new_empty(num_random_features, dim, dtype=torch.float64)
+
+
+@_directions_of.register_vmap
+def _(info, in_dims, digits, *settings):
+    return torch.stack([_directions_of(x, *settings) for x in digits.unbind(in_dims[0])]), 0
+
+
+class RandomFeatures(nn.Module):
+    r"""Directions of random features, ``(num_random_features, dim)``, orthogonal in blocks.
+
+    Directions are determined by a seed and the number of the draw. The seed is a buffer of small whole numbers, which
+    averages of equal seeds leave as it is, and which ``DistributedDataParallel`` makes equal on all ranks. The extra
+    state holds the number of the draw and the number of directions.
+
+    Args:
+        num_random_features: Number of directions m.
+        dim: Width d of queries and keys.
+        paired: Whether the second half of the directions is the negative of the first half. The estimate is then still
+            unbiased, and its errors of odd order cancel (Choromanski et al. 2021, Lemma 1). Default ``False``.
+
+    Raises:
+        ValueError: If ``num_random_features`` is not a positive integer.
+    """
+
+    seed_digits: Tensor
+
+    def __init__(self, num_random_features: int, dim: int, *, paired: bool = False) -> None:
+        super().__init__()
+        checks.positive(num_random_features=num_random_features)
+        self.num_random_features, self.dim, self.paired = num_random_features, dim, paired
+        self._number = 0  # of the draw
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # of the directions
+        self._calls: dict[int, tuple[int, int]] = {}  # see _draw_of_call
+        self._draw_of_copies = self._mark = (-1, -1)
+        self.register_buffer("seed_digits", torch.empty(_BYTES + 4))
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Take a new seed, from torch's generator by default, and start counting draws again."""
+        self.seed, self._number = int(torch.randint(256**_BYTES, (), generator=generator, device="cpu")), 0
+        if is_ordinary(self.seed_digits):
+            self.seed_digits.copy_(digits_of(self.seed))
+
+    def redraw_features(self, generator: torch.Generator | None = None, num_random_features: int | None = None) -> None:
+        """Draw new directions; :class:`DrawsFeatures` describes the arguments. Directions of the same number are
+        written over the old ones, so that a captured graph reads them."""
+        if num_random_features not in (None, self.num_random_features):
+            checks.positive(num_random_features=num_random_features)
+            self.num_random_features, self._copies = num_random_features, {}
+        if generator is None:
+            self._number += 1
+        else:
+            self.reset_parameters(generator)
+        with ordinary_tensors():
+            torch.rand((), device="cpu")  # another state of the generator, see _draw_of_call
+        self._update_copies()
+
+    def forward(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The directions on a device in a dtype."""
+        directions = self.directions(device, dtype)
+        if not self.training or torch.compiler.is_compiling():
+            return directions
+        draw = self._draw_of_call()
+        if draw != self._draw():
+            return draw_directions(*draw, self.num_random_features, self.dim, self.paired).to(device, dtype)
+        return directions.clone()  # for backward: the next draw is written over the copy
+
+    def directions(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The directions of the present draw."""
+        if goes_through(self.seed_digits):
+            settings = self._draw()[1], self.num_random_features, self.dim, self.paired
+            return _directions_of(self.seed_digits, *settings).to(device, dtype)
+        self._update_copies((device, dtype))
+        return as_fake(self._copies[device, dtype])
+
+    def _draw_of_call(self) -> tuple[int, int]:
+        """The seed and the number of the draw for a call in training.
+
+        A checkpoint repeats calls in backward, where draws may have followed. As it restores the state of torch's
+        generator, this state tells which call is repeated. So the state changes with every draw.
+        """
+        with ordinary_tensors():
+            state = zlib.crc32(torch.get_rng_state().numpy().data)
+        if torch._C._current_graph_task_id() == -1 or state not in self._calls:  # not repeated in backward
+            self._calls[state] = self._draw()
+            if len(self._calls) > _CALLS:
+                del self._calls[next(iter(self._calls))]
+        return self._calls[state]
+
+    def _update_copies(self, *kinds: tuple[torch.device, torch.dtype]) -> None:
+        """Write the current draw over all copies of the directions, and make those that are missing: before each call,
+        and once while torch.compile traces."""
+        draw = self._draw()
+        if draw == self._draw_of_copies and all(kind in self._copies for kind in kinds):
+            return
+        with ordinary_tensors():
+            exact = draw_directions(*draw, self.num_random_features, self.dim, self.paired)
+            for copy in self._copies.values():
+                copy.copy_(exact)
+            self._copies |= {kind: exact.to(*kind) for kind in kinds if kind not in self._copies}
+        self._draw_of_copies = draw
+
+    def _draw(self) -> tuple[int, int]:
+        """The seed and the number of the draw. Digits of the seed are read if they have been written to or replaced;
+        this read waits for an accelerator."""
+        digits = self.seed_digits
+        mark = id(digits), 0 if digits.is_inference() else digits._version
+        if mark != self._mark and is_ordinary(digits):
+            seed, self._mark = seed_of(digits), mark
+            if seed is None:
+                warnings.warn(
+                    f"seed_digits of {type(self).__name__} are no seed, as after averages of modules whose seeds "
+                    "differ: the module keeps its own seed",
+                    stacklevel=2,
+                )
+                digits.copy_(digits_of(self.seed))
+            self.seed = self.seed if seed is None else seed
+        return self.seed, self._number
+
+    # constants while torch.compile traces
+    _update_copies._dynamo_marked_constant = _draw._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RandomFeatures:
+        """Make the copy where the module moves to, so that no call has to wait for it."""
+        self._draw()
+        super()._apply(fn, recurse)
+        if is_ordinary(self.seed_digits):
+            self.seed_digits.copy_(digits_of(self.seed))  # to_empty leaves other numbers
+            self._update_copies((self.seed_digits.device, torch.promote_types(self.seed_digits.dtype, torch.float32)))
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._update_copies()
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self._number, self.num_random_features], device="cpu")
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Raise ValueError if the stored number of directions is another one than that of this module."""
+        *_, draw, number = whole_numbers(state)
+        if number != self.num_random_features:
+            raise ValueError(
+                f"state_dict must come from a layer with num_random_features={self.num_random_features}, like this "
+                f"one, got {number}; call redraw_features(num_random_features={number}) before loading. To change the "
+                "number of a trained layer, call redraw_features after loading"
+            )
+        self._number = draw
+
+    def extra_repr(self) -> str:
+        return f"{self.num_random_features}, {self.dim}"
+
+
+class DrawsFeatures(nn.Module):
+    """A base class of modules that contain :class:`RandomFeatures`."""
+
+    def redraw_features(self, generator: torch.Generator | None = None, num_random_features: int | None = None) -> None:
+        """Draw new random features in every layer that has them. Call this method between training steps.
+
+        Args:
+            generator: CPU generator that draws new seeds; give every rank an equal one. Default ``None``: the next draw
+                of each layer's own seed.
+            num_random_features: Number of random features of each layer from now on. More are more exact and slower.
+                Default ``None``: as many as before. A checkpoint that is saved afterwards has the new number.
+        """
+        for module in self.modules():
+            if isinstance(module, RandomFeatures):
+                module.redraw_features(generator, num_random_features)

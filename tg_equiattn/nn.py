@@ -1,0 +1,38 @@
+"""Modules: project, reshape, call one kernel; blocks and whole models. One folder a family, every module here."""
+
+from .chains.clifford import CliffordMLP
+from .chains.se3_hyena import SE3Hyena, SE3HyenaOperator
+from .chains.self_attention import VectorSelfAttention, VectorTransformer
+from .ewald.charges import ChargeInteraction, PredictedChargeInteraction
+from .ewald.ewald_layer import EwaldAttention
+from .group.attention import GlobalGroupAttention, GroupAttention, LiftingAttention
+from .group.encodings import no_weight_decay
+from .group.group_transformer import GEViT, GroupAttentionBlock, GroupTransformer
+from .group.layers import GlobalPooling, GroupLinear, RegularGlobalNorm, RegularLayerNorm
+from .linear.attention import PerformerAttention, RelativePerformer
+from .tables import cached_tables
+
+__all__ = [
+    "ChargeInteraction",
+    "CliffordMLP",
+    "EwaldAttention",
+    "GEViT",
+    "GlobalGroupAttention",
+    "GlobalPooling",
+    "GroupAttention",
+    "GroupAttentionBlock",
+    "GroupLinear",
+    "GroupTransformer",
+    "LiftingAttention",
+    "PerformerAttention",
+    "PredictedChargeInteraction",
+    "RegularGlobalNorm",
+    "RegularLayerNorm",
+    "RelativePerformer",
+    "SE3Hyena",
+    "SE3HyenaOperator",
+    "VectorSelfAttention",
+    "VectorTransformer",
+    "cached_tables",
+    "no_weight_decay",
+]

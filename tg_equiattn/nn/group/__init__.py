@@ -1,1 +1,0 @@
-"""Lifting and group self-attention, norms, pooling, blocks and models (GroupTransformer, GE-ViT)."""

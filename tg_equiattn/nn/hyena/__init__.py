@@ -1,1 +1,0 @@
-"""SE(3)-Hyena: global geometric context by long convolution."""

@@ -1,1 +1,0 @@
-"""Attention in linear time with relative positions, and the Relative Performer."""

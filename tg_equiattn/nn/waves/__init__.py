@@ -1,1 +1,0 @@
-"""Modules of Ewald attention."""

@@ -1,0 +1,112 @@
+"""Softmax attention over all pairs of a row by torch's kernels, with second derivatives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import hashed_dropout
+from .modes import runs_eagerly
+from .operators import tile_numbers, use_plain
+from .tiles import map_tiles
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+_BLOCK_PAIRS = 1 << 20  # pairs of a tile on a CPU
+_WIDTH = 8  # torch's kernels on GPUs need widths that are multiples of this
+
+
+def softmax_attention(
+    q: Float[Tensor, "rows nodes channels"], k: Float[Tensor, "rows keys d"], v: Float[Tensor, "rows keys e"],
+    mask: Bool[Tensor, "rows keys"] | None, dropout: float = 0.0,
+) -> Float[Tensor, "rows nodes channels"]:  # fmt: skip
+    """Softmax attention within rows, with all channels as one head, over the keys that are true in ``mask``.
+
+    Scores are inner products, without a factor. ``mask=None`` means all keys. If there are as many queries as keys, the
+    mask is also the mask of queries. Outputs of a row without keys, and of queries outside the mask, are finite. If
+    queries have one more channel than keys, this channel is the score of one more key, whose value is zero. This key is
+    never dropped, and its weight is one more channel of the output.
+    """
+    extra, channels = q.shape[-1] - k.shape[-1], v.shape[-1]
+    if mask is not None:
+        q = torch.where(mask[..., None], q, 0.0) if q.shape[1] == k.shape[1] else q
+        k, v = (torch.where(mask[..., None], x, 0.0) for x in (k, v))
+        mask = F.pad(mask, (0, extra), value=True) if extra else mask
+        mask = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a softmax over no keys would be NaN
+    if extra or q.shape[-1] != channels:  # torch's kernels need one width
+        width = -(-max(q.shape[-1], channels + extra) // _WIDTH) * _WIDTH
+        q, k, v = _widened(q, width), _widened(k, width, extra), _widened(v, width, extra)
+    q, k, v = (x[:, None].contiguous() for x in (q, k, v))  # torch's kernels in O(N) memory need this layout
+    if dropout or use_plain():
+        out = _plain_attention(q, k, v, mask, dropout, extra)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+        if torch.is_grad_enabled() and runs_eagerly():
+            out = _SecondDerivatives.apply(out, q, k, v, mask)
+    return out[:, 0, :, : channels + extra]
+
+
+def _widened(
+    x: Float[Tensor, "rows nodes channels"], width: int, extra: int = 0
+) -> Float[Tensor, "rows nodes+extra width"]:
+    """Add channels of zeros; and one node, if ``extra`` is 1, that is 1 in the first of them."""
+    channels = x.shape[-1]
+    wide = F.pad(x, (0, width - channels))
+    if not extra:
+        return wide
+    return torch.cat([wide, F.pad(x.new_ones(x.shape[0], 1, 1), (channels, width - channels - 1))], 1)
+
+
+def _plain_attention(
+    q: Float[Tensor, "rows 1 nodes d"], k: Float[Tensor, "rows 1 keys d"], v: Float[Tensor, "rows 1 keys e"],
+    mask: Bool[Tensor, "rows 1 1 keys"] | None, dropout: float = 0.0, extra: int = 0,
+) -> Float[Tensor, "rows 1 nodes e"]:  # fmt: skip
+    """The definition, with a mask of keys, in tiles of queries. The last ``extra`` keys are not dropped."""
+    pairs = tile_numbers(q.device, _BLOCK_PAIRS, 4)
+    step = max(1, pairs // max(1, q.shape[0] * k.shape[2]))
+    seed = hashed_dropout.draw_seed(dropout, q.device)
+    row, column = hashed_dropout.hashes(q[..., 0].numel(), k.shape[2], seed)
+    each, settings = (q.movedim(2, 0), row.view(q.shape[:3]).movedim(2, 0)), (dropout, extra)
+    return map_tiles(_of_queries, step, each, k, v, mask, column, settings).movedim(0, 2)
+
+
+def _of_queries(
+    q: Float[Tensor, "some rows 1 d"], row: Int[Tensor, "some rows 1"], k: Float[Tensor, "rows 1 keys d"],
+    v: Float[Tensor, "rows 1 keys e"], mask: Bool[Tensor, "rows 1 1 keys"] | None, column: Int[Tensor, " keys"],
+    settings: tuple[float, int],
+) -> Float[Tensor, "some rows 1 e"]:  # fmt: skip
+    score, (dropout, extra) = q.movedim(0, 2) @ k.mT, settings
+    score = score if mask is None else score.masked_fill(~mask, torch.finfo(q.dtype).min)
+    weight = score.softmax(-1)
+    if dropout:
+        keep = hashed_dropout.keep(row.movedim(0, 2)[..., None], column, dropout, q.dtype)
+        weight = weight * F.pad(keep[..., : keep.shape[-1] - extra], (0, extra), value=1.0)
+    return (weight @ v).movedim(2, 0)
+
+
+class _SecondDerivatives(torch.autograd.Function):
+    """The identity for the output of torch's attention, which chooses how its gradient is computed.
+
+    torch's fast kernels have no second derivatives. In an ordinary backward pass, the gradient goes on through torch's
+    attention. If gradients are being recorded in backward, it goes through the definition instead.
+    """
+
+    @staticmethod
+    def forward(ctx, out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(q, k, v, mask)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        if not torch.is_grad_enabled():
+            return grad, None, None, None, None
+        q, k, v, mask = ctx.saved_tensors
+        q, k, v = (x.view_as(x) for x in (q, k, v))
+        needed = ctx.needs_input_grad[1:4]
+        wanted = [x for x, wants in zip((q, k, v), needed, strict=True) if wants]
+        found = iter(torch.autograd.grad(_plain_attention(q, k, v, mask), wanted, grad, create_graph=True))
+        return None, *(next(found) if wants else None for wants in needed), None
