@@ -3,34 +3,65 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, TypeVar, cast
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from .modes import has_autocast, is_batched, is_concrete
 
-_Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
+_Made = TypeVar("_Made", bound=Callable[..., Any])
 
 
-def python_numbers(made: _Constructor) -> _Constructor:
-    """Decorate a class or a function: NumPy numbers among its arguments become Python numbers, also inside tuples,
-    lists and dictionaries. Saved settings and compilers support Python numbers only."""
-    function = cast(Callable[..., Any], made.__init__ if isinstance(made, type) else made)  # type: ignore[misc]
+class Kind(NamedTuple):
+    """A kind of argument, as the metadata of an annotation: its name for errors, and a test of values."""
+
+    name: str
+    fits: Callable[[Any], bool]
+
+
+def arguments(made: _Made) -> _Made:
+    """Decorate a class or a function: raise ValueError for an argument of another kind than its annotation, which may
+    be :class:`Annotated` with a :class:`Kind`.
+
+    NumPy numbers among arguments become Python numbers, also inside tuples, lists and dictionaries: saved settings and
+    compilers support Python numbers only."""
+    constructor = "__new__" if isinstance(made, type) and issubclass(made, tuple) else "__init__"
+    function = cast(Callable[..., Any], getattr(made, constructor) if isinstance(made, type) else made)
+    names = list(inspect.signature(function).parameters)
+
+    @functools.cache
+    def kinds() -> dict[str, Kind]:
+        hints = get_type_hints(made if constructor == "__new__" else function, include_extras=True)
+        found = {name: _kind(hint) for name, hint in hints.items() if name in names}
+        return {name: kind for name, kind in found.items() if kind is not None}
 
     @functools.wraps(function)
-    def converted(*arguments: Any, **named: Any) -> Any:
+    def checked(*arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():  # compilers trace no NumPy numbers
             return function(*arguments, **named)
-        return function(*map(_python_number, arguments), **_python_number(named))
+        arguments, named = tuple(map(_python_number, arguments)), _python_number(named)
+        for name, value in (*zip(names, arguments, strict=False), *named.items()):
+            if name in kinds():
+                check(kinds()[name], **{name: value})
+        return function(*arguments, **named)
 
     if not isinstance(made, type):
-        return cast(_Constructor, converted)
-    made.__init__ = converted  # type: ignore[misc]
-    return made
+        return cast(_Made, checked)
+    setattr(made, constructor, checked)
+    return cast(_Made, made)
+
+
+def check(kind: Kind, **arguments: Any) -> None:
+    """Raise ValueError unless every argument is of a kind."""
+    for name, value in arguments.items():
+        if not kind.fits(value):
+            raise ValueError(f"{name} must be {kind.name}, got {_shown(value)}")
 
 
 def _python_number(x: Any) -> Any:
@@ -40,7 +71,55 @@ def _python_number(x: Any) -> Any:
         return {name: _python_number(value) for name, value in x.items()}
     if isinstance(x, Integral):
         return x if isinstance(x, int) else int(x)
-    return float(x) if isinstance(x, Real) else x
+    if isinstance(x, Real):
+        return float(x)
+    return bool(x) if type(x).__module__ == "numpy" and type(x).__name__ in ("bool", "bool_") else x
+
+
+def _shown(x: Any) -> str:
+    """A value in an error, or a description of it if its text is long."""
+    text = described(x) if isinstance(x, Tensor) else repr(x)
+    return text if len(text) < 100 else type(x).__name__
+
+
+def _kind(hint: Any) -> Kind | None:
+    """The kind of an annotation; ``None`` if it allows any value."""
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return hint.__metadata__[0]
+    if origin in (Union, UnionType):
+        return _one_of([_kind(option) for option in inner])
+    if origin is Literal:
+        return Kind(f"one of {inner}", lambda x: isinstance(x, (str, bool)) and x in inner)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        value = _kind(inner[1])
+        of = "" if value is None else f" of {_plural(value)}"
+        return Kind(f"a dictionary{of}", lambda x: isinstance(x, Mapping) and _all(value, x.values()))
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        item = _kind(inner[0])
+        of = "" if item is None else f" of {_plural(item)}"
+        return Kind(f"a tuple{of}", lambda x: isinstance(x, Sequence) and not isinstance(x, str) and _all(item, x))
+    if isinstance(hint, type):
+        return Kind(f"{'an' if hint.__name__[0] in 'AEIOU' else 'a'} {hint.__name__}", lambda x: isinstance(x, hint))
+    return None
+
+
+def _one_of(kinds: list[Kind | None]) -> Kind | None:
+    options = [kind for kind in kinds if kind is not None]
+    if len(options) < len(kinds):
+        return None
+    *names, last = sorted((kind.name for kind in options), key=lambda name: name != "None")
+    return Kind(f"{', '.join(names)} or {last}", lambda x: any(kind.fits(x) for kind in options))
+
+
+def _plural(kind: Kind) -> str:
+    return f"{kind.name.split(' ', 1)[1]}s"
+
+
+def _all(kind: Kind | None, items: Iterable[Any]) -> bool:
+    return kind is None or all(map(kind.fits, items))
 
 
 def _whole(x: object) -> bool:
@@ -48,39 +127,36 @@ def _whole(x: object) -> bool:
     return isinstance(x, (int, torch.SymInt, Integral)) and not isinstance(x, bool)
 
 
-def _real(x: object) -> bool:
-    return isinstance(x, (int, float, Real))
+def _number(name: str, fits: Callable[[Any], bool]) -> Kind:
+    """A kind of finite numbers."""
+    real = (int, float, Real)
+    return Kind(name, lambda x: isinstance(x, real) and not isinstance(x, bool) and math.isfinite(x) and fits(x))
 
 
-def _each(arguments: Mapping[str, Any], fits: Callable[[Any], bool], wanted: str) -> None:
-    for name, value in arguments.items():
-        if isinstance(value, bool) or not fits(value):
-            raise ValueError(f"{name} must be {wanted}, got {value!r}")
+_COUNT = Kind("a positive integer", lambda x: _whole(x) and x >= 1)
+_WHOLE = Kind("a non-negative integer", lambda x: _whole(x) and x >= 0)
+_POSITIVE = _number("a positive number", lambda x: x > 0)
+_NOT_NEGATIVE = _number("a finite number of at least 0", lambda x: x >= 0)
+_PROBABILITY = _number("a number in [0, 1)", lambda x: 0 <= x < 1)
 
+# annotations of arguments
+Count = Annotated[int, _COUNT]
+Whole = Annotated[int, _WHOLE]
+LazyCount = Annotated[int, Kind("a positive integer or -1", lambda x: _COUNT.fits(x) or (_whole(x) and x == -1))]
+Positive = Annotated[float, _POSITIVE]
+NotNegative = Annotated[float, _NOT_NEGATIVE]
+Probability = Annotated[float, _PROBABILITY]
 
-def positive(**arguments: int) -> None:
-    """Raise ValueError unless every argument is a positive integer."""
-    _each(arguments, lambda x: _whole(x) and x >= 1, "a positive integer")
+# checks of named values outside of constructors
+positive, whole = functools.partial(check, _COUNT), functools.partial(check, _WHOLE)
+positive_number, not_negative = functools.partial(check, _POSITIVE), functools.partial(check, _NOT_NEGATIVE)
+probability = functools.partial(check, _PROBABILITY)
 
-
-def positive_number(**arguments: float) -> None:
-    """Raise ValueError unless every argument is a positive, finite number."""
-    _each(arguments, lambda x: _real(x) and 0 < x < math.inf, "a positive number")
-
-
-def not_negative(**arguments: float) -> None:
-    """Raise ValueError unless each argument is a finite number of at least 0."""
-    _each(arguments, lambda x: _real(x) and 0 <= x < math.inf, "a finite number of at least 0")
-
-
-def probability(**arguments: float) -> None:
-    """Raise ValueError unless every argument is in [0, 1)."""
-    _each(arguments, lambda x: _real(x) and 0 <= x < 1, "in [0, 1)")
-
-
-def whole(**arguments: int) -> None:
-    """Raise ValueError unless every argument is an integer of at least 0."""
-    _each(arguments, lambda x: _whole(x) and x >= 0, "an integer from 0 on")
+_PLAIN: dict[Any, Kind | None] = {
+    Any: None, int: Kind("an integer", _whole), float: _number("a finite number", lambda x: True),
+    bool: Kind("True or False", lambda x: isinstance(x, bool)), str: Kind("a string", lambda x: isinstance(x, str)),
+    type(None): Kind("None", lambda x: x is None),
+}  # fmt: skip
 
 
 def choice(name: str, value: object, allowed: Collection[str]) -> None:

@@ -43,7 +43,7 @@ def _mesh(axes: Iterable[tuple[int, int]], device: torch.device | str) -> Int[Te
     return torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
 
 
-@checks.python_numbers
+@checks.arguments
 @dataclass(frozen=True)
 class Window:
     """The keys that a query attends to: an odd window around it, or the whole grid.
@@ -207,7 +207,7 @@ def between_grids(queries: Sequence[int], keys: Sequence[int]) -> tuple[bool, bo
     return None
 
 
-@checks.python_numbers
+@checks.arguments
 @dataclass(frozen=True)
 class PixelGrid:
     """Pixels of an image (or voxels of a volume) as nodes in row order, and which of them are near each other.
@@ -232,25 +232,20 @@ class PixelGrid:
     """
 
     shape: tuple[int, ...]
-    cutoff: float = 6
+    cutoff: checks.Positive = 6
     periodic: bool = False
-    spacing: float | tuple[float, ...] = 1
+    spacing: checks.Positive | tuple[checks.Positive, ...] = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
         if len(self.shape) not in (1, 2, 3) or any(not isinstance(n, int) or n < 1 for n in self.shape):
             raise ValueError(f"shape must be one to three positive integers, got {self.shape}")
-        checks.positive_number(cutoff=self.cutoff)
-        if not isinstance(self.periodic, bool):
-            raise ValueError(f"periodic must be True or False, got {self.periodic!r}")
         spacing = self.spacing
         spacing = tuple(spacing) if isinstance(spacing, Sequence) else (spacing,) * len(self.shape)
         if len(spacing) != len(self.shape):
             raise ValueError(
                 f"spacing must be one number or {len(self.shape)}, one for each axis, got {self.spacing!r}"
             )
-        for number in spacing:
-            checks.positive_number(spacing=number)
         object.__setattr__(self, "spacing", spacing)
 
     @property

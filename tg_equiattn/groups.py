@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -145,9 +146,6 @@ class DilationGroup(_Elements):
     """
 
     def __init__(self, scales: int, isometries: FiniteGroup) -> None:
-        checks.positive(scales=scales)
-        if not isinstance(isometries, FiniteGroup):
-            raise ValueError(f"isometries must be a tg_equiattn.groups.FiniteGroup, got {isometries!r}")
         self.scales, self.isometries = scales, isometries
         self.matrices = torch.cat([2.0**j * isometries.matrices for j in range(scales)])
         first = torch.arange(len(self.matrices), device="cpu") < isometries.order
@@ -168,8 +166,17 @@ class DilationGroup(_Elements):
         return f"dyadic({self.scales}, {self.isometries!r})"
 
 
-@checks.python_numbers
-def dyadic(scales: int, isometries: FiniteGroup | None = None) -> DilationGroup:
+# annotations of arguments
+_MADE = "made by cyclic, dihedral or another function of tg_equiattn.groups"
+Group = Annotated[FiniteGroup, checks.Kind(f"a finite group, {_MADE}", lambda x: isinstance(x, FiniteGroup))]
+AnyGroup = Annotated[
+    FiniteGroup | DilationGroup,
+    checks.Kind(f"a finite group or scales, {_MADE}", lambda x: isinstance(x, FiniteGroup | DilationGroup)),
+]
+
+
+@checks.arguments
+def dyadic(scales: checks.Count, isometries: Group | None = None) -> DilationGroup:
     """Dilations by 1, 2, 4, ..., each combined with all elements of a finite group.
 
     Args:
@@ -184,17 +191,6 @@ def dyadic(scales: int, isometries: FiniteGroup | None = None) -> DilationGroup:
         dyadic(3, C4(order=4, dim=2))
     """
     return DilationGroup(scales, trivial() if isometries is None else isometries)
-
-
-def check_group(group: FiniteGroup | DilationGroup, scales: bool = False) -> None:
-    """Raise ValueError unless ``group`` is a FiniteGroup or, if ``scales`` is true, a DilationGroup."""
-    if isinstance(group, DilationGroup) and not scales:
-        raise ValueError(f"group must be finite, without scales, got {group!r}")
-    if not isinstance(group, (FiniteGroup, DilationGroup)):
-        raise ValueError(
-            f"group must be a tg_equiattn.groups.FiniteGroup, got {type(group).__name__}; make one with cyclic, "
-            "dihedral or another function of tg_equiattn.groups"
-        )
 
 
 def _snap(matrices: Tensor) -> Tensor:
@@ -239,8 +235,8 @@ def mirror(dim: int = 2) -> FiniteGroup:
     return FiniteGroup(torch.stack([flip.abs(), flip]), name="mirror")
 
 
-@checks.python_numbers
-def cyclic(n: int) -> FiniteGroup:
+@checks.arguments
+def cyclic(n: checks.Count) -> FiniteGroup:
     r"""The rotations of the plane by multiples of :math:`2\pi/n`, counter-clockwise.
 
     Args:
@@ -249,13 +245,12 @@ def cyclic(n: int) -> FiniteGroup:
     Raises:
         ValueError: if ``n`` is not a positive integer.
     """
-    checks.positive(n=n)
     rotations = [(math.cos(angle), math.sin(angle)) for angle in (2 * math.pi * i / n for i in range(n))]
     return FiniteGroup([[[c, -s], [s, c]] for c, s in rotations], f"C{n}")
 
 
-@checks.python_numbers
-def dihedral(n: int) -> FiniteGroup:
+@checks.arguments
+def dihedral(n: checks.Count) -> FiniteGroup:
     """The dihedral group of the plane: ``n`` rotations, followed by each rotation after the reflection x -> -x.
 
     Args:

@@ -14,6 +14,7 @@ from torch import Tensor
 from tg_equiattn import checks
 from tg_equiattn.ewald.charges import (
     COULOMB_CONSTANT,
+    Charge,
     ChargeInteraction,
     ChargeLayer,
     ChargeOutputs,
@@ -23,7 +24,7 @@ from tg_equiattn.ewald.ewald_layer import EwaldLayer, EwaldSettings, Irrep
 from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.tables import Tables
 
-from .layout import Features, check_features, describe
+from .layout import Features, IrrepsLike, check_features, describe
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -34,7 +35,7 @@ def _coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+1 2*s
 
 
 @compile_mode("unsupported")
-@checks.python_numbers
+@checks.arguments
 class IrrepsEwaldAttention(EwaldLayer):
     r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.
 
@@ -112,7 +113,7 @@ class IrrepsEwaldAttention(EwaldLayer):
     coupling = staticmethod(_coupling)
 
     def __init__(
-        self, irreps_in: o3.Irreps | str, irreps_out: o3.Irreps | str, *, width: float, max_width: float | None = None,
+        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, *, width: float, max_width: float | None = None,
         num_gaussians: int = 4, num_coulomb: int = 4, kernels: torch.nn.Module | None = None, heads: int = 1,
         lmax: int = 1, avg_num_nodes: float = 1.0, error: float = 1e-4, method: str = "auto",
         max_hkl: Sequence[int] | None = None,
@@ -121,7 +122,7 @@ class IrrepsEwaldAttention(EwaldLayer):
         settings = EwaldSettings(
             width, max_width, num_gaussians, num_coulomb, kernels, heads, lmax, avg_num_nodes, error, method, max_hkl
         )
-        super().__init__(_rows("irreps_in", irreps_in), _rows("irreps_out", irreps_out), "irreps_out", settings)
+        super().__init__(_rows(irreps_in), _rows(irreps_out), "irreps_out", settings)
         self.irreps_in, self.irreps_out = irreps_in, irreps_out
         self.columns_in = Tables(functools.partial(_columns, str(irreps_in)))
         self.columns_out = Tables(functools.partial(_columns, str(irreps_out), inverse=True))
@@ -182,11 +183,9 @@ class IrrepsEwaldAttention(EwaldLayer):
         return describe(self)
 
 
-def _rows(name: str, irreps: o3.Irreps) -> list[Irrep]:
+def _rows(irreps: o3.Irreps) -> list[Irrep]:
     """The irreps that have channels, each degree and parity once, in rising order."""
     kinds = sorted({(ir.l, ir.p) for mul, ir in irreps if mul})
-    if not kinds:
-        raise ValueError(f"{name} must have at least one irrep, got {irreps}")
     return [Irrep(*kind, irreps.count(o3.Irrep(*kind))) for kind in kinds]
 
 
@@ -194,7 +193,7 @@ def _columns(irreps: str, inverse: bool = False) -> Int[Tensor, " columns"]:
     """The column in features for each column of rows (of `EwaldLayer`), or the inverse permutation."""
     parsed, parts = o3.Irreps(irreps), []
     each = list(zip(parsed, parsed.slices(), strict=True))
-    for row in _rows("irreps", parsed):
+    for row in _rows(parsed):
         same = [(mul, where) for (mul, ir), where in each if (ir.l, ir.p) == row[:2]]
         columns = torch.cat([torch.arange(where.start, where.stop).view(mul, row.size) for mul, where in same])
         parts.append(columns.T.flatten())
@@ -230,7 +229,7 @@ class _ReadsScalars(ChargeLayer):
 
 
 @compile_mode("unsupported")
-@checks.python_numbers
+@checks.arguments
 class IrrepsChargeInteraction(_ReadsScalars, ChargeInteraction):
     r"""Energies of charges of elements, dipoles and Born effective charges, in molecules, slabs and crystals.
 
@@ -292,7 +291,7 @@ class IrrepsChargeInteraction(_ReadsScalars, ChargeInteraction):
     """
 
     def __init__(
-        self, charges: Mapping[str, float], irreps_in: o3.Irreps | str | None = None, *, width: float,
+        self, charges: Mapping[str, Charge], irreps_in: IrrepsLike | None = None, *, width: float,
         cutoff: float | None = None, avg_num_neighbors: float = 1.0, dielectric: float = 1.0,
         coulomb_constant: float = COULOMB_CONSTANT, error: float = 1e-4, method: str = "auto",
         max_hkl: Sequence[int] | None = None,
@@ -309,7 +308,7 @@ class IrrepsChargeInteraction(_ReadsScalars, ChargeInteraction):
 
 
 @compile_mode("unsupported")
-@checks.python_numbers
+@checks.arguments
 class IrrepsPredictedChargeInteraction(_ReadsScalars, PredictedChargeInteraction):
     r"""Energies of charges that are predicted from features and sum to the total charge of each graph.
 
@@ -370,7 +369,7 @@ class IrrepsPredictedChargeInteraction(_ReadsScalars, PredictedChargeInteraction
     """
 
     def __init__(
-        self, names: Sequence[str], irreps_in: o3.Irreps | str, *, width: float, cutoff: float,
+        self, names: Sequence[str], irreps_in: IrrepsLike, *, width: float, cutoff: float,
         avg_num_neighbors: float = 1.0, hidden: int = 16, dielectric: float = 1.0,
         coulomb_constant: float = COULOMB_CONSTANT, error: float = 1e-4, method: str = "auto",
         max_hkl: Sequence[int] | None = None,

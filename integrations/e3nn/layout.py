@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
 from e3nn import o3
@@ -16,6 +16,16 @@ from tg_equiattn.chains.clifford_algebra import GRADE_SIZES
 if TYPE_CHECKING:
     from jaxtyping import Int
 
+
+def _has_irreps(x: Any) -> bool:
+    try:
+        return not isinstance(x, Tensor) and o3.Irreps(x).dim > 0
+    except Exception:  # e3nn raises errors of many classes
+        return False
+
+
+# the annotation of arguments
+IrrepsLike = Annotated[o3.Irreps | str, checks.Kind("irreps, at least one, such as '8x0e + 4x1o'", _has_irreps)]
 GRADE_OF = {(0, 1): 0, (1, -1): 1, (1, 1): 2, (0, -1): 3}  # (l, parity)
 
 
@@ -29,8 +39,6 @@ def grades_of(name: str, irreps: o3.Irreps) -> Grades:
                 "use LongTensorProduct or TensorProductHyenaOperator"
             )
         counts[GRADE_OF[ir.l, ir.p]] += mul
-    if not any(counts):
-        raise ValueError(f"{name} must have at least one irrep, got {irreps}")
     return Grades(*counts)
 
 

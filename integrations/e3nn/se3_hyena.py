@@ -19,7 +19,7 @@ from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.modules import NotScriptable, StoresSettings, reset_children
 from tg_equiattn.tables import Tables
 
-from .layout import Features, check_features, columns_by_grade, columns_by_irrep, describe, grades_of
+from .layout import Features, IrrepsLike, check_features, columns_by_grade, columns_by_irrep, describe, grades_of
 
 
 class IrrepsModule(NotScriptable, StoresSettings):
@@ -27,8 +27,8 @@ class IrrepsModule(NotScriptable, StoresSettings):
     ``make`` builds the network from the grades of input, output and hidden tokens and the settings."""
 
     def __init__(
-        self, make: Callable[..., TokenNetwork], options: OperatorSettings, irreps_in: o3.Irreps | str,
-        irreps_out: o3.Irreps | str, irreps_hidden: o3.Irreps | str | None,
+        self, make: Callable[..., TokenNetwork], options: OperatorSettings, irreps_in: IrrepsLike,
+        irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
@@ -127,7 +127,7 @@ class IrrepsModule(NotScriptable, StoresSettings):
 
 
 @compile_mode("unsupported")
-@checks.python_numbers
+@checks.arguments
 class IrrepsSE3HyenaOperator(IrrepsModule):
     r"""Global geometric context in :math:`O(N \log N)`: every node of a graph sees every other one.
 
@@ -190,7 +190,7 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
     """
 
     def __init__(
-        self, irreps_in: o3.Irreps | str, irreps_out: o3.Irreps | str, irreps_hidden: o3.Irreps | str | None = None, *,
+        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
         filter: str = "data", causal: bool = False, short_conv: int | None = None, order: str = "input",
         length: float = 1.0, local_context: bool = False, edge_channels: int = 0, num_blocks: int = 1,
     ) -> None:  # fmt: skip
@@ -203,7 +203,7 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
 
 
 @compile_mode("unsupported")
-@checks.python_numbers
+@checks.arguments
 class IrrepsSE3Hyena(IrrepsModule):
     r"""The SE(3)-Hyena model: linear embedding, operators with residual connections, and a Clifford MLP.
 
@@ -253,7 +253,7 @@ class IrrepsSE3Hyena(IrrepsModule):
     """
 
     def __init__(
-        self, irreps_in: o3.Irreps | str, irreps_out: o3.Irreps | str, irreps_hidden: o3.Irreps | str | None = None, *,
+        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
         num_layers: int = 3, num_blocks: int = 1, pool: str | None = None, order: str = "input", length: float = 1.0,
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
@@ -266,7 +266,7 @@ class IrrepsSE3Hyena(IrrepsModule):
 
 
 @compile_mode("unsupported")
-@checks.python_numbers
+@checks.arguments
 class IrrepsVectorSelfAttention(IrrepsModule):
     r"""Equivariant self-attention over the nodes of a graph: vectors by cross products, scalars by softmax attention.
 
@@ -314,7 +314,7 @@ class IrrepsVectorSelfAttention(IrrepsModule):
     """
 
     def __init__(
-        self, irreps_in: o3.Irreps | str, irreps_out: o3.Irreps | str, irreps_hidden: o3.Irreps | str | None = None, *,
+        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
         short_conv: int | None = None, length: float = 1.0, local_context: bool = False, edge_channels: int = 0,
         num_blocks: int = 1,
     ) -> None:  # fmt: skip

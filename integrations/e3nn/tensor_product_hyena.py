@@ -18,20 +18,19 @@ from tg_equiattn.chains.convolutions import ImplicitFilter, ShortConv
 from tg_equiattn.chains.long_conv import bilinear_long_conv
 from tg_equiattn.chains.operator import FILTERS, OperatorSettings
 from tg_equiattn.chains.sequences import ChainArguments, Placement, Sequences
-from tg_equiattn.checks import python_numbers
 from tg_equiattn.graphs.node_batch import NodeBatch, PaddedBatch, Slots
 from tg_equiattn.modes import full_precision
 from tg_equiattn.modules import NotScriptable, StoresSettings
 from tg_equiattn.tables import Tables
 
-from .layout import Features, channels, check_features, describe, like_its_copies
+from .layout import Features, IrrepsLike, channels, check_features, describe, like_its_copies
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
 @compile_mode("unsupported")
-@python_numbers
+@checks.arguments
 class LongTensorProduct(NotScriptable, StoresSettings):
     r"""Tensor-product long convolution over the nodes of each graph, with learned path weights.
 
@@ -75,7 +74,7 @@ class LongTensorProduct(NotScriptable, StoresSettings):
     """
 
     def __init__(
-        self, irreps_in1: o3.Irreps | str, irreps_in2: o3.Irreps | str, irreps_out: o3.Irreps | str, *,
+        self, irreps_in1: IrrepsLike, irreps_in2: IrrepsLike, irreps_out: IrrepsLike, *,
         instructions: list[tuple] | None = None, causal: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -86,7 +85,8 @@ class LongTensorProduct(NotScriptable, StoresSettings):
             product = o3.TensorProduct(*irreps, instructions, shared_weights=True)
         self.tensor_product = like_its_copies(product)
         if not self.tensor_product.instructions:
-            raise ValueError(f"irreps_out must have a path from {irreps[0]} x {irreps[1]}, got {irreps[2]}")
+            wanted = f"a path from {irreps[0]} x {irreps[1]}, by instructions if they are given"
+            raise ValueError(f"irreps_out must have {wanted}, got {irreps[2]}")
         self.mode, self.norm = "causal" if causal else "circular", "forward"
         self.irreps_in1, self.irreps_in2 = self.tensor_product.irreps_in1, self.tensor_product.irreps_in2
         self.irreps_out = self.tensor_product.irreps_out
@@ -210,7 +210,7 @@ _SMALL = 0.1  # mean square below which the norm changes little
 
 
 @compile_mode("unsupported")
-@checks.python_numbers
+@checks.arguments
 class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     r"""Global geometric context in :math:`O(N \log N)` on features of any irreps.
 
@@ -270,7 +270,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     """
 
     def __init__(
-        self, irreps_in: o3.Irreps | str, irreps_out: o3.Irreps | str, irreps_hidden: o3.Irreps | str | None = None, *,
+        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
         filter: str = "data", causal: bool = False, short_conv: int | None = None, order: str = "input",
         length: float = 1.0,
     ) -> None:  # fmt: skip
@@ -282,9 +282,6 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         hidden = hidden.remove_zero_multiplicities().simplify()
-        for name, irreps in (("irreps_in", self.irreps_in), ("irreps_out", self.irreps_out), ("irreps_hidden", hidden)):
-            if not irreps.dim:
-                raise ValueError(f"{name} must have at least one irrep, got {irreps}")
         self.irreps_hidden = hidden
         dropped = " + ".join(str(ir) for ir in sorted({ir for mul, ir in self.irreps_in if mul and ir not in hidden}))
         if dropped:

@@ -18,7 +18,7 @@ from mace.modules.wrapper_ops import get_layout
 from mace.tools.scripts_utils import remove_pt_head
 from torch import Tensor
 
-from tg_equiattn.checks import must_hold, of_values, python_numbers
+from tg_equiattn.checks import arguments, must_hold, of_values
 from tg_equiattn.ewald.charges import ChargeLayer
 from tg_equiattn.nn import PredictedChargeInteraction
 
@@ -325,7 +325,7 @@ def without_long_range(model: MACE) -> MACE:
     return plain
 
 
-@python_numbers
+@arguments
 def add_long_range(
     model: MACE, after: Sequence[int] | None = None, *,
     charges: Mapping[str, float] | Literal["predicted"] | None = None, batch: Any,

@@ -110,7 +110,7 @@ class LongRangeModule(GraphModuleMixin, torch.nn.Module):
         return cls._all_are(model, False, False, False)
 
 
-@checks.python_numbers
+@checks.arguments
 class LongRange(LongRangeModule):
     r"""Ewald attention between all atoms of a frame: a graph module for :class:`nequip.nn.SequentialGraphNetwork`.
 
@@ -172,14 +172,13 @@ class LongRange(LongRangeModule):
     """
 
     def __init__(
-        self, width: float, *, method: str = "auto", max_hkl: Sequence[int] | None = None, features: int | None = 16,
-        gain: float = 0.0, max_num_nodes: int | None = None, type_names: Sequence[str], r_max: float,
-        avg_num_neighbors: float = 1.0, irreps_in: Mapping[str, Any], **attn_kwargs: Any,
+        self, width: float, *, method: str = "auto", max_hkl: Sequence[int] | None = None,
+        features: checks.Count | None = 16, gain: float = 0.0, max_num_nodes: checks.Count | None = None,
+        type_names: Sequence[str], r_max: float, avg_num_neighbors: float = 1.0, irreps_in: Mapping[str, Any],
+        **attn_kwargs: Any,
     ) -> None:  # fmt: skip
         field = AtomicDataDict.NODE_FEATURES_KEY
         super().__init__(method, max_num_nodes, irreps_in, [field], {field: irreps_in.get(field)})
-        counts = {"features": features, "max_num_nodes": max_num_nodes}
-        checks.positive(**{name: n for name, n in counts.items() if n is not None})
         irreps = o3.Irreps(irreps_in[field])
         few = irreps if features is None else o3.Irreps([(min(mul, features), ir) for mul, ir in irreps])
         max_hkl = None if max_hkl is None else tuple(max_hkl)  # lists of configuration files cannot be packaged
@@ -197,7 +196,7 @@ class LongRange(LongRangeModule):
         return data
 
 
-@checks.python_numbers
+@checks.arguments
 class LongRangeCharges(LongRangeModule):
     r"""Energies of charges of each type of atoms: a graph module for :class:`nequip.nn.SequentialGraphNetwork`, after
     the energies of atoms.

@@ -19,7 +19,7 @@ from .conv import SharesNodes, batch_of, check_nodes
 _SAMPLE, _WIDE = 16, 16  # graphs and channels from which settings are read
 
 
-@checks.python_numbers
+@checks.arguments
 class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
     r"""Global attention weighted by Gaussian and Coulomb kernels of the distance, in molecules, planar and periodic
     graphs of any size.
@@ -101,16 +101,12 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, width: float, in_vectors: int = 0, out_vectors: int = 8,
-        max_width: float | None = None, num_gaussians: int = 4, num_coulomb: int = 4, kernels: nn.Module | None = None,
-        heads: int = 1, lmax: int = 1, avg_num_nodes: float = 1.0, error: float = 1e-4, method: str = "auto",
-        max_hkl: Sequence[int] | None = None,
+        self, in_channels: checks.LazyCount, out_channels: checks.Count, *, width: float, in_vectors: checks.Whole = 0,
+        out_vectors: checks.Whole = 8, max_width: float | None = None, num_gaussians: int = 4, num_coulomb: int = 4,
+        kernels: nn.Module | None = None, heads: int = 1, lmax: int = 1, avg_num_nodes: float = 1.0,
+        error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
     ):  # fmt: skip
         super().__init__()
-        checks.positive(out_channels=out_channels)
-        if in_channels != -1:
-            checks.positive(in_channels=in_channels)
-        checks.whole(in_vectors=in_vectors, out_vectors=out_vectors)
         if out_vectors and not in_vectors and lmax == 0:
             raise ValueError(f"out_vectors must be 0 with lmax=0 and in_vectors=0, got {out_vectors}: pass lmax=1")
         self.lin, self.out_channels = Linear(-1, out_channels, False) if in_channels == -1 else None, out_channels
@@ -219,7 +215,7 @@ def in_space(cell: object, pbc: object) -> tuple[Any, Any]:
 
 
 @torch.no_grad()
-@checks.python_numbers
+@checks.arguments
 def ewald_settings(graphs: Sequence[Data], **attn_kwargs: Any) -> dict[str, Any]:
     r"""Reads settings of :class:`EwaldAttention` from a data set, with which outputs of a new layer are of unit size.
 

@@ -1,6 +1,7 @@
 """General, powerful, scalable layers whose global attention knows relative positions or distances."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from .conv import RelativePerformerConv, batch_of, check_nodes, check_sources, p
 from .ewald import EwaldAttention
 
 
-@checks.python_numbers
+@checks.arguments
 class RelativeGPSBlock(DrawsFeatures, StoresSettings):
     r"""The layer of the `"Recipe for a General, Powerful, Scalable Graph Transformer"
     <https://arxiv.org/abs/2205.12454>`_ paper, as :class:`~torch_geometric.nn.conv.GPSConv` computes it, with
@@ -72,16 +73,13 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
     """
 
     def __init__(
-        self, channels: int, conv: torch.nn.Module | None, heads: int = 1, *, dropout: float = 0.0, act: Any = "relu",
-        act_kwargs: dict[str, Any] | None = None, norm: Any = "batch_norm", norm_kwargs: dict[str, Any] | None = None,
-        attn: str = "performer", attn_kwargs: dict[str, Any] | None = None,
+        self, channels: checks.Count, conv: torch.nn.Module | None, heads: int = 1, *,
+        dropout: checks.Probability = 0.0, act: str | torch.nn.Module = "relu",
+        act_kwargs: dict[str, Any] | None = None, norm: str | torch.nn.Module | None = "batch_norm",
+        norm_kwargs: dict[str, Any] | None = None, attn: str = "performer", attn_kwargs: dict[str, Any] | None = None,
     ):  # fmt: skip
         super().__init__()
-        checks.positive(channels=channels)
-        checks.probability(dropout=dropout)
         checks.choice("attn", attn, ("performer", "ewald"))
-        if conv is not None and not isinstance(conv, torch.nn.Module):
-            raise ValueError(f"conv must be a module or None, got {conv!r}")
         attn_kwargs = attn_kwargs or {}
         self.channels, self.heads, self.dropout, self.conv, self.attn = channels, heads, dropout, conv, attn
         self.attention: Any
@@ -93,7 +91,7 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             self.attention = RelativePerformerConv(channels, channels, heads, **{"method": "pairs", **attn_kwargs})
             if "method" not in attn_kwargs:
                 self.attention.attention.suggests = "features"
-        activation = activation_resolver(act, **(act_kwargs or {}))
+        activation = _resolved("act", activation_resolver, act, act_kwargs)
         self.mlp = torch.nn.Sequential(
             torch.nn.Linear(channels, 2 * channels),
             activation,
@@ -101,7 +99,7 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             torch.nn.Linear(2 * channels, channels),
             torch.nn.Dropout(dropout),
         )
-        norms = [normalization_resolver(norm, channels, **(norm_kwargs or {})) for _ in range(3)]
+        norms = [_resolved("norm", normalization_resolver, norm, norm_kwargs, channels) for _ in range(3)]
         self.norm1, self.norm2, self.norm3 = norms if conv is not None else (None, *norms[1:])
         self._made = {"act": _described(activation, act_kwargs), "norm": _described(norms[0], norm_kwargs)}
         self._conv_takes = _named(conv, ("edge_attr", "pos", "batch"))
@@ -230,6 +228,14 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
     def __repr__(self) -> str:
         attn = f", attn={self.attn!r}" if self.attn != "performer" else ""
         return f"{self.__class__.__name__}({self.channels}, conv={self.conv}, heads={self.heads}{attn})"
+
+
+def _resolved(name: str, resolver: Callable, query: Any, kwargs: dict[str, Any] | None, *args: Any) -> Any:
+    """What PyG makes of a name and arguments."""
+    try:
+        return resolver(query, *args, **(kwargs or {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} and {name}_kwargs must make a layer, got {query!r} and {kwargs!r}: {error}") from None
 
 
 def _described(made: Any, arguments: dict[str, Any] | None) -> str:

@@ -18,7 +18,7 @@ from .ewald import in_space
 
 
 @functional_transform("pixel_graph")
-@checks.python_numbers
+@checks.arguments
 class PixelGraph(BaseTransform):
     r"""Makes a graph of pixels of :obj:`data.image`, of shape :math:`(C, H, W)`, or of voxels, :math:`(C, D, H, W)`
     (functional name: :obj:`pixel_graph`).
@@ -94,7 +94,7 @@ def _graph(grid: PixelGrid, dtype: torch.dtype):
 
 
 @functional_transform("periodic_radius_graph")
-@checks.python_numbers
+@checks.arguments
 class PeriodicRadiusGraph(BaseTransform):
     r"""Joins nodes of :obj:`data.pos` that are closer than :obj:`cutoff`, across the borders of :obj:`data.cell`, too
     (functional name: :obj:`periodic_radius_graph`).
@@ -125,8 +125,7 @@ class PeriodicRadiusGraph(BaseTransform):
         Data(pos=[3, 3], edge_index=[2, 2], edge_offset=[2, 3], edge_attr=[2, 1])
     """
 
-    def __init__(self, cutoff: float):
-        checks.positive_number(cutoff=cutoff)
+    def __init__(self, cutoff: checks.Positive):
         self.cutoff = cutoff
 
     def forward(self, data: Data) -> Data:

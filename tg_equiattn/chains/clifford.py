@@ -253,7 +253,7 @@ class MultivectorMLP(nn.Module):
         return next(self.out.parameters())
 
 
-@checks.python_numbers
+@checks.arguments
 class CliffordMLP(nn.Module):
     r"""An O(3)-equivariant multilayer perceptron on multivectors of Cl(3,0).
 
@@ -283,12 +283,11 @@ class CliffordMLP(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, hidden_channels: int | None = None, *, num_blocks: int = 2
-    ) -> None:
+        self, in_channels: checks.Count, out_channels: checks.Count, hidden_channels: checks.Count | None = None, *,
+        num_blocks: checks.Count = 2,
+    ) -> None:  # fmt: skip
         super().__init__()
-        checks.positive(in_channels=in_channels, out_channels=out_channels)
         hidden_channels = max(in_channels, out_channels) if hidden_channels is None else hidden_channels
-        checks.positive(hidden_channels=hidden_channels, num_blocks=num_blocks)
         self.in_channels, self.out_channels = in_channels, out_channels
         inside, outside = Grades(*[in_channels] * 4), Grades(*[out_channels] * 4)
         self.mlp = MultivectorMLP(inside, outside, hidden_channels, num_blocks)

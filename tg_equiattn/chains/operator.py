@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FILTERS = ("data", "implicit")
 
 
+@checks.arguments
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OperatorSettings:
     """Settings of operators, which :class:`.SE3HyenaOperator` describes. ``filter=None`` means no long convolution."""
@@ -40,10 +41,10 @@ class OperatorSettings:
     causal: bool = False
     short_conv: int | None = None
     order: str = "input"
-    length: float = 1.0
+    length: checks.Positive = 1.0
     local_context: bool = False
-    edge_channels: int = 0
-    num_blocks: int = 1
+    edge_channels: checks.Whole = 0
+    num_blocks: checks.Count = 1
 
     def __post_init__(self) -> None:
         if self.filter is not None:
@@ -53,8 +54,6 @@ class OperatorSettings:
                 "causal must be False with order='radial', got True: sorted by radius, no token is later than another; "
                 "use order='input'"
             )
-        checks.positive(num_blocks=self.num_blocks)
-        checks.whole(edge_channels=self.edge_channels)
         if self.edge_channels and not self.local_context:
             raise ValueError(f"edge_channels={self.edge_channels} needs local_context=True: set it, or edge_channels=0")
 
@@ -139,8 +138,8 @@ class TokenNetwork(StoresSettings):
         if zero:
             raise ValueError(
                 f"{name} must be reachable by geometric products, got {' + '.join(zero)} that would always be zero: "
-                "add it to the hidden channels, add vectors (such as steps to neighbors) to the input, or set "
-                "num_blocks=2"
+                "add it to hidden_scalars or hidden_vectors (or irreps_hidden), add vectors (such as steps to "
+                "neighbors) to the input, or set num_blocks=2"
             )
 
     def settings(self) -> dict[str, Any]:
@@ -340,8 +339,9 @@ class TokenModel(TokenNetwork):
         dropped = " + ".join(name for name, inside, hidden in kinds if inside and not hidden)
         if dropped:
             raise ValueError(
-                f"hidden channels must have the kinds of the input, got {dropped} in the input alone, which would be "
-                f"dropped: add {dropped} to the hidden channels, or leave it out of the input"
+                "hidden_scalars and hidden_vectors (or irreps_hidden) must have the kinds of the input, got "
+                f"{dropped} in the input alone, which would be dropped: add {dropped} to them, or leave it out of the "
+                "input"
             )
         self.embed = CliffordLinear(in_grades.plus(POSITION), hidden_grades)
         inside = dataclasses.replace(options, length=1.0)  # positions have been divided

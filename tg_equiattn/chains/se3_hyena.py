@@ -72,7 +72,7 @@ class HyenaOperator(TokenOperator):
     combine = staticmethod(_gated)
 
 
-@checks.python_numbers
+@checks.arguments
 class SE3HyenaOperator(ScalarVectorModule):
     r"""The SE(3)-Hyena operator: every token sees every other one in O(N log N), equivariantly.
 
@@ -162,7 +162,7 @@ class SE3HyenaOperator(ScalarVectorModule):
         super().__init__(HyenaOperator, options, *channels)
 
 
-@checks.python_numbers
+@checks.arguments
 class SE3Hyena(ScalarVectorModule):
     r"""The SE(3)-Hyena model: linear embedding, operators with residual connections, equivariant MLP (Figure 2b).
 

@@ -45,7 +45,7 @@ class VectorAttentionOperator(TokenOperator):
     combine = staticmethod(_mixed_channels)
 
 
-@checks.python_numbers
+@checks.arguments
 class VectorSelfAttention(ScalarVectorModule):
     r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
 
@@ -103,7 +103,7 @@ class VectorSelfAttention(ScalarVectorModule):
         super().__init__(VectorAttentionOperator, options, *channels)
 
 
-@checks.python_numbers
+@checks.arguments
 class VectorTransformer(ScalarVectorModule):
     r"""A model of vector self-attention: linear embedding, layers with residual connections, and an equivariant MLP.
 

@@ -368,7 +368,6 @@ class Placement:
         needs_positions: bool = False, invariants: Sequence[slice] = (),
     ) -> None:  # fmt: skip
         checks.choice("order", order, ORDERS)
-        checks.positive_number(length=length)
         self.order, self.length, self.causal, self.no_ring = order, float(length), causal, no_ring
         self.in_space, self.needs_positions, self.invariants = (
             in_space or order == "radial",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +13,15 @@ from .. import checks
 from ..graphs.node_batch import NodeBatch
 from ..modes import full_precision
 from ..modules import NotScriptable, StoresSettings
-from .ewald_attention import charge_energies
+from .ewald_attention import charge_energies, check_method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 COULOMB_CONSTANT = 14.3996454785  # e² / 4 pi epsilon_0 in eV Å
 UNIT = 0.1  # charge in e that parameters of size 1 give: with 1, steps of optimizers change energies too much
+# the annotation of charges, which may be NaN
+Charge = Annotated[float, checks.Kind("a number", lambda x: isinstance(x, (int, float)) and abs(x) != math.inf)]
 _LEAST = 1e-2  # smallest weight of a node
 _TOLERANCE = 1e-4  # of sums of charges, relative to the sum of their absolute values
 
@@ -42,15 +45,16 @@ class ChargeOutputs(NamedTuple):
     shared: Float[Tensor, " graphs"]
 
 
+@checks.arguments
 class ChargeSettings(NamedTuple):
     """Settings of a layer of charges, which :class:`ChargeInteraction` describes."""
 
-    width: float
-    scalars: int
-    cutoff: float | None
-    avg_num_neighbors: float
-    dielectric: float
-    coulomb_constant: float
+    width: checks.Positive
+    scalars: checks.Whole
+    cutoff: checks.Positive | None
+    avg_num_neighbors: checks.Positive
+    dielectric: checks.Positive
+    coulomb_constant: checks.Positive
     error: float
     method: str
     max_hkl: Sequence[int] | None
@@ -68,15 +72,11 @@ class ChargeLayer(NotScriptable, StoresSettings):
         self.width, self.cutoff, self.avg_num_neighbors = settings.width, settings.cutoff, settings.avg_num_neighbors
         self.dielectric, self.coulomb_constant = settings.dielectric, settings.coulomb_constant
         self.error, self.method, self.max_hkl, scalars = *settings[-3:], settings.scalars
-        checks.positive_number(
-            width=self.width, dielectric=self.dielectric, avg_num_neighbors=self.avg_num_neighbors,
-            coulomb_constant=self.coulomb_constant,
-        )  # fmt: skip
-        checks.whole(scalars=scalars)
-        if scalars:
-            checks.positive_number(cutoff=self.cutoff)  # type: ignore[arg-type]
+        check_method(self.method, self.error, self.max_hkl)
+        if scalars and self.cutoff is None:
+            raise ValueError("cutoff must be given with scalars, got None: the largest length of an edge")
         if not names:
-            raise ValueError("charges must have a charge for each element, got none")
+            raise ValueError("charges (or names) must have at least one element, got none")
         self.names = tuple(names)
         self.register_buffer("offsets", torch.zeros(len(names)))
         self.register_buffer("feature_size", torch.ones(scalars))
@@ -162,6 +162,7 @@ class ChargeLayer(NotScriptable, StoresSettings):
         return charges.index_add(0, second, transfers), moments
 
 
+@checks.arguments
 class ChargeInteraction(ChargeLayer):
     r"""Energies of charges of elements, dipoles and Born effective charges, in molecules, slabs and crystals.
 
@@ -217,7 +218,7 @@ class ChargeInteraction(ChargeLayer):
     constants: Tensor
 
     def __init__(
-        self, charges: Mapping[str, float], *, width: float, scalars: int = 0, cutoff: float | None = None,
+        self, charges: Mapping[str, Charge], *, width: float, scalars: int = 0, cutoff: float | None = None,
         avg_num_neighbors: float = 1.0, dielectric: float = 1.0, coulomb_constant: float = COULOMB_CONSTANT,
         error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
@@ -274,6 +275,7 @@ class ChargeInteraction(ChargeLayer):
         checks.must_hold(~off.any(), "charges of a graph must sum to its total charge", different)
 
 
+@checks.arguments
 class PredictedChargeInteraction(ChargeLayer):
     r"""Energies of charges that are predicted from features and sum to the total charge of each graph.
 
@@ -324,11 +326,11 @@ class PredictedChargeInteraction(ChargeLayer):
     """
 
     def __init__(
-        self, names: Sequence[str], *, width: float, scalars: int, cutoff: float, avg_num_neighbors: float = 1.0,
-        hidden: int = 16, dielectric: float = 1.0, coulomb_constant: float = COULOMB_CONSTANT, error: float = 1e-4,
-        method: str = "auto", max_hkl: Sequence[int] | None = None,
+        self, names: Sequence[str], *, width: float, scalars: checks.Count, cutoff: float,
+        avg_num_neighbors: float = 1.0, hidden: checks.Count = 16, dielectric: float = 1.0,
+        coulomb_constant: float = COULOMB_CONSTANT, error: float = 1e-4, method: str = "auto",
+        max_hkl: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        checks.positive(scalars=scalars, hidden=hidden)
         settings = width, scalars, cutoff, avg_num_neighbors, dielectric, coulomb_constant, error, method, max_hkl
         super().__init__(tuple(names), ChargeSettings(*settings))
         self.constants = nn.Parameter(torch.zeros(len(self.names), 2))  # of charges and of weights

@@ -70,43 +70,35 @@ def split_rows(
     return [block.unflatten(-1, (irrep.size, irrep.channels)) for block, irrep in blocks]
 
 
+@checks.arguments
 class EwaldSettings(NamedTuple):
     """Settings of a layer, which :class:`EwaldAttention` describes."""
 
-    width: float
-    max_width: float | None
-    num_gaussians: int
-    num_coulomb: int
+    width: checks.Positive
+    max_width: checks.Positive | None
+    num_gaussians: checks.Whole
+    num_coulomb: checks.Whole
     kernels: nn.Module | None
-    heads: int
-    lmax: int
-    avg_num_nodes: float
+    heads: checks.Count
+    lmax: checks.Whole
+    avg_num_nodes: checks.Positive
     error: float
     method: str
     max_hkl: Sequence[int] | None
 
     def checked(self) -> EwaldSettings:
         """The settings, with a number for ``max_width``. Raise ValueError if a setting is not allowed."""
-        checks.positive_number(width=self.width, avg_num_nodes=self.avg_num_nodes)
         max_width = 8 * self.width if self.max_width is None else self.max_width
-        checks.positive_number(max_width=max_width)
         if max_width < 2 * self.width:
             raise ValueError(f"max_width must be at least an octave above width, {2 * self.width:g}, got {max_width:g}")
-        checks.positive(heads=self.heads)
-        checks.whole(num_gaussians=self.num_gaussians, num_coulomb=self.num_coulomb, lmax=self.lmax)
         if self.kernels is not None:
-            if not isinstance(self.kernels, nn.Module) or not isinstance(getattr(self.kernels, "count", None), int):
+            if not isinstance(getattr(self.kernels, "count", None), int):
                 raise ValueError(
                     f"kernels must be a module with an integer count, got {checks.described(self.kernels)}"
                 )
         elif not self.num_gaussians and not self.num_coulomb:
             raise ValueError("num_gaussians and num_coulomb must not both be 0 without kernels")
-        check_method(self.method, self.error)
-        if self.max_hkl is not None:
-            if not isinstance(self.max_hkl, Sequence) or len(self.max_hkl) != 3:
-                raise ValueError(f"max_hkl must be three integers, along each lattice vector, got {self.max_hkl!r}")
-            for n in self.max_hkl:
-                checks.positive(max_hkl=n)
+        check_method(self.method, self.error, self.max_hkl)
         return self._replace(max_width=max_width)
 
     @property
@@ -366,6 +358,7 @@ def gaunt_coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+
     return mean / mean.norm()
 
 
+@checks.arguments
 class EwaldAttention(EwaldLayer):
     r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.
 

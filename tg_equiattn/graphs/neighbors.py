@@ -272,10 +272,11 @@ METRICS = ("manhattan", "euclidean")
 _MAX_PAIRS = 1000  # default bound of the near pairs of a node, on average
 
 
-@checks.python_numbers
+@checks.arguments
 def neighbor_list(
-    pos: Tensor, cutoff: float, *, batch: Tensor | None = None, max_pairs: int = _MAX_PAIRS, metric: str = "euclidean"
-) -> tuple[Tensor, Tensor]:
+    pos: Tensor, cutoff: checks.Positive, *, batch: Tensor | None = None, max_pairs: checks.Count = _MAX_PAIRS,
+    metric: str = "euclidean",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     r"""Pairs of nodes of the same graph closer than ``cutoff``, in time linear in nodes at bounded density.
 
     Pairs are found by scipy's k-d tree, on the CPU. Shapes depend on values, so this function does not run in
@@ -313,8 +314,6 @@ def neighbor_list(
     if pos.ndim != 2:
         raise ValueError(f"pos must have shape (N, dim), one row for each node, got {checks.shape_of(pos)}")
     checks.choice("metric", metric, METRICS)
-    checks.positive_number(cutoff=cutoff)
-    checks.positive(max_pairs=max_pairs)
     nodes = len(pos)
     if batch is not None:
         checks.tensor("batch", batch, torch.int64, [(nodes,)], pos.device)

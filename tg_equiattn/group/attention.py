@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..groups import DilationGroup, FiniteGroup, check_group
+from ..groups import DilationGroup, FiniteGroup, Group
 from ..linear.random_features import DrawsFeatures, RandomFeatures
 from .attention_layer import AttentionLayer
 from .heads import attention_of_heads, global_attention, lifting_by_position
@@ -197,7 +197,7 @@ class GroupAttention(AttentionLayer):
     """
 
 
-@checks.python_numbers
+@checks.arguments
 class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
     r"""Global group self-attention of regular features: exact weights within a window, random features beyond.
 
@@ -259,23 +259,12 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
     separates = False
 
     def __init__(
-        self, group: FiniteGroup, in_channels: int, out_channels: int, *, heads: int = 8,
+        self, group: Group, in_channels: int, out_channels: int, *, heads: int = 8,
         head_channels: int | None = None, kernel_size: int | tuple[int, ...] = 5, window_shape: str | None = None,
         padding_mode: str = "mask", relation: str = "frame", encoding: str = "axial",
-        locality: float | str | None = "auto", num_random_features: int | None = None,
+        locality: float | str | None = "auto", num_random_features: checks.Count | None = None,
         context_channels: int | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
-        if isinstance(group, DilationGroup):
-            raise ValueError(
-                f"group must be finite, without scales, got {group!r}: scaling moves features up one scale, which "
-                "changes the sum over all scales; use GroupAttention"
-            )
-        check_group(group)
-        if kernel_size is None:
-            raise ValueError(
-                "kernel_size must be a positive odd integer: the window within which weights are exact, got None; for "
-                "exact attention to all pixels use GroupAttention"
-            )
         checks.choice("relation", relation, ("frame", "relative"))
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..grids import Phase, Window, between_grids, phases
-from ..groups import DilationGroup, FiniteGroup, check_group
+from ..groups import AnyGroup, DilationGroup, FiniteGroup
 from ..modes import full_precision
 from ..modules import NotScriptable, StoresSettings
 from ..ranks import merge_attentions
@@ -74,7 +74,7 @@ def _geometry_between(group: FiniteGroup, window: Window) -> tuple[Float[Tensor,
     return tuple(rotated_offsets(group.matrices, x) for x in offsets)
 
 
-@checks.python_numbers
+@checks.arguments
 class AttentionLayer(NotScriptable, Masked, StoresSettings):
     """A layer of self-attention or cross attention; see :class:`LiftingAttention` and :class:`GroupAttention`."""
 
@@ -83,22 +83,20 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
     separates = True  # true if some heads have no content by default
 
     def __init__(
-        self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
-        head_channels: int | None = None, kernel_size: int | tuple[int, ...] | None = 5,
-        window_shape: str | None = None, padding_mode: str = "mask", relation: str | None = None,
-        encoding: str | None = "axial", locality: float | str | None = "auto", content_heads: int | None = None,
-        scale_window: int | None = None, context_channels: int | None = None, stride: int = 1, dropout: float = 0.0,
+        self, group: AnyGroup, in_channels: checks.Count, out_channels: checks.Count, *,
+        heads: checks.Count = 8, head_channels: checks.Count | None = None,
+        kernel_size: int | tuple[int, ...] | None = 5, window_shape: str | None = None, padding_mode: str = "mask",
+        relation: str | None = None, encoding: str | None = "axial",
+        locality: checks.NotNegative | str | None = "auto", content_heads: int | None = None,
+        scale_window: int | None = None, context_channels: checks.Count | None = None, stride: int = 1,
+        dropout: checks.Probability = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        check_group(group, scales=True)
         self.relation = None if self.lifts else default_relation(group, relation)
         self._relation = row = RELATIONS[self.relation or "lifting"]
         self.scale_window = default_scale_window(group, kernel_size, scale_window)
-        checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads)
         self.crosses = context_channels is not None  # every call needs a context
         context_channels = in_channels if context_channels is None else context_channels
-        checks.positive(context_channels=context_channels)
-        checks.probability(dropout=dropout)
         self.group, self.in_channels, self.out_channels, self.dropout = group, in_channels, out_channels, dropout
         self.heads, self.context_channels, self.encoding_name = heads, context_channels, encoding
         isometries = group.isometries
@@ -114,7 +112,6 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         arguments = None if row.index is None else len(isometries) * (self.scale_window or 1)
         if head_channels is None:  # as wide as the output, and a channel for each part of the axial encoding
             head_channels = max(-(-out_channels // heads), group.dim + (arguments is not None))
-        checks.positive(head_channels=head_channels)
         scales = isinstance(group, DilationGroup)
         every = scales or not self.separates or kernel_size is None or strength is None
         self.head_channels = head_channels

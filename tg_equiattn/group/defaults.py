@@ -48,7 +48,7 @@ def default_scale_window(
         )
     largest = 2 * group.scales - 1
     scale_window = min(3, largest) if scale_window is None else scale_window
-    if type(scale_window) is not int or scale_window not in range(1, largest + 1, 2):
+    if scale_window not in range(1, largest + 1, 2):
         raise ValueError(
             f"scale_window must be an odd integer from 1 to {largest} with {group.scales} scales, got {scale_window!r}"
         )
@@ -87,7 +87,7 @@ def default_content_heads(
         raise ValueError(
             f"content_heads must be None or heads={heads} for groups of scales (dyadic), got {content_heads!r}"
         )
-    if type(content_heads) is not int or not 0 <= content_heads <= heads:
+    if not 0 <= content_heads <= heads:
         raise ValueError(f"content_heads must be an integer from 0 to heads={heads}, got {content_heads!r}")
     if content_heads < heads and strength is None:
         raise ValueError(
@@ -117,7 +117,7 @@ def check_sides(group: FiniteGroup, window: Window) -> None:
 
 def check_stride(stride: int, window: Window, group: FiniteGroup | DilationGroup) -> None:
     """Raise ValueError for strides that the layer does not have."""
-    if type(stride) is not int or stride not in (1, 2):
+    if stride not in (1, 2):
         raise ValueError(f"stride must be 1 or 2, got {stride!r}")
     if stride > 1 and (window.is_global or window.circular or isinstance(group, DilationGroup)):
         raise ValueError(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..grids import Window
-from ..groups import FiniteGroup, check_group
+from ..groups import FiniteGroup, Group
 from ..modes import LayerNorm, full_precision
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ RELATIONS = {
 INDEXED = tuple(name for name, relation in RELATIONS.items() if relation.index)
 
 
-def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:
+@checks.arguments
+def relation_index(group: Group, relation: str = "ge_vit") -> Tensor:
     r"""Indices of the group elements u that the group encoding depends on, for each output h, query t and key s.
 
     ===========  =========================  =====================================  ===========
@@ -110,7 +111,6 @@ def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:
         >>> relation_index(cyclic(2), "relative").tolist()
         [[0, 1], [1, 0]]
     """
-    check_group(group)
     checks.choice("relation", relation, INDEXED)
     index: Any = RELATIONS[relation].index
     return index(group)
@@ -241,9 +241,6 @@ class Locality(nn.Module):
         element_preference: Whether each head starts with a preference for one group element. Otherwise w starts at
             zero. The default is False.
 
-    Raises:
-        ValueError: if ``heads`` is not a positive integer, or if ``locality_strength`` is negative or not finite.
-
     Source: Cordonnier et al., On the relationship between self-attention and convolutional layers (2020), Theorem 1;
     d'Ascoli et al., ConViT (2021), for the initial values. Both are without a group.
     """
@@ -253,8 +250,6 @@ class Locality(nn.Module):
         element_preference: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        checks.positive(heads=heads)
-        checks.not_negative(locality=locality_strength)
         self.heads, self.elements, self.start = heads, elements, locality_strength
         offsets, preferred, rounds = zip(
             *starting_offsets(heads, window, elements if elements and element_preference else 1), strict=True

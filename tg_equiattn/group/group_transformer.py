@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from .. import checks
-from ..groups import DilationGroup, FiniteGroup
+from ..groups import AnyGroup, DilationGroup, FiniteGroup
 from ..linear.random_features import DrawsFeatures
 from ..modules import StoresSettings
 from . import layers
@@ -19,7 +19,7 @@ from .defaults import check_scales
 from .windows import Checked, Mask, enter, leave, zero_where_masked
 
 
-@checks.python_numbers
+@checks.arguments
 class GroupAttentionBlock(layers.Masked, DrawsFeatures, StoresSettings):
     r"""Norm, swish, group attention, norm, swish, dropout, shortcut; then a pointwise bottleneck, norm, shortcut.
 
@@ -63,20 +63,15 @@ class GroupAttentionBlock(layers.Masked, DrawsFeatures, StoresSettings):
     """
 
     def __init__(
-        self, attention: GroupAttention | GlobalGroupAttention, *, norm: str = "batch", dropout: float = 0.0,
-        crop: int = 0,
+        self, attention: GroupAttention | GlobalGroupAttention, *, norm: str = "batch",
+        dropout: checks.Probability = 0.0, crop: checks.Whole = 0,
     ) -> None:  # fmt: skip
         super().__init__()
-        if not isinstance(attention, (GroupAttention, GlobalGroupAttention)):
-            raise ValueError(
-                f"attention must be a GroupAttention or a GlobalGroupAttention, got {type(attention).__name__}"
-            )
         if attention.stride > 1:
             raise ValueError(
                 f"attention must have stride=1 in a block, whose shortcut keeps all pixels, got {attention.stride}; "
                 "put the attention with a stride before the block"
             )
-        checks.probability(dropout=dropout)
         check_scales(attention.group, norm, crop=crop)
         in_channels, out_channels = attention.in_channels, attention.out_channels
         self.norm = norm
@@ -163,7 +158,7 @@ ATTENTION: dict[str, Any] = {"group": GroupAttention, "global": GlobalGroupAtten
 LIFTING = frozenset(inspect.signature(LiftingAttention).parameters)
 
 
-@checks.python_numbers
+@checks.arguments
 class GroupTransformer(DrawsFeatures, StoresSettings):
     r"""Lifting attention, norm, swish, group attention blocks, a pointwise classifier, pooling over space and group.
 
@@ -210,27 +205,22 @@ class GroupTransformer(DrawsFeatures, StoresSettings):
     """
 
     def __init__(
-        self, group: FiniteGroup | DilationGroup, in_channels: int, num_classes: int, *,
-        channels: Sequence[int] = (20,) * 5, lifting_channels: int | None = None, heads: int = 8,
+        self, group: AnyGroup, in_channels: int, num_classes: checks.Count, *,
+        channels: Sequence[checks.Count] = (20,) * 5, lifting_channels: checks.Count | None = None, heads: int = 8,
         kernel_size: int | tuple[int, ...] | None = 5, relation: str | None = None, norm: str = "batch",
-        norm_between: bool = False, pools: Sequence[int] = (), crops: int | Sequence[int] = 0, dropout: float = 0.0,
-        input_dropout: float = 0.0, pool_dropout: float = 0.0, attn_type: str = "group",
-        attn_kwargs: Mapping[str, Any] | None = None,
+        norm_between: bool = False, pools: Sequence[int] = (), crops: checks.Whole | Sequence[checks.Whole] = 0,
+        dropout: checks.Probability = 0.0, input_dropout: checks.Probability = 0.0,
+        pool_dropout: checks.Probability = 0.0, attn_type: str = "group", attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        checks.positive(num_classes=num_classes)
-        checks.probability(dropout=dropout, input_dropout=input_dropout, pool_dropout=pool_dropout)
         checks.choice("attn_type", attn_type, ATTENTION)
-        if isinstance(channels, int) or not channels:
+        if not channels:
             raise ValueError(f"channels must hold the width of at least one block, got {channels!r}")
-        for number, out in enumerate(channels):
-            checks.positive(**{f"channels[{number}]": out})
         width = channels[0] if lifting_channels is None else lifting_channels
-        checks.positive(lifting_channels=width)
         margins = [crops] * len(channels) if isinstance(crops, int) else list(crops)
         if len(margins) != len(channels):
             raise ValueError(f"crops must be one number or {len(channels)} (one for each block), got {crops!r}")
-        if isinstance(pools, int) or not set(pools) <= set(range(len(channels) + 1)):
+        if not set(pools) <= set(range(len(channels) + 1)):
             raise ValueError(f"pools must be block numbers from 0 to {len(channels)}, got {pools!r}")
         check_scales(group, norm, crops=tuple(filter(None, margins)), pools=tuple(pools))
         settings: dict[str, Any] = {"heads": heads, "kernel_size": kernel_size, "dropout": dropout}
@@ -290,7 +280,7 @@ class GroupTransformer(DrawsFeatures, StoresSettings):
 EPS = 1e-12  # of the published norms in encodings
 
 
-@checks.python_numbers
+@checks.arguments
 class GEViT(GroupTransformer):
     r"""The published GE-ViT: :class:`GroupTransformer` with relation ``"ge_vit"`` and global norms.
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import checks
-from ..groups import FiniteGroup, check_group
+from ..groups import Group
 from ..modules import StoresSettings
 from ..tables import Tables, cached_table
 from .encodings import relation_index
@@ -97,7 +97,7 @@ def _scaled(centred: Tensor, variance: Tensor, norm: nn.Module, like: Tensor, ma
     return leave(out.to(like.dtype), mask)
 
 
-@checks.python_numbers
+@checks.arguments
 class RegularGlobalNorm(Masked, StoresSettings, nn.GroupNorm):
     r"""Normalisation by one mean and variance of each image, over channels, group elements and pixels.
 
@@ -122,8 +122,7 @@ class RegularGlobalNorm(Masked, StoresSettings, nn.GroupNorm):
     group).
     """
 
-    def __init__(self, channels: int, eps: float = 1e-12) -> None:
-        checks.positive(channels=channels)
+    def __init__(self, channels: checks.Count, eps: checks.NotNegative = 1e-12) -> None:
         super().__init__(1, channels, eps)
 
     def settings(self) -> dict[str, Any]:
@@ -140,7 +139,7 @@ class RegularGlobalNorm(Masked, StoresSettings, nn.GroupNorm):
         return f"{self.num_channels}, eps={self.eps}"
 
 
-@checks.python_numbers
+@checks.arguments
 class RegularLayerNorm(Masked, StoresSettings):
     r"""Layer normalisation over channels, separately at every group element and pixel.
 
@@ -164,9 +163,8 @@ class RegularLayerNorm(Masked, StoresSettings):
     :class:`RegularGlobalNorm`.
     """
 
-    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+    def __init__(self, channels: checks.Count, eps: checks.NotNegative = 1e-5) -> None:
         super().__init__()
-        checks.positive(channels=channels)
         self.channels, self.eps = channels, eps
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
@@ -283,7 +281,6 @@ class SpatialMaxPool(Masked, nn.Module):
 
     def __init__(self, kernel_size: int = 2) -> None:
         super().__init__()
-        checks.positive(kernel_size=kernel_size)
         self.kernel_size = kernel_size
 
     def mask_after(self, mask: Tensor) -> Tensor:
@@ -315,8 +312,6 @@ class SpatialCrop(Masked, nn.Module):
 
     def __init__(self, margin: int) -> None:
         super().__init__()
-        if isinstance(margin, bool) or not isinstance(margin, int) or margin < 0:
-            raise ValueError(f"crop must be a non-negative integer, got {margin!r}")
         self.margin = margin
 
     def mask_after(self, mask: Tensor) -> Tensor:
@@ -357,7 +352,6 @@ class Pointwise(nn.Conv1d):
     bias: Tensor
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
-        checks.positive(in_channels=in_channels, out_channels=out_channels)
         super().__init__(in_channels, out_channels, 1)
 
     def reset_parameters(self) -> None:
@@ -374,7 +368,7 @@ class Pointwise(nn.Conv1d):
         return f"{self.in_channels}, {self.out_channels}"
 
 
-@checks.python_numbers
+@checks.arguments
 class GroupLinear(StoresSettings):
     r"""An equivariant linear map of channels and group elements, the same at every pixel: a group convolution with a
     window of one pixel.
@@ -407,10 +401,10 @@ class GroupLinear(StoresSettings):
         torch.Size([2, 5, 8, 9, 7])
     """
 
-    def __init__(self, group: FiniteGroup, in_channels: int, out_channels: int, bias: bool = True) -> None:
+    def __init__(
+        self, group: Group, in_channels: checks.Count, out_channels: checks.Count, bias: bool = True
+    ) -> None:  # fmt: skip
         super().__init__()
-        check_group(group)
-        checks.positive(in_channels=in_channels, out_channels=out_channels)
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, len(group)))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None

@@ -72,7 +72,7 @@ def _key_bias(in_channels: int, heads: int) -> nn.Linear:
     return LazyKeyBias(heads, False) if in_channels == -1 else KeyBias(in_channels, heads, False)
 
 
-@checks.python_numbers
+@checks.arguments
 class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
     r"""Global attention in linear time by random features, with relative positions.
 
@@ -168,15 +168,13 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, heads: int = 1, *, position: str | None = "window", pos_dim: int = 2,
-        cutoff: float | None = None, offset: str | None = "table", values: str = "content",
-        key_channels: int | None = None, edge_dim: int | None = None, num_random_features: int | None = None,
-        method: str | None = None, dropout: float = 0.0,
+        self, in_channels: checks.LazyCount, out_channels: checks.Count, heads: checks.Count = 1, *,
+        position: str | None = "window", pos_dim: checks.Count = 2, cutoff: checks.Positive | None = None,
+        offset: str | None = "table", values: str = "content", key_channels: checks.Count | None = None,
+        edge_dim: checks.Count | None = None, num_random_features: checks.Count | None = None,
+        method: str | None = None, dropout: checks.Probability = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        sizes = {"in_channels": 1 if in_channels == -1 else in_channels, "out_channels": out_channels, "heads": heads}
-        optional = {"key_channels": key_channels, "edge_dim": edge_dim}
-        checks.positive(**sizes, pos_dim=pos_dim, **{name: n for name, n in optional.items() if n is not None})
         if out_channels % heads:
             raise ValueError(f"heads must divide out_channels={out_channels}, got {heads}")
         checks.choice("position", str(position), (*POSITIONS, "None"))
@@ -184,7 +182,6 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         checks.choice("values", values, VALUES)
         if method is not None:
             checks.choice("method", method, METHODS)
-        checks.probability(dropout=dropout)
         self.out_channels, self.heads, self.head_channels = out_channels, heads, out_channels // heads
         self.position, self.pos_dim, self.offset, self.values = position, pos_dim, offset, values
         self.method, self.dropout = method or "features", dropout
@@ -375,9 +372,7 @@ def _cutoff(position: str | None, cutoff: float | None, offset: str | None) -> f
         )
     cutoff = CUTOFF if cutoff is None else cutoff
     if position == "clipped" or (position == "window" and offset == "table"):
-        checks.positive(cutoff=cutoff)  # type: ignore[arg-type]
-    else:
-        checks.positive_number(cutoff=cutoff)
+        checks.positive(cutoff=cutoff)
     return cutoff
 
 
@@ -386,7 +381,6 @@ class MeanReadout(nn.Module):
 
     def __init__(self, channels: int, num_classes: int, norm: str = "layer") -> None:
         super().__init__()
-        checks.positive(channels=channels, num_classes=num_classes)
         checks.choice("norm", norm, ("layer", "batch"))
         self.norm = LayerNorm(channels) if norm == "layer" else nn.Identity()
         self.mean_norm = nn.BatchNorm1d(channels) if norm == "batch" else nn.Identity()
@@ -402,8 +396,6 @@ class PerformerBlock(nn.Module):
 
     def __init__(self, attention: nn.Module, channels: int, dropout: float = 0.0) -> None:
         super().__init__()
-        checks.positive(channels=channels)
-        checks.probability(dropout=dropout)
         self.attention_norm, self.attention = LayerNorm(channels), attention
         self.feedforward_norm, self.dropout = LayerNorm(channels), nn.Dropout(dropout)
         self.feedforward = nn.Sequential(
@@ -416,7 +408,7 @@ class PerformerBlock(nn.Module):
         return x + self.feedforward(self.feedforward_norm(x))
 
 
-@checks.python_numbers
+@checks.arguments
 class RelativePerformer(DrawsFeatures, StoresSettings):
     r"""Image classifier whose tokens are pixels: embedding, Performer blocks, mean over pixels, linear map.
 
@@ -453,12 +445,12 @@ class RelativePerformer(DrawsFeatures, StoresSettings):
     """
 
     def __init__(
-        self, in_channels: int, num_classes: int, *, channels: int = 256, num_layers: int = 6, heads: int = 8,
-        position: str | None = "window", pos_dim: int = 2, cutoff: int = CUTOFF, periodic: bool = False,
-        dropout: float = 0.1, norm: str = "layer", attn_kwargs: Mapping[str, Any] | None = None,
+        self, in_channels: checks.Count, num_classes: checks.Count, *, channels: checks.Count = 256,
+        num_layers: checks.Count = 6, heads: checks.Count = 8, position: str | None = "window", pos_dim: int = 2,
+        cutoff: checks.Count = CUTOFF, periodic: bool = False, dropout: checks.Probability = 0.1, norm: str = "layer",
+        attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        checks.positive(in_channels=in_channels, num_layers=num_layers, heads=heads)
         self.in_channels, self.num_classes, self.position = in_channels, num_classes, position
         self.pos_dim, self.cutoff, self.periodic = pos_dim, cutoff, periodic
         options = {

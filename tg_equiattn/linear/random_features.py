@@ -86,7 +86,6 @@ class RandomFeatures(nn.Module):
 
     def __init__(self, num_random_features: int, dim: int, *, paired: bool = False) -> None:
         super().__init__()
-        checks.positive(num_random_features=num_random_features)
         self.num_random_features, self.dim, self.paired = num_random_features, dim, paired
         self._number = 0  # of the draw
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # of the directions
