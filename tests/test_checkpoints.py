@@ -4,15 +4,11 @@
 other's state. If the row has a reason why not, each loads the other's state and has its outputs in eval mode.
 """
 
-import contextlib
-import importlib
 import itertools
 
 import pytest
 import torch
-from argument_rows import MODULES, Table, equal, on_fields, refused
-from hosts import HOSTS
-from public_names import PUBLIC
+from argument_rows import CLASSES, Table, einsums_as_written, equal, public_class, refused
 from torch.utils._pytree import tree_leaves
 
 from tg_equiattn.modules import StoresSettings
@@ -52,38 +48,12 @@ def problems(kind, table):
     return found
 
 
-PLACES = ("nn", "integrations.escnn", "integrations.pyg", "integrations.e3nn")
-NO_MODULES = {"PixelGraph", "PeriodicRadiusGraph", "MaskedSequential"}  # transforms, and a list of modules
-CLASSES = {n: place for place in PLACES[::-1] for n in PUBLIC[place] if n[0].isupper() and n not in NO_MODULES}
-CLASSES["pyg.EwaldAttention"] = "integrations.pyg"
-CLASSES["AtomsEwaldAttention"] = "integrations.e3nn.atoms_attention"
-
-
-@contextlib.contextmanager
-def einsums_as_written(host):
-    """Products of e3nn are made in less time and take more in a call: a test makes many."""
-    if host != "e3nn":
-        yield
-        return
-    e3nn = importlib.import_module(host)
-    before = e3nn.get_optimization_defaults()
-    e3nn.set_optimization_defaults(optimize_einsums=False)
-    try:
-        yield
-    finally:
-        e3nn.set_optimization_defaults(**before)
-
-
 @pytest.mark.filterwarnings("ignore:relation='gsa'", "ignore:method='pairs' is exact")
 @pytest.mark.parametrize("name", CLASSES)
 def test_what_changes_the_function_is_in_the_checkpoint(name, double):
-    place = CLASSES[name]
-    host = "torch" if place == "nn" else HOSTS[place.split(".")[1]]
-    pytest.importorskip(host)
-    kind = getattr(importlib.import_module(f"tg_equiattn.{place}"), name.rpartition(".")[2])
-    table = on_fields(name) if host == "escnn" else MODULES[name]
+    kind, table, host = public_class(name)
     with einsums_as_written(host):
-        assert problems(kind, table() if callable(table) else table) == []
+        assert problems(kind, table) == []
 
 
 class Scaled(torch.nn.Module):

@@ -85,7 +85,7 @@ class Window:
             )
         if size is not None:
             object.__setattr__(self, "kernel_size", sides if len(set(sides)) > 1 else sides[0])
-        checks.choice("window_shape", self.shape, WINDOW_SHAPES)
+        checks.choice("shape (window_shape)", self.shape, WINDOW_SHAPES)
         if size is None and self.shape != "square":
             raise ValueError(f"window_shape must be 'square' where kernel_size is None (global), got {self.shape!r}")
         checks.choice("padding_mode", self.padding_mode, PADDING_MODES)

@@ -23,6 +23,7 @@ from tg_equiattn.modes import full_precision, is_traced
 from tg_equiattn.modules import StoresSettings
 
 from .ewald_attention import IrrepsEwaldAttention
+from .layout import IrrepsLike
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -74,7 +75,6 @@ class NeutralSources(StoresSettings):
         avg_num_neighbors: float,
     ) -> None:  # fmt: skip
         super().__init__()
-        checks.positive_number(cutoff=cutoff, avg_num_neighbors=avg_num_neighbors)
         self.cutoff, self.avg_num_neighbors, self.charged, self.size = cutoff, avg_num_neighbors, charged, size
         self.embedding = nn.Parameter(torch.empty(num_elements, scalars))
         each = (*shape, charged.stop - charged.start)
@@ -135,6 +135,7 @@ class NeutralSources(StoresSettings):
 
 
 @compile_mode("unsupported")
+@checks.arguments
 class AtomsEwaldAttention(IrrepsEwaldAttention):
     r"""Ewald attention that reads elements, with neutral sources of Coulomb kernels.
 
@@ -164,8 +165,8 @@ class AtomsEwaldAttention(IrrepsEwaldAttention):
     """
 
     def __init__(
-        self, irreps_in: o3.Irreps, irreps_out: o3.Irreps | str, *, num_elements: int, cutoff: float,
-        avg_num_neighbors: float, **attn_kwargs: Any,
+        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, *, num_elements: checks.Count, cutoff: checks.Positive,
+        avg_num_neighbors: checks.Positive, **attn_kwargs: Any,
     ) -> None:  # fmt: skip
         if not o3.Irreps(irreps_in).count(o3.Irrep("0e")):
             raise ValueError(f"irreps_in must have scalars 0e, which elements join, got {irreps_in}")

@@ -49,7 +49,7 @@ class PixelGraph(BaseTransform):
     """
 
     def __init__(self, cutoff: float = 6, *, periodic: bool = False, spacing: float | tuple[float, ...] = 1):
-        sides = len(spacing) if isinstance(spacing, tuple | list) else 2
+        sides = max(1, len(spacing)) if isinstance(spacing, tuple | list) else 2
         PixelGrid((1,) * sides, cutoff, periodic, spacing)  # its checks
         self.cutoff, self.periodic, self.spacing = cutoff, periodic, spacing
 

@@ -1,12 +1,16 @@
 """Values of each constructor argument of every public module, and whether states load between them."""
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from ewald import Own
+from hosts import HOSTS
+from public_names import PUBLIC
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention
@@ -447,3 +451,37 @@ def on_fields(name):
             "context_type: given": equal("says that calls need a context", None, in_type),
         },
     )  # fmt: skip
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+PLACES = ("nn", "integrations.escnn", "integrations.pyg", "integrations.e3nn")
+NO_MODULES = {"PixelGraph", "PeriodicRadiusGraph", "MaskedSequential"}  # transforms, and a list of modules
+CLASSES = {n: place for place in PLACES[::-1] for n in PUBLIC[place] if n[0].isupper() and n not in NO_MODULES}
+CLASSES["pyg.EwaldAttention"] = "integrations.pyg"
+CLASSES["AtomsEwaldAttention"] = "integrations.e3nn.atoms_attention"
+
+
+@contextlib.contextmanager
+def einsums_as_written(host):
+    """Products of e3nn are made in less time and take more in a call: a test makes many."""
+    if host != "e3nn":
+        yield
+        return
+    e3nn = importlib.import_module(host)
+    before = e3nn.get_optimization_defaults()
+    e3nn.set_optimization_defaults(optimize_einsums=False)
+    try:
+        yield
+    finally:
+        e3nn.set_optimization_defaults(**before)
+
+
+def public_class(name):
+    """The class of a name, its table, and the package that it needs; skips the test without this package."""
+    place = CLASSES[name]
+    host = "torch" if place == "nn" else HOSTS[place.split(".")[1]]
+    pytest.importorskip(host)
+    kind = getattr(importlib.import_module(f"tg_equiattn.{place}"), name.rpartition(".")[2])
+    table = on_fields(name) if host == "escnn" else MODULES[name]
+    return kind, table() if callable(table) else table, host
