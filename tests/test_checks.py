@@ -13,7 +13,7 @@ from tg_equiattn.ewald.cells import read_lattice
 from tg_equiattn.graphs import NeighborList, neighbor_list
 from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.grids import PixelGrid, Window, transform_grid
-from tg_equiattn.group.encodings import GroupEncoding, Locality
+from tg_equiattn.group.encodings import GroupEncoding
 from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial
 from tg_equiattn.linear.near_pairs import near_distances
 from tg_equiattn.nn import (
@@ -21,10 +21,8 @@ from tg_equiattn.nn import (
     EwaldAttention,
     GroupAttention,
     GroupAttentionBlock,
-    LiftingAttention,
     PerformerAttention,
     RelativePerformer,
-    SE3Hyena,
 )
 from tg_equiattn.testing import act, dilation_errors, equivariance_error
 
@@ -83,15 +81,10 @@ CASES = [
     ("dim must be 2 or 3, got 4", lambda: trivial(4)),
     (r"matrices must have shape \(n, d, d\)", lambda: from_generators(torch.zeros(3))),
     ("max_order=200", lambda: from_generators([TURN])),
-    ("kernel_size must be .* got -3", lambda: Window(2, -3)),
-    ("dim must be 2 or 3, got 4", lambda: Window(4, 3)),
     ("window_shape must be 'square' where kernel_size is None", lambda: Window(2, None, "disk")),
     (r"at least one pixel .* got \(4, 0\)", lambda: Window(2, 5).check((4, 0))),
     ("spatial must be given", lambda: Window(2, None).offsets()),
     ("signed permutation", lambda: transform_grid(torch.zeros(3, 3), cyclic(8).matrices[1])),
-    ("shape must be", lambda: PixelGrid((0, 3))),
-    ("cutoff must be", lambda: PixelGrid((2, 3), 0)),
-    ("periodic must be", lambda: PixelGrid((2, 3), 2, "no")),
     ("edge_index must be a tensor, got list", lambda: NeighborList([[0], [1]], 3)),
     ("edge_index must be int64", lambda: NeighborList(torch.zeros(2, 2), 3)),
     ("offsets must have shape", lambda: NeighborList(PAIR, 3, torch.zeros(3, 2))),
@@ -99,7 +92,6 @@ CASES = [
     (r"nodes in \[0, 3\)", lambda: NeighborList(3 * PAIR, 3)),
     ("must not join a pair twice", lambda: near_distances(NeighborList(PAIR, 3, torch.tensor([[1, 0], [2, 0]])), 3)),
     ("neighbors must be of 4 nodes.*, got 3 in 1", lambda: NeighborList(EDGES, 3, torch.ones(1, 1)).check_nodes(4, 1)),
-    ("metric must be", lambda: neighbor_list(CLOUD, 1.0, metric="l2")),
     ("element must be a lattice element", lambda: act(IMAGE, cyclic(8), 1)),
     (r"\|H\|=8 on axis 2, got 4", lambda: act(torch.zeros(1, 1, 4, 3, 3), cyclic(8), 2)),
     ("x must have 4 axes", lambda: act(IMAGE[0], cyclic(8), 2)),
@@ -112,15 +104,12 @@ CASES = [
     ("group must be made by tg_equiattn.groups.dyadic", lambda: dilation_errors(torch.nn.Identity(), C4, ONE)),
     (r"module must give \(B, C, 8, \*spatial\), got shape \(1, 2, 3, 4, 4\)", lambda: dilation_errors(
         torch.nn.Identity(), dyadic(2, C4), ONE)),
-    ("locality must be a finite number of at least 0, got", lambda: Locality(2, WINDOW, math.inf)),
     ("head_channels must be at least 3 for the axial encoding, got 2", lambda: GroupEncoding("axial", 2, 2, 4)),
     *((message, lambda order=order: check_order(order, NodeBatch.flat(X, BATCH))) for message, order in (
         (r"order must be int64 of shape \(5,\)", torch.arange(4)),
         ("order must be a permutation", torch.tensor([0, 2, 1, 3, 4])))),
     ("order must keep padding", lambda: check_order(
         torch.tensor([0, 1, 3, 2, 4]), NodeBatch.dense(1, 5, torch.tensor([3]), X.device))),
-    ("group must be a tg_equiattn.groups.FiniteGroup, got int", lambda: GroupAttention(4, 8, 8, heads=1)),
-    ("attention must be a GroupAttention", lambda: GroupAttentionBlock(LiftingAttention(C4, 3, 3, heads=1))),
     ("pixel must be 2 integers", lambda: GroupAttention(C4, 3, 3, heads=1).attention_map(
         torch.ones(1, 3, 4, 5, 5), "ab")),
     ("context_channels must be given with norm='batch'", lambda: GroupAttentionBlock(
@@ -128,13 +117,10 @@ CASES = [
     ("method must not be 'nufft' while a model is traced or mapped over", lambda: mapped("nufft")),
     ("method must be 'auto' or 'ewald' with cell, got 'direct'", lambda: mapped("direct", **BOX)),
     (r"max_width must be at least an octave above width, 1.6, got 1", ewald(max_width=1.0)),
-    ("num_gaussians must be an integer from 0 on, got -1", ewald(num_gaussians=-1)),
     ("num_gaussians and num_coulomb must not both be 0 without kernels", ewald(num_gaussians=0, num_coulomb=0)),
     ("kernels must be a module with an integer count, got", ewald(kernels=torch.nn.Identity())),
     (r"widths must be \(heads, C\) and gains .*, got \(3, 2\) and \(1, 2, 2\)", ewald(kernels=Own(heads=3))),
     ("kernels must return a .*Kernel without long_range, got Coulomb", ewald(kernels=Own(F.Coulomb))),
-    (r"error must be in \[1e-14, 0.1\], got 1", ewald(error=1.0)),
-    ("max_hkl must be three integers", ewald(max_hkl=5)),
     ("out_channels must be reachable .* lmax=0", ewald(lmax=0, vector_channels=0, out_channels=(1, 1))),
     (r"out_channels must be two numbers from 0 on, not both 0, got \(0, 0\)", ewald(out_channels=(0, 0))),
     (r"scalars must be \(B, N, 2\), or \(T, 2\) with batch", called(scalars=X[:, :1])),
@@ -151,7 +137,6 @@ CASES = [
         lambda pos: neighbor_list(pos, 1.0)[1])(torch.ones(2, 3, 3))),
     ("pos must be on cpu as the input is, got meta", lambda: PerformerAttention(
         12, 15, 3, position="sinusoid")(torch.ones(2, 5, 12), pos=torch.ones(2, 5, 2, device="meta"))),
-    ("pool must be None or 'mean', got 'max'", lambda: SE3Hyena(2, 2, pool="max")),
     ("heads must divide out_channels=15, got 4", lambda: PerformerAttention(12, 15, 4)),
     ("edge_dim must be None with position=None, got 2", lambda: near(position=None, edge_dim=2)),
     ("offset must be 'table' with position='sinusoid', got 'mlp'", lambda: near(position="sinusoid", offset="mlp")),

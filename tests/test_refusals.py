@@ -84,7 +84,7 @@ REFUSED = [
     ("index must be int64 of shape", group("index", GROUP["index"][:, :3])),
     ("index must be a permutation", group("index", GROUP["index"] * 0)),
     ("index must be on cpu as the input is, got meta", group("index", GROUP["index"].to("meta"))),
-    (r"dropout must be in \[0, 1\), got 1.0", group("dropout", 1.0)),
+    (r"dropout must be a number in \[0, 1\), got 1.0", group("dropout", 1.0)),
     ("window must be a tg_equiattn.grids.Window, got int", group("window", 3)),
     ("must have 3 spatial axes", group("window", Window(3, 3))),
     ("index must be given with element_encoding or group_bias, got None", group("index", None)),

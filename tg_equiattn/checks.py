@@ -92,7 +92,7 @@ def _kind(hint: Any) -> Kind | None:
     if origin in (Union, UnionType):
         return _one_of([_kind(option) for option in inner])
     if origin is Literal:
-        return Kind(f"one of {inner}", lambda x: isinstance(x, (str, bool)) and x in inner)
+        return Kind(" or ".join(map(repr, inner)), lambda x: isinstance(x, str) and x in inner)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         value = _kind(inner[1])
         of = "" if value is None else f" of {_plural(value)}"

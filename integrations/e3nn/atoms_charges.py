@@ -47,12 +47,10 @@ def layer_of_charges(
         cutoff: largest length of an edge.
         options: settings of the layer.
     """
-    if learn not in (False, True, "scale"):
-        raise ValueError(f'learn must be False, True or "scale", got {learn!r}')
     predicted = isinstance(charges, str)
     options |= {"cutoff": cutoff, "width": (0.6 if predicted else 0.4) * cutoff if width is None else width}
     if isinstance(charges, str):
-        if charges != "predicted" or learn:
+        if learn:
             raise ValueError(
                 f'charges must be a charge for each {kind}, or "predicted" without learn, got {charges!r} with '
                 f"learn={learn!r}"

@@ -327,7 +327,7 @@ def without_long_range(model: MACE) -> MACE:
 
 @arguments
 def add_long_range(
-    model: MACE, after: Sequence[int] | None = None, *,
+    model: Any, after: Sequence[int] | None = None, *,
     charges: Mapping[str, float] | Literal["predicted"] | None = None, batch: Any,
     learn: bool | Literal["scale"] = False, dielectric: float = 1.0, width: float | None = None, gain: float = 0.0,
     error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None, **attn_kwargs: Any,
@@ -443,7 +443,7 @@ def add_long_range(
     if learn or dielectric != 1:
         raise ValueError(f"charges must be given with learn and dielectric, got None with {learn} and {dielectric}")
     count, blocks = len(model.products), (0,) if after is None else tuple(after)
-    if not blocks or any(not isinstance(n, int) or not 0 <= n < count for n in blocks) or len({*blocks}) < len(blocks):
+    if not blocks or any(not 0 <= n < count for n in blocks) or len({*blocks}) < len(blocks):
         raise ValueError(f"after must be different blocks from 0 to {count - 1}, got {after!r}")
     targets = [model.products[n] for n in blocks]
     for target in targets:

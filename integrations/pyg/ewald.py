@@ -215,7 +215,6 @@ def in_space(cell: object, pbc: object) -> tuple[Any, Any]:
 
 
 @torch.no_grad()
-@checks.arguments
 def ewald_settings(graphs: Sequence[Data], **attn_kwargs: Any) -> dict[str, Any]:
     r"""Reads settings of :class:`EwaldAttention` from a data set, with which outputs of a new layer are of unit size.
 

@@ -98,9 +98,3 @@ def test_what_is_refused():
         made(elements, pos, features=features, **near(pos))
     with pytest.raises(ValueError, match="features must be given, since charges are predicted from them, got None"):
         made(elements, pos, total_charge=torch.zeros(1), **near(pos))
-    for wrong, match in (
-        ({"scalars": 0}, "scalars must be"), ({"hidden": 0}, "hidden must be"), ({"names": []}, "charges must have"),
-        ({"cutoff": 0.0}, "cutoff must be"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=match):
-            PredictedChargeInteraction(**{"names": ["A"], "width": 1.0, "scalars": 2, "cutoff": 1.0} | wrong)

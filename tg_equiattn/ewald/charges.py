@@ -13,7 +13,7 @@ from .. import checks
 from ..graphs.node_batch import NodeBatch
 from ..modes import full_precision
 from ..modules import NotScriptable, StoresSettings
-from .ewald_attention import charge_energies, check_method
+from .ewald_attention import charge_energies, check_sums
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -72,7 +72,7 @@ class ChargeLayer(NotScriptable, StoresSettings):
         self.width, self.cutoff, self.avg_num_neighbors = settings.width, settings.cutoff, settings.avg_num_neighbors
         self.dielectric, self.coulomb_constant = settings.dielectric, settings.coulomb_constant
         self.error, self.method, self.max_hkl, scalars = *settings[-3:], settings.scalars
-        check_method(self.method, self.error, self.max_hkl)
+        check_sums(self.method, self.error, self.max_hkl)
         if scalars and self.cutoff is None:
             raise ValueError("cutoff must be given with scalars, got None: the largest length of an edge")
         if not names:

@@ -27,13 +27,14 @@ METHODS = ("auto", "direct", "ewald", "nufft")
 _PAIRS = 1 << 21  # pairs times kernels of a tile on a CPU
 
 
-def check_method(method: str, error: float, max_hkl: Sequence[int] | None) -> None:
-    """Raise ValueError for an unknown method, an ``error`` that sums cannot promise, or wrong Miller indices."""
+def check_sums(method: str, error: float, max_hkl: Sequence[int] | None) -> None:
+    """Raise ValueError for an unknown method, an ``error`` that reciprocal sums cannot promise, or a ``max_hkl`` that
+    is not three positive integers."""
     checks.choice("method", method, METHODS)
     if not isinstance(error, float) or not 1e-14 <= error <= 0.1:
         raise ValueError(f"error must be in [1e-14, 0.1], got {error!r}")
     if max_hkl is not None:
-        if not isinstance(max_hkl, Sequence) or len(max_hkl) != 3:
+        if not isinstance(max_hkl, Sequence) or isinstance(max_hkl, str) or len(max_hkl) != 3:
             raise ValueError(f"max_hkl must be three integers, along each lattice vector, got {max_hkl!r}")
         for n in max_hkl:
             checks.positive(max_hkl=n)
@@ -96,7 +97,7 @@ def ewald_attention(
         >>> ewald_attention(q, k, v, 4 * torch.rand(20, 3), [gaussian, coulomb]).shape
         torch.Size([20, 1, 20])
     """
-    check_method(method, error, max_hkl)
+    check_sums(method, error, max_hkl)
     checks.alike(4, query=query, key=key)
     kernels = tuple(kernels)
     if not kernels or any(kernel.gains.shape[::2] != kernels[0].gains.shape[::2] for kernel in kernels):
@@ -383,7 +384,7 @@ def charge_energies(
         >>> charge_energies(torch.tensor([1.0, -1.0]), pos, width=1.0).sum() - own
         tensor(-0.0100)
     """
-    check_method(method, error, max_hkl)
+    check_sums(method, error, max_hkl)
     checks.positive_number(width=width)
     if not isinstance(charges, Tensor) or charges.ndim != 1 or not charges.is_floating_point():
         raise ValueError(f"charges must be floating point of shape (nodes,), got {checks.described(charges)}")

@@ -19,7 +19,7 @@ from ..modules import NotScriptable, StoresSettings, read_tokens, reset_children
 from ..ranks import Shared
 from ..tables import Tables
 from .cells import Cells, cells_of
-from .ewald_attention import check_method, ewald_attention_impl
+from .ewald_attention import check_sums, ewald_attention_impl
 from .harmonics import solid_harmonics
 from .kernels import Coulomb, Gaussian, Interaction, Kernel, Product
 
@@ -98,7 +98,7 @@ class EwaldSettings(NamedTuple):
                 )
         elif not self.num_gaussians and not self.num_coulomb:
             raise ValueError("num_gaussians and num_coulomb must not both be 0 without kernels")
-        check_method(self.method, self.error, self.max_hkl)
+        check_sums(self.method, self.error, self.max_hkl)
         return self._replace(max_width=max_width)
 
     @property

@@ -61,7 +61,7 @@ def test_bad_irreps():
     for message, irreps in [
         ("irreps_in must hold 0e, 0o, 1o and 1e only.*LongTensorProduct", ("2x0e+1x2e", "1x0e")),
         ("irreps_out must hold .*LongTensorProduct", ("2x0e", "1x3o+2x0e")),
-        ("irreps_in must have at least one irrep", ("0x0e+0x1o", "1x0e")),
+        ("irreps_in must be irreps, at least one", ("0x0e+0x1o", "1x0e")),
         ("irreps_hidden must hold .*LongTensorProduct", (INSIDE, OUTSIDE, "2x0e+2x2e")),
         ("irreps_out must be reachable .* 0o ", ("2x0e", "1x0e+1x0o", "2x0e")),
     ]:
@@ -83,9 +83,7 @@ def test_bad_irreps():
             "hold every irrep of irreps_in, got .* without 2e",
             lambda: TensorProductHyenaOperator("1x2e", "1x0e", "1x0e"),
         ),
-        ("irreps_hidden must have at least", lambda: TensorProductHyenaOperator("1x0e", "1x0e", "")),
         ("irreps_out must be reachable through irreps_hidden=1x0e", lambda: TensorProductHyenaOperator("1x0e", "1x2e")),
-        ("irreps_out must have at least one irrep", lambda: IrrepsEwaldAttention("1x0e", "0x1o", width=1.0)),
         ("irreps_out must .* lmax=1, got 2x2e that", lambda: IrrepsEwaldAttention("1x0e", "2x2e", width=1.0)),
     ],
 )

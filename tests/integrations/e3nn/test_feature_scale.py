@@ -121,9 +121,3 @@ def test_a_wrong_unit_warns_once(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         layer(torch.randn(40, 4), 380 * pos, chain=chain)
-
-
-def test_length_is_positive():
-    for kind in WITH_LENGTH.values():
-        with pytest.raises(ValueError, match="length must be a positive number, got 0"):
-            kind(*((4, 2) if kind is WITH_LENGTH["core model"] else ("4x0e", "4x0e")), length=0)

@@ -49,7 +49,6 @@ X = HIDDEN(torch.randn(1, 24, 5, 5))
          lambda: R2GroupAttention(HIDDEN, MIXED)),
         (r"lift trivial fields with R3LiftingAttention, or convert with escnn.nn.R3Conv\(in_type, fields",
          lambda: R3GroupAttention(trivial(SPACE), regular(SPACE))),
-        ("in_type must be an escnn.nn.FieldType, got int", lambda: R2GroupAttention(12, HIDDEN)),
         ("out_type must have the gspace of in_type", lambda: R2GroupAttention(HIDDEN, regular(FLIP))),
         (r"gspace must be discrete, got SO\(2\).*RestrictionModule\(fields, N\), N > 0, .* then equivariant to C_N",
          lambda: group_from_gspace(CONTINUOUS)),

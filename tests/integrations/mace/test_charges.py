@@ -254,7 +254,7 @@ def test_what_is_missing_is_named(charged):
         charged(charges={"Na": 1, "Cl": -1})
     with pytest.raises(ValueError, match=r"graph 0 they sum to 4, and total_charge is 0; give the total charge"):
         charged(charges=CHARGES | {"Na": 1.7})
-    with pytest.raises(ValueError, match="learn must be False, True or \"scale\", got 'factor'"):
+    with pytest.raises(ValueError, match="learn must be True or False or 'scale', got 'factor'"):
         charged(learn="factor")
     for more in ({"after": (0,)}, {"gain": 1.0}, {"num_coulomb": 2}):
         with pytest.raises(ValueError, match="after, gain and settings of attention must be left out with charges"):
@@ -302,5 +302,5 @@ def test_predicted_charges_start_from_total_charges(charged):
     assert few.long_range.names == ("H", "O")
     assert few(data)["charges"].sum().abs() < 1e-12
     for wrong in ({"charges": "learned"}, {"charges": "predicted", "learn": True}):
-        with pytest.raises(ValueError, match='charges must be a charge for each element, or "predicted" without learn'):
+        with pytest.raises(ValueError, match=r"charges must be .*predicted"):
             add_long_range(make_mace(), batch=batch_of(*ions), **wrong)

@@ -204,7 +204,7 @@ def test_what_is_refused(far, make):
         with pytest.raises(TypeError, match=f"MACE or ScaleShiftMACE without long range, got {name}"):
             add_long_range(unknown, batch=batch)
     for after in ((), (2,), (0, 0), (-1,), ("0",), "energy"):
-        with pytest.raises(ValueError, match="after must be different blocks from 0 to 1, got"):
+        with pytest.raises(ValueError, match="after must be "):
             add_long_range(make(), after, batch=batch)
     biased = make()
     biased.products[0].__class__ = type("OtherProduct", (blocks.EquivariantProductBasisBlock,), {})
@@ -224,7 +224,7 @@ def test_what_is_refused(far, make):
     with pytest.raises(ValueError, match="pbc must let graphs repeat along three directions, two or none"):
         model(wire)
     untouched = make()
-    with pytest.raises(ValueError, match="width must be a positive number"):
+    with pytest.raises(ValueError, match="width must be a positive number, got -1"):
         add_long_range(untouched, batch=batch, width=-1.0)
     assert type(untouched) is modules.ScaleShiftMACE
     assert not any("long_range" in name for name in untouched.state_dict())

@@ -107,14 +107,17 @@ def test_what_is_refused():
     del data["charge"]
     with pytest.raises(ValueError, match="total_charge must be given for predicted charges"):
         fit(make_nequip(charges="predicted", options={}), data)
-    for charges, options in (("learned", {}), ("predicted", {"born_charges": True})):
-        with pytest.raises(ValueError, match='charges must be a charge for each type, or "predicted" without learn'):
-            make_nequip(charges=charges, options=options)
+    with pytest.raises(
+        ValueError, match="charges must be a dictionary of finite numbers or 'predicted', got 'learned'"
+    ):
+        make_nequip(charges="learned", options={})
+    with pytest.raises(ValueError, match='charges must be a charge for each type, or "predicted" without learn'):
+        make_nequip(charges="predicted", options={"born_charges": True})
     with pytest.raises(ValueError, match="charges must be fitted before training: add FitCharges to the trainer's"):
         make_nequip(charges=CHARGES)(frame(salt()))
     with pytest.raises(ValueError, match="charges must be of types of the model, H, C, O, Na, Cl, got K"):
         make_nequip(charges={"K": 1})
-    with pytest.raises(ValueError, match=r'learn must be False, True or "scale", got 1\.5'):
+    with pytest.raises(ValueError, match=r"learn must be True or False or 'scale', got 1\.5"):
         make_nequip(charges=CHARGES, options={"learn": 1.5})
     with pytest.raises(ValueError, match="charge for the element of every atom, got none for C"):
         charged()(frame(molecule("CH3OH")))

@@ -134,8 +134,8 @@ def test_what_is_refused():
             make_nequip(after=after)
     for options, message in (
         ({"width": 0.0}, "width must be a positive number"),
-        ({"features": -1}, "features must be a positive integer"),
-        ({"max_num_nodes": -1}, "max_num_nodes must be a positive integer"),
+        ({"features": -1}, "features must be None or a positive integer"),
+        ({"max_num_nodes": -1}, "max_num_nodes must be None or a positive integer"),
         ({"max_hkl": [1, 2]}, "max_hkl must be three integers"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -80,11 +80,6 @@ conv = functools.partial(RelativePerformerConv, 11, 35, 5)
         (lambda: conv(flow="both"), "flow"),
         (lambda: RelativePerformerConv((11, 13), 35, 5), r"in_channels must be one number, got \(11, 13\): "),
         (lambda: conv(node_dim=1), "node_dim must be 0"),
-        (lambda: conv(position=None, cutoff="auto"), "cutoff must be a positive number"),
-        (lambda: conv(edge_dim=0), "edge_dim must be a positive integer"),
-        (lambda: PixelGraph(0), "cutoff must be a positive number, got 0"),
-        (lambda: PixelGraph(3, periodic="no"), "periodic must be True or False"),
-        (lambda: PixelGraph(3, spacing=0.0), "spacing must be a positive number"),
         (lambda: PixelGraph(3, spacing=(1.0, 1.0, 1.0)).grid(5, 7), "spacing must be one number or 2, one for each"),
     ],
 )
