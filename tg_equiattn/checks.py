@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -38,8 +38,7 @@ def arguments(made: _Made) -> _Made:
     @functools.cache
     def kinds() -> dict[str, Kind]:
         hints = get_type_hints(made if constructor == "__new__" else function, include_extras=True)
-        found = {name: _kind(hint) for name, hint in hints.items() if name in names}
-        return {name: kind for name, kind in found.items() if kind is not None}
+        return {name: _kind(hint) for name, hint in hints.items() if name in names}
 
     @functools.wraps(function)
     def checked(*arguments: Any, **named: Any) -> Any:
@@ -82,44 +81,33 @@ def _shown(x: Any) -> str:
     return text if len(text) < 100 else type(x).__name__
 
 
-def _kind(hint: Any) -> Kind | None:
-    """The kind of an annotation; ``None`` if it allows any value."""
+def _kind(hint: Any) -> Kind:
+    """The kind of an annotation."""
     if hint in _PLAIN:
         return _PLAIN[hint]
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return hint.__metadata__[0]
     if origin in (Union, UnionType):
-        return _one_of([_kind(option) for option in inner])
+        options = [_kind(option) for option in inner]
+        *names, last = sorted((kind.name for kind in options), key=lambda name: name != "None")
+        return Kind(f"{', '.join(names)} or {last}", lambda x: any(kind.fits(x) for kind in options))
     if origin is Literal:
         return Kind(" or ".join(map(repr, inner)), lambda x: isinstance(x, str) and x in inner)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         value = _kind(inner[1])
-        of = "" if value is None else f" of {_plural(value)}"
-        return Kind(f"a dictionary{of}", lambda x: isinstance(x, Mapping) and _all(value, x.values()))
+        return Kind(f"a dictionary{_of(value)}", lambda x: isinstance(x, Mapping) and all(map(value.fits, x.values())))
     if isinstance(origin, type) and issubclass(origin, Sequence):
         item = _kind(inner[0])
-        of = "" if item is None else f" of {_plural(item)}"
-        return Kind(f"a tuple{of}", lambda x: isinstance(x, Sequence) and not isinstance(x, str) and _all(item, x))
+        return Kind(f"a tuple{_of(item)}", lambda x: _listed(x) and all(map(item.fits, x)))
     if isinstance(hint, type):
         return Kind(f"{'an' if hint.__name__[0] in 'AEIOU' else 'a'} {hint.__name__}", lambda x: isinstance(x, hint))
-    return None
+    return _ANY
 
 
-def _one_of(kinds: list[Kind | None]) -> Kind | None:
-    options = [kind for kind in kinds if kind is not None]
-    if len(options) < len(kinds):
-        return None
-    *names, last = sorted((kind.name for kind in options), key=lambda name: name != "None")
-    return Kind(f"{', '.join(names)} or {last}", lambda x: any(kind.fits(x) for kind in options))
-
-
-def _plural(kind: Kind) -> str:
-    return f"{kind.name.split(' ', 1)[1]}s"
-
-
-def _all(kind: Kind | None, items: Iterable[Any]) -> bool:
-    return kind is None or all(map(kind.fits, items))
+def _of(kind: Kind) -> str:
+    """Items of a kind, for the name of a list: "a positive integer" gives " of positive integers"."""
+    return "" if kind is _ANY else f" of {kind.name.split(' ', 1)[1]}s"
 
 
 def _whole(x: object) -> bool:
@@ -127,10 +115,17 @@ def _whole(x: object) -> bool:
     return isinstance(x, (int, torch.SymInt, Integral)) and not isinstance(x, bool)
 
 
+def _real(x: object) -> bool:
+    return isinstance(x, (int, float, Real)) and not isinstance(x, bool)
+
+
+def _listed(x: object) -> bool:
+    return isinstance(x, Sequence) and not isinstance(x, str)
+
+
 def _number(name: str, fits: Callable[[Any], bool]) -> Kind:
     """A kind of finite numbers."""
-    real = (int, float, Real)
-    return Kind(name, lambda x: isinstance(x, real) and not isinstance(x, bool) and math.isfinite(x) and fits(x))
+    return Kind(name, lambda x: _real(x) and -math.inf < x < math.inf and fits(x))
 
 
 _COUNT = Kind("a positive integer", lambda x: _whole(x) and x >= 1)
@@ -152,8 +147,9 @@ positive, whole = functools.partial(check, _COUNT), functools.partial(check, _WH
 positive_number, not_negative = functools.partial(check, _POSITIVE), functools.partial(check, _NOT_NEGATIVE)
 probability = functools.partial(check, _PROBABILITY)
 
-_PLAIN: dict[Any, Kind | None] = {
-    Any: None, int: Kind("an integer", _whole), float: _number("a finite number", lambda x: True),
+_ANY = Kind("anything", lambda x: True)
+_PLAIN = {
+    Any: _ANY, int: Kind("an integer", _whole), float: _number("a finite number", lambda x: True),
     bool: Kind("True or False", lambda x: isinstance(x, bool)), str: Kind("a string", lambda x: isinstance(x, str)),
     type(None): Kind("None", lambda x: x is None),
 }  # fmt: skip

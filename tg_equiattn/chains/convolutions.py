@@ -46,7 +46,7 @@ class ShortConv(nn.Module):
 
     def __init__(self, channels: Sequence[int], taps: int, causal: bool = False) -> None:
         super().__init__()
-        if isinstance(taps, bool) or not isinstance(taps, int) or taps < 3 or not taps % 2:
+        if taps < 3 or not taps % 2:
             raise ValueError(f"short_conv must be None or an odd number of taps from 3 on, got {taps!r}")
         self.taps, self.causal = taps, causal
         self.channels = Tables(functools.partial(torch.tensor, tuple(channels), dtype=torch.int64))

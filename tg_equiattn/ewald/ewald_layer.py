@@ -425,8 +425,9 @@ class EwaldAttention(EwaldLayer):
     coupling = staticmethod(gaunt_coupling)
 
     def __init__(
-        self, scalar_channels: int, vector_channels: int, *, width: float, max_width: float | None = None,
-        out_channels: tuple[int, int] | None = None, num_gaussians: int = 4, num_coulomb: int = 4,
+        self, scalar_channels: checks.Whole, vector_channels: checks.Whole, *, width: float,
+        max_width: float | None = None, out_channels: tuple[checks.Whole, checks.Whole] | None = None,
+        num_gaussians: int = 4, num_coulomb: int = 4,
         kernels: nn.Module | None = None, heads: int = 1, lmax: int = 1, avg_num_nodes: float = 1.0,
         error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
@@ -479,7 +480,6 @@ def _rows(channels: tuple[int, int]) -> list[Irrep]:
 
 
 def _channels(name: str, given: tuple[int, int]) -> tuple[int, int]:
-    fits = isinstance(given, (tuple, list)) and len(given) == 2
-    if not fits or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in given) or not any(given):
+    if len(given) != 2 or not any(given):
         raise ValueError(f"{name} must be two numbers from 0 on, not both 0, got {given!r}")
     return given[0], given[1]
