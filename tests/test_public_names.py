@@ -79,9 +79,9 @@ def test_public_names_can_be_imported(place):
 
 def test_modules_of_the_core_need_no_import_of_their_own():
     before = "import tg_equiattn, sys; before = 'torch' in sys.modules; tg_equiattn.nn.GroupAttention"
-    script = f"{before}; tg_equiattn.testing; print(before, 'triton' in sys.modules)"
+    script = f"{before}; tg_equiattn.testing; print(before)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert found.stdout == "False False\n"
+    assert found.stdout == "False\n"
     core = [place for place in PUBLIC if not place.startswith("integrations")]
     assert set(core) <= set(dir(tg_equiattn))
     assert all(getattr(tg_equiattn, place) is importlib.import_module(f"tg_equiattn.{place}") for place in core)

@@ -8,7 +8,6 @@ from .ewald.kernels import Coulomb, Gaussian, Kernel
 from .group.heads import group_attention, lifting_attention
 from .linear.linear_attention import linear_attention, orthogonal_projection, softmax_features
 from .linear.near_pairs import window_attention
-from .operators import use_gpu_kernels
 
 __all__ = [
     "Coulomb",
@@ -23,7 +22,6 @@ __all__ = [
     "orthogonal_projection",
     "scalar_long_conv",
     "softmax_features",
-    "use_gpu_kernels",
     "vector_attention",
     "vector_long_conv",
     "window_attention",

@@ -1,20 +1,17 @@
-"""Measure the equivariance errors of modules, from this library or any other, and check GPU kernels."""
+"""Measure the equivariance errors of modules, from this library or any other."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .grids import PixelGrid, Window, transform_grid
-from .group.encodings import relation_index
-from .groups import DilationGroup, FiniteGroup, cyclic
+from .grids import PixelGrid, transform_grid
+from .groups import DilationGroup, FiniteGroup
 
-__all__ = ["act", "check_gpu_kernels", "dilation_errors", "equivariance_error", "off_lattice_errors"]
+__all__ = ["act", "dilation_errors", "equivariance_error", "off_lattice_errors"]
 
 # Largest allowed error relative to the largest output, for modules with random parameters.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -261,116 +258,3 @@ def _middle(out: Tensor, group: Group) -> Tensor:
         wanted = "invariants (B, C), or images or regular features with an odd number of pixels a side"
         raise ValueError(f"module must give {wanted}, so that one is in the middle, got shape {tuple(out.shape)}")
     return _finite(out.flatten(-group.dim)[..., math.prod(spatial) // 2])  # for odd sides this is the middle pixel
-
-
-def check_gpu_kernels(device: torch.device | str = "cuda") -> str:
-    """Compare the library's GPU kernels with their definitions on a device.
-
-    Outputs and gradients of small inputs in float32 are compared with those of the definitions in float64. All kernels
-    run twice and must give the same bits. The first call compiles the kernels, which takes most of the time.
-
-    Args:
-        device: The GPU. The default is torch's current one.
-
-    Returns:
-        A text: the largest error of each case, relative to the largest number of each output and gradient; whether
-        kernels are right; and how to switch them on, or what they lack on the device.
-
-    Example:
-        >>> print(check_gpu_kernels("cpu"))
-        GPU kernels cannot run: kernels run on NVIDIA GPUs, got device 'cpu'
-    """
-    from .operators import missing_for_kernels
-
-    missing = missing_for_kernels(torch.device(device))
-    if missing:
-        return f"GPU kernels cannot run: {missing}"
-    lines, right = [], True
-    for name, error in kernel_errors(device, torch.float32).items():
-        right = right and error < 1e-4
-        lines.append(f"{name}: {'two runs differ' if math.isinf(error) else f'{error:.0e}'}")
-    if right:
-        lines.append(
-            "GPU kernels are right here. They are off by default. Switch them on with the environment variable"
-        )
-        lines.append("TG_EQUIATTN_GPU_KERNELS=1, or within tg_equiattn.functional.use_gpu_kernels().")
-    else:
-        lines.append("GPU kernels are WRONG here. Leave them off, and please send us this text in an issue.")
-    return "\n".join(lines)
-
-
-# relation, window, masked, dropout
-_GROUP_CASES: tuple[tuple[str, Window, bool, float], ...] = (
-    ("frame", Window(2, 3), False, 0.2),
-    ("lifting", Window(2, 5, shape="disk", padding_mode="circular"), False, 0.0),
-    ("relative", Window(2, 3, shape="disk"), True, 0.3),
-    ("lifted", Window(2, 3, shape="disk"), False, 0.0),
-    ("ge_vit", Window(3, 3, shape="disk", padding_mode="circular"), True, 0.1),
-)
-
-
-def kernel_errors(
-    device: torch.device | str, dtype: torch.dtype, small: bool = False, only: str = ""
-) -> dict[str, float]:
-    """The error of GPU kernels in each case of :func:`check_gpu_kernels` whose name begins with ``only``.
-
-    It is infinity if two runs differ. Cases that are ``small``, for slow devices, run once.
-    """
-    from .operators import use_gpu_kernels
-
-    errors = {}
-    chosen = {name: case for name, case in _kernel_cases(device, small).items() if name.startswith(only)}
-    for name, (function, tensors) in chosen.items():
-        runs = []
-        for kernels in (False, True) if small else (False, True, True):
-            leaves = [x.to(dtype if kernels else torch.float64).requires_grad_() for x in tensors]
-            with use_gpu_kernels(kernels):
-                outputs = function(not kernels, *leaves)
-                loss = torch.stack([x.sin().sum() for x in outputs]).sum()
-                slopes = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-            runs.append([x.detach() for x in (*outputs, *slopes) if x.numel()])
-        equal = all(torch.equal(a, b) for a, b in zip(runs[1], runs[-1], strict=True))
-        pairs = zip(*runs[:2], strict=True)
-        errors[name] = max(float((b - a).abs().max() / a.abs().max()) for a, b in pairs) if equal else math.inf
-    return errors
-
-
-def _kernel_cases(
-    device: torch.device | str, small: bool
-) -> dict[str, tuple[Callable[..., list[Tensor]], list[Tensor]]]:
-    """Functions of ``plain``, which asks for the definition, and of tensors."""
-    generator, side, heads = torch.Generator().manual_seed(0), 3 if small else 19, 1 if small else 2
-    cases: dict[str, tuple[Callable[..., list[Tensor]], list[Tensor]]] = {}
-    for relation, window, masked, dropout in _GROUP_CASES:
-        index = None if relation in ("frame", "lifting") else relation_index(cyclic(2), relation).to(device)
-        spatial = (side, side + 1, side)[: window.dim]
-        lead, pixels = (heads, heads), (1 if relation == "lifting" else 2, *spatial)
-        shapes: list[tuple[int, ...]] = [(*lead, channels, *pixels) for channels in (2, 2, 3)]
-        shapes += [(heads, 2, window.count(), 3), (heads, 0 if index is None else 2, 3)]
-        tensors = [torch.randn(shape, dtype=torch.float64, generator=generator).to(device) for shape in shapes]
-        mask = (torch.rand(heads, *spatial, generator=generator) < 0.7).to(device) if masked else None
-        seed = torch.tensor(11, device=device) if dropout else None
-        cases[f"group attention, {relation}"] = (
-            functools.partial(_attend, (index, mask, seed, window, dropout)),
-            tensors,
-        )
-    tensors = [torch.randn((heads, heads, 2 * side, 3), dtype=torch.float64, generator=generator) for _ in range(3)]
-    lengths = torch.tensor([2 * side, side][:heads], device=device)
-    cases["vector attention"] = functools.partial(_attend_vectors, lengths), [x.to(device) for x in tensors]
-    return cases
-
-
-def _attend_vectors(lengths: Tensor, plain: bool, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    from .chains.vector_attention import vector_attention_impl
-
-    return [vector_attention_impl(q, k, v, lengths)]  # by its definition where kernels are switched off
-
-
-def _attend(settings: Any, plain: bool, *tensors: Any) -> list[Tensor]:
-    """Outputs and log-sum-exps of group attention within windows, zero at masked queries."""
-    from .group.definition import windowed_attention_definition
-    from .group.windowed import windowed_attention
-    from .group.windows import zero_where_masked
-
-    attend: Callable[..., Any] = windowed_attention_definition if plain else windowed_attention
-    return [zero_where_masked(x, settings[1]) for x in attend(*tensors, *settings)]

@@ -3,9 +3,9 @@
 Every result is a line of OUT/results.jsonl at once, and items that have a line are skipped, so a second start goes on
 where the first ended. An item that fails is one line that says so. The report, OUT/report.md, is written at the end.
 
-The order: the environment and one compiled exponential; the GPU kernels; every case of tests/helpers/cases.py of the
-installed hosts, forward and backward against the CPU in float32, under float16 autocast, and without waiting for the
-device; the layers of the launch table in eager mode, with GPU kernels and compiled.
+The order: the environment and one compiled exponential; every case of tests/helpers/cases.py of the installed hosts,
+forward and backward against the CPU in float32, under float16 autocast, and without waiting for the device; the layers
+of the launch table in eager mode and compiled.
 
     python examples/benchmarks/first_gpu.py                      # on a GPU
     python examples/benchmarks/first_gpu.py --device cpu --tiny  # a dry run
@@ -34,15 +34,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tg_equiattn.functional import use_gpu_kernels
-from tg_equiattn.testing import check_gpu_kernels
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "helpers")]
 
 Item = Callable[["Machine"], dict[str, Any]]
-WITH_KERNELS = ("GroupAttention", "LiftingAttention", "VectorSelfAttention")
-HOSTS = ("torch", "escnn", "torch_geometric", "e3nn", "finufft", "cufinufft", "triton")
+HOSTS = ("torch", "escnn", "torch_geometric", "e3nn", "finufft", "cufinufft")
 
 
 class Machine:
@@ -87,13 +83,6 @@ def environment(machine: Machine) -> dict[str, Any]:
     except Exception as error:  # whatever a compiler raises, eager mode goes on
         machine.compiles, found["compiled exponential"] = False, f"{type(error).__name__}: {error}"[:300]
     return found
-
-
-def kernels(machine: Machine) -> dict[str, Any]:
-    """The library's GPU kernels against their definitions."""
-    text = check_gpu_kernels(machine.device)
-    assert "WRONG" not in text, text
-    return {"check": text.splitlines()}
 
 
 def difference(got: Any, wanted: Any) -> float:
@@ -156,14 +145,13 @@ def timed(name: str, way: str, machine: Machine) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for kind, call in (("forward", forward), ("training", training)):
-        with use_gpu_kernels(way == "GPU kernels"):
-            found[kind] = {"seconds": machine.seconds(call)}
-            if machine.is_cuda and torch.backends.cuda.is_built():
-                with profile(activities=[ProfilerActivity.CUDA]) as trace:
-                    call()
-                    machine.wait()
-                events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-                found[kind] |= {"device seconds": sum(e.device_time for e in events) / 1e6, "kernels": len(events)}
+        found[kind] = {"seconds": machine.seconds(call)}
+        if machine.is_cuda and torch.backends.cuda.is_built():
+            with profile(activities=[ProfilerActivity.CUDA]) as trace:
+                call()
+                machine.wait()
+            events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+            found[kind] |= {"device seconds": sum(e.device_time for e in events) / 1e6, "kernels": len(events)}
     return found
 
 
@@ -174,11 +162,10 @@ def first_items(machine: Machine) -> dict[str, Item]:
     present = [name for name, made in CASES.items() if made.host == "torch" or has(made.host)]
     layers = [name for name in LAYERS if "Conv" not in name or has("torch_geometric")]
     present, layers = (present[::40], layers[:1]) if machine.tiny else (present, layers)
-    items: dict[str, Item] = {"environment": environment, "GPU kernels": kernels}
+    items: dict[str, Item] = {"environment": environment}
     items |= {f"case: {name}": functools.partial(case, name) for name in present}
-    for way in ("eager", "GPU kernels", "compiled"):
-        chosen = [name for name in layers if way != "GPU kernels" or name.split(",")[0] in WITH_KERNELS]
-        items |= {f"{way}: {name}": functools.partial(timed, name, way) for name in chosen}
+    for way in ("eager", "compiled"):
+        items |= {f"{way}: {name}": functools.partial(timed, name, way) for name in layers}
     return items
 
 

@@ -18,10 +18,10 @@ PUBLIC = {
     "groups": "FiniteGroup cyclic dihedral dyadic from_generators icosahedral mirror octahedral trivial",
     "grids": "Window PixelGrid",
     "graphs": "NeighborList mean_edge_length neighbor_list",
-    "testing": "act check_gpu_kernels dilation_errors equivariance_error off_lattice_errors",
+    "testing": "act dilation_errors equivariance_error off_lattice_errors",
     "functional": "Coulomb Gaussian Kernel charge_energies ewald_attention "
     "geometric_product group_attention lifting_attention linear_attention orthogonal_projection "
-    "scalar_long_conv softmax_features use_gpu_kernels vector_attention vector_long_conv window_attention",
+    "scalar_long_conv softmax_features vector_attention vector_long_conv window_attention",
     "nn": "ChargeInteraction "
     "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "
     "GroupLinear GroupTransformer LiftingAttention PerformerAttention PredictedChargeInteraction "

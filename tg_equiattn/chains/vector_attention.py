@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import checks
 from ..modes import full_precision, in_functorch_transform, runs_eagerly
-from ..operators import Kernels, Plan, tile_numbers, tile_operator
+from ..operators import Plan, tile_numbers, tile_operator
 from ..tiles import WHOLE, Call, Shape, Tile, is_whole
 
 if TYPE_CHECKING:
@@ -90,8 +90,7 @@ def vector_attention_impl(
     with full_precision(q.device):
         q, k, v = (x.to(dtype).flatten(0, 1) for x in (q.to(dtype) * root, k, v))
         tensors = *_features(q, k), (k[..., :, None] * v[..., None, :]).flatten(-2), bias
-        whole = is_whole(q) and not KERNELS.compute(*tensors)
-        mixed = _averages(None, *tensors) if whole else averages_by_tiles(*tensors)[0]
+        mixed = _averages(None, *tensors) if is_whole(q) else averages_by_tiles(*tensors)[0]
         mixed = mixed.unflatten(-1, (3, 3))
         out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) * q
         out = out.unflatten(0, (rows, channels)) * root  # 1 / n, of which q has a root
@@ -219,12 +218,7 @@ def _outputs(of_queries: Tensor, of_keys: Tensor, values: Tensor, bias: Tensor |
     return (values.new_empty(*of_queries.shape[:2], values.shape[2]),)
 
 
-def _fits(of_queries: Tensor, of_keys: Tensor, values: Tensor, bias: Tensor | None) -> bool:
-    return values.numel() // len(values) < 2**31
-
-
-KERNELS = Kernels(".chains.gpu_kernels", _fits)
 averages_by_tiles = tile_operator(
     "tg_equiattn::vector_attention", "Tensor of_queries, Tensor of_keys, Tensor values, Tensor? bias", _plan, _outputs,
-    num_gradients=3, num_results=1, kernels=KERNELS,
+    num_gradients=3, num_results=1,
 )  # fmt: skip

@@ -26,7 +26,7 @@ from ..softmax_attention import softmax_attention
 from ..tables import cached_table
 from .definition import windowed_attention_definition
 from .dense import dense_attention
-from .windowed import KERNELS, windowed_attention
+from .windowed import windowed_attention
 from .windows import MASKED_SCORE, offsets_of_pairs, shifts, zero_where_masked
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def attention_of_heads(
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     others = () if index is None else index.shape[1 : None if recorded else -1]
     numbers = query.shape[0] * math.prod((*offsets.shape[:-1], *query.shape[4:], *others))
-    definition = choose_form(query, numbers // 4, plain, KERNELS.compute(query, key, value)) == DEFINITION
+    definition = choose_form(query, numbers // 4, plain) == DEFINITION
     attend = windowed_attention_definition if definition else windowed_attention
     out, lse = attend(query, key, value, offsets, elements, index, key_mask, seed, window, dropout, step)
     # A query without a valid key has the score MASKED_SCORE for each key. Attention gives it an average of masked

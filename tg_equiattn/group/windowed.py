@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import hashed_dropout
 from ..modes import in_functorch_transform
-from ..operators import Kernels, Plan, are_few, tile_numbers, tile_operator
+from ..operators import Plan, are_few, tile_numbers, tile_operator
 from ..tiles import WHOLE, Call, Shape, Tile, joined
 from .definition import attend
 from .windows import Block, FlatImages, flat_images, flat_operands, key_elements, query_elements
@@ -324,19 +324,12 @@ def _outputs(query, key, value, table, elements, index, *rest) -> tuple[Tensor, 
     return tuple(query.new_empty(*query.shape[:2], *some, *query.shape[4:]) for some in sizes)
 
 
-def _fits(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> bool:
-    """True for heads whose channels fit in the registers of a GPU, and images whose entries int32 can count."""
-    width = max(key.shape[2], value.shape[2]) * query.element_size()
-    return width <= 64 and max(x.numel() // (x.shape[0] * x.shape[1]) for x in (query, key, value)) < 2**31
-
-
-KERNELS = Kernels(".group.gpu_kernels", _fits)
 attention_by_tiles = tile_operator(
     "tg_equiattn::group_attention",
     "Tensor query, Tensor key, Tensor value, Tensor table, Tensor elements, Tensor? index, Tensor? penalty, "
     "Tensor? row, Tensor? column, SymInt[] spatial, SymInt[] sides, SymInt[] selection, bool circular, "
     "SymInt step, float dropout, SymInt chunk",
-    _plan, _outputs, num_gradients=5, num_results=2, kernels=KERNELS,
+    _plan, _outputs, num_gradients=5, num_results=2,
 )  # fmt: skip
 
 
