@@ -10,7 +10,6 @@ from .group.encodings import no_weight_decay
 from .group.group_transformer import GEViT, GroupAttentionBlock, GroupTransformer
 from .group.layers import GlobalPooling, GroupLinear, RegularGlobalNorm, RegularLayerNorm
 from .linear.attention import PerformerAttention, RelativePerformer
-from .tables import cached_tables
 
 __all__ = [
     "ChargeInteraction",
@@ -33,6 +32,5 @@ __all__ = [
     "SE3HyenaOperator",
     "VectorSelfAttention",
     "VectorTransformer",
-    "cached_tables",
     "no_weight_decay",
 ]

@@ -1,72 +1,14 @@
-"""Tables that follow from a module's arguments: index tables, geometry, column maps. Tables of parameters."""
+"""Tables that follow from a module's arguments: index tables, geometry, column maps."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .modes import as_fake, ordinary_tensors, runs_eagerly
-
-_T = TypeVar("_T")
-_kept: dict[Any, Any] | None = None  # results of functions of parameters, within cached_tables
-
-
-@contextlib.contextmanager
-def cached_tables() -> Iterator[None]:
-    """A context in which layers compute tables of their parameters once: encodings, locality, matrices of group-linear
-    maps, weights of heads without content, and implicit filters.
-
-    Use it for several calls with the same weights, above all in inference. A table is computed again if a parameter
-    gets another value by an operation or an optimizer, but **not** if ``parameter.data`` is written to within the
-    context. Tables are part of the graph of derivatives, so a backward pass within the context must be the only one, or
-    have ``retain_graph=True``, and checkpoints (``torch.utils.checkpoint``) must not be used. Compiled programs and
-    transforms of ``torch.func`` compute tables in each call.
-
-    Example:
-        >>> from tg_equiattn.groups import cyclic
-        >>> from tg_equiattn.nn import GroupAttention
-        >>> layer, images = GroupAttention(cyclic(4), 8, 8), torch.randn(6, 2, 8, 4, 9, 9)
-        >>> with torch.no_grad(), cached_tables():
-        ...     outs = [layer(x) for x in images]
-    """
-    global _kept
-    before, _kept = _kept, {} if _kept is None else _kept
-    try:
-        yield
-    finally:
-        _kept = before
-
-
-def cached_table(make: Callable[..., _T]) -> Callable[..., _T]:
-    """Decorate a function of modules and tensors whose result :func:`cached_tables` keeps."""
-
-    @functools.wraps(make)
-    def table(*arguments: Any) -> _T:
-        if _kept is None or not runs_eagerly():
-            return make(*arguments)
-        tensors: list[Tensor] = []
-        key = make, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _identity(arguments, tensors)
-        if key not in _kept:
-            _kept[key] = make(*arguments), tensors  # which are kept alive, since the key has their addresses
-        return _kept[key][0]
-
-    return table
-
-
-def _identity(x: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(x, nn.Module):
-        return x, _identity((*x.parameters(), *x.buffers()), tensors)
-    if isinstance(x, tuple):
-        return tuple(_identity(y, tensors) for y in x)
-    if isinstance(x, Tensor):
-        tensors.append(x)
-        return id(x), 0 if x.is_inference() else x._version
-    return x
+from .modes import as_fake, ordinary_tensors
 
 
 class Tables(nn.Module):

@@ -26,7 +26,7 @@ PUBLIC = {
     "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "
     "GroupLinear GroupTransformer LiftingAttention PerformerAttention PredictedChargeInteraction "
     "RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
-    "SE3HyenaOperator VectorSelfAttention VectorTransformer cached_tables no_weight_decay",
+    "SE3HyenaOperator VectorSelfAttention VectorTransformer no_weight_decay",
     "integrations.escnn": "MaskedSequential R2AttentionBlock R2GlobalAttention R2GroupAttention R2LiftingAttention "
     "R2RegularLayerNorm R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention R3RegularLayerNorm "
     "between_fields group_from_gspace to_standard_torch",

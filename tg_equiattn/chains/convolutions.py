@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..graphs.node_batch import PaddedBatch
 from ..modules import reset_children
 from ..operators import tile_numbers
-from ..tables import Tables, cached_table
+from ..tables import Tables
 from ..tiles import map_tiles
 from .long_conv import lag_convolution, ring_convolution
 from .sequences import Sequences
@@ -114,7 +114,6 @@ class ImplicitFilter(nn.Module):
             start = torch.linspace(0.5, 1, len(self.decay), dtype=self.decay.dtype, device=self.decay.device)
             self.decay.copy_(start.expm1().log())  # the inverse of softplus
 
-    @cached_table
     def filter(self, length: int) -> Float[Tensor, "channels lags"]:
         """Filters at all lags of sequences of this length."""
         lags = torch.arange(0 if self.causal else 1 - length, max(length, 1), device=self.decay.device)

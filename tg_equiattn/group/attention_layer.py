@@ -16,7 +16,7 @@ from ..groups import AnyGroup, DilationGroup, FiniteGroup
 from ..modes import full_precision
 from ..modules import NotScriptable, StoresSettings
 from ..ranks import merge_attentions
-from ..tables import Tables, cached_table
+from ..tables import Tables
 from ..tiles import joined
 from .defaults import (
     check_sides,
@@ -295,7 +295,6 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         split = (self.content_heads, -1)
         return self.query(x, scale).unflatten(1, split), self.key(context).unflatten(1, split), value
 
-    @cached_table
     def _terms(self, spatial: tuple[int, ...], device: torch.device, grids: tuple[bool, bool] | None = None) -> Terms:
         """The terms of scores for a grid of this size, or for the phases between two grids. Biases are those of all
         heads."""
@@ -382,7 +381,6 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             outs.append(attention_by_position(masked, rest, window))
         return joined(outs, 1), lse
 
-    @cached_table
     def _split(self, terms: Terms) -> tuple[Terms, Terms]:
         """The terms of heads with content, and those of the other heads."""
 

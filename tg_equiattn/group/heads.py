@@ -23,7 +23,6 @@ from ..modes import full_precision, runs_eagerly
 from ..operators import DEFINITION, choose_form
 from ..ranks import merge_attentions
 from ..softmax_attention import softmax_attention
-from ..tables import cached_table
 from .definition import windowed_attention_definition
 from .dense import dense_attention
 from .windowed import windowed_attention
@@ -275,7 +274,6 @@ def lifting_by_position(
     return _convolve(x, filters, window, bias=out_bias.repeat_interleave(elements)).unflatten(1, (-1, elements))
 
 
-@cached_table
 def _weights(space_bias: Tensor) -> Tensor:
     """Softmax weights of offsets."""
     with full_precision(space_bias.device):

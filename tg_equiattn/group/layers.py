@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import checks
 from ..groups import Group
 from ..modules import StoresSettings
-from ..tables import Tables, cached_table
+from ..tables import Tables
 from .encodings import relation_index
 from .windows import Checked, Mask, enter, fill_where_masked, leave, zero_where_masked
 
@@ -419,7 +419,6 @@ class GroupLinear(StoresSettings):
     def settings(self) -> dict[str, Any]:
         return {"group": {"digest": self.group.digest, "text": repr(self.group)}}
 
-    @cached_table
     def matrix(self) -> Tensor:
         """The weights as one matrix, ``(out_channels |H|, in_channels |H|)``."""
         index = self.index(self.weight.device)  # index_select: its derivative takes less time than that of indexing
