@@ -1,11 +1,14 @@
 """Formulas computed tile by tile: results and all derivatives are those of the formula, from the tensors alone."""
 
+import concurrent.futures
 import functools
 import itertools
 
 import pytest
 import torch
 
+from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import GroupAttention
 from tg_equiattn.tiles import WHOLE, Shape, Tile, map_tiles, recomputed, tiled
 
 pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
@@ -72,3 +75,28 @@ def test_closures_are_refused():
         recomputed(inner, d(3))
     with pytest.raises(TypeError, match="tensors among them"):
         tiled(window, [Tile(y, (WHOLE,), (WHOLE,))], (d(3),), ())
+
+
+@pytest.mark.parametrize("kernel_size", [3, None])
+def test_transforms_of_a_backward_that_begin_after_the_forward(kernel_size):
+    """Batched gradients are no state of a thread or of a context: the gradients themselves say so."""
+    layer = GroupAttention(cyclic(4), 4, 4, kernel_size=kernel_size).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x, grads = d(1, 4, 4, 4, 4), d(3, 1, 4, 4, 4, 4, seed=1).detach()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+
+    def slopes(y, **options):
+        return torch.autograd.grad(y, x, retain_graph=True, **options)[0]
+
+    wanted = torch.stack([slopes(layer(x), grad_outputs=g) for g in grads])
+    for y in (layer(x), compiled(x)):
+        batched = functools.partial(slopes, y, grad_outputs=grads, is_grads_batched=True)
+        torch.testing.assert_close(batched(), wanted)
+        torch.testing.assert_close(torch.vmap(lambda g, y=y: slopes(y, grad_outputs=g))(grads), wanted)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            torch.testing.assert_close(pool.submit(batched).result(), wanted)
+    second = slopes(sum(slopes(layer(x), grad_outputs=g, create_graph=True).square().sum() for g in grads))
+    torch.testing.assert_close(
+        slopes(slopes(layer(x), grad_outputs=grads, is_grads_batched=True, create_graph=True).square().sum()), second
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -101,25 +101,15 @@ _functorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def in_functorch_transform() -> bool:
-    """True in a transform of ``torch.func`` (``grad``, ``vmap``, ``jvp`` and compositions of them), in forward-mode
-    differentiation, and in :func:`as_in_transforms`, in eager execution and while torch.compile traces."""
-    return _functorch() or forward_ad._current_level >= 0 or _as_in_transforms > 0
+    """True in a transform of ``torch.func`` (``grad``, ``vmap``, ``jvp`` and compositions of them) and in forward-mode
+    differentiation, in eager execution and while torch.compile traces."""
+    return _functorch() or forward_ad._current_level >= 0
 
 
-_as_in_transforms = 0  # number of contexts that are open
-
-
-@contextlib.contextmanager
-def as_in_transforms(*gradients: Tensor | None) -> Iterator[None]:
-    """A context in which functions use operations that all transforms support, if any gradient is batched by
-    ``torch.autograd.grad(..., is_grads_batched=True)``. That is no transform of ``torch.func``."""
-    global _as_in_transforms
-    batched = any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in gradients)
-    _as_in_transforms += batched
-    try:
-        yield
-    finally:
-        _as_in_transforms -= batched
+def are_batched(gradients: Iterable[Tensor | None]) -> bool:
+    """True in the backward of ``torch.autograd.grad(..., is_grads_batched=True)``. That is no transform of
+    ``torch.func``, but supports as few operations."""
+    return any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in gradients)
 
 
 def goes_through(x: Tensor) -> bool:

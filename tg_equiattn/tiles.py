@@ -17,7 +17,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from .modes import as_in_transforms, full_precision, in_functorch_transform, is_whole, runs_eagerly
+from .modes import are_batched, full_precision, in_functorch_transform, is_whole, runs_eagerly
 from .ranks import Ranks
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Call(NamedTuple):
 
 
 def _run(call: Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    return _Tiled.apply(call, *tensors) if runs_eagerly() else _added(call, tensors)
+    return _Tiled.apply(call, *tensors) if runs_eagerly() and not are_batched(tensors) else _added(call, tensors)
 
 
 def _added(call: Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
@@ -211,7 +211,8 @@ def _pullback(
     function, tile_settings, wanted, count = settings
     recorded, inputs, rest = torch.is_grad_enabled(), list(tensors[: len(wanted)]), tensors[len(wanted) :]
     grads, known = rest[:count], rest[count:]
-    more = {"known": known} if known and not recorded else {}  # what is known has no derivatives
+    transformed = in_functorch_transform() or are_batched(grads)  # since the forward pass
+    more = {"known": known} if known and not (recorded or transformed) else {}  # what is known has no derivatives
     chosen = [n for n, want in enumerate(wanted) if want]
 
     def results(*moving: Tensor) -> tuple[Tensor, ...]:
@@ -221,13 +222,11 @@ def _pullback(
         return (out,) if isinstance(out, Tensor) else tuple(out)
 
     moving: list[Any] = [inputs[n] for n in chosen]
-    if in_functorch_transform():  # which has begun since the forward pass
+    if transformed:
         return torch.func.vjp(results, *moving)[1](grads)
     with torch.enable_grad():
         moving = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in moving]
-        with as_in_transforms(*grads):
-            outs = results(*moving)
-        ends = [(y, grad) for y, grad in zip(outs, grads, strict=True) if y.requires_grad]
+        ends = [(y, grad) for y, grad in zip(results(*moving), grads, strict=True) if y.requires_grad]
         if not ends:
             return tuple(torch.zeros_like(x) for x in moving)
         outputs, slopes = zip(*ends, strict=True)
