@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
 
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention
@@ -100,3 +102,16 @@ def test_transforms_of_a_backward_that_begin_after_the_forward(kernel_size):
     torch.testing.assert_close(
         slopes(slopes(layer(x), grad_outputs=grads, is_grads_batched=True, create_graph=True).square().sum()), second
     )
+
+
+def test_a_checkpoint_around_keeps_no_tensor_of_a_checkpoint_within():
+    inside = []
+
+    def run(x):
+        y = x.cos()
+        inside.append(StorageWeakRef(y.untyped_storage()))
+        return recomputed(outer, y, y)
+
+    out = checkpoint(run, d(3), use_reentrant=False)
+    assert inside[0].expired()
+    out.sum().backward()

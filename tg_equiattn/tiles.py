@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -69,7 +69,8 @@ def tiled(
     """
     if runs_eagerly():
         contents: list[Any] = []
-        _taken((function, *{id(tile.settings): tile.settings for tile in tiles}.values()), contents, contents)
+        settings = {id(tile.settings): tile.settings for tile in tiles}
+        _taken((function, *settings.values()), contents, contents)
         if contents:
             raise TypeError("settings of tiles must be frozen, got tensors among them: pass these as tensors")
     once = (False,) * len(tensors) if once is None else tuple(once)
@@ -111,12 +112,29 @@ def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
     if not runs_eagerly():
         return function(*arguments)
     tensors: list[Tensor] = []
-    modules: list[_Weights] = []
-    settings = _taken((function, arguments), tensors, modules), tuple(modules)
+    modules: list[nn.Module] = []
+    call = _taken((function, arguments), tensors, modules)
     if not torch.is_grad_enabled():
         return function(*arguments)
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    return torch.utils.checkpoint.checkpoint(_of_arguments, settings, _versions(tensors), *tensors, **options)
+    named = ((n, [*x.named_parameters(), *x.named_buffers()]) for n, x in enumerate(modules))
+    weights = {f"{n}.{name}": x for n, each in named for name, x in each}
+    tensors += weights.values()
+    names, versions = tuple(weights), _versions(tensors)
+
+    def again(*tensors: Tensor) -> Any:  # holds no tensor itself, so that those of a checkpoint around it are not kept
+        if _versions(tensors) != versions:
+            raise RuntimeError(
+                "a tensor has been written to between forward and backward, which needs its old values: write to "
+                "weights and inputs after backward"
+            )
+        rest = iter(tensors)
+        function, arguments = call(rest)
+        if not modules:
+            return function(*arguments)
+        weights = dict(zip(names, rest, strict=True))
+        return torch.func.functional_call(_Modules(modules), weights, (function, arguments))
+
+    return torch.utils.checkpoint.checkpoint(again, *tensors, use_reentrant=False, preserve_rng_state=False)
 
 
 def map_tiles(
@@ -233,85 +251,41 @@ def _pullback(
         return torch.autograd.grad(outputs, moving, slopes, create_graph=recorded, materialize_grads=True)
 
 
-class _Slot(NamedTuple):
-    """The place of a tensor in a record, by its number among all tensors."""
-
-    number: int
-
-
-class _Record(NamedTuple):
-    """A tuple or a frozen dataclass, whose tensors have been taken out."""
-
-    make: Any
-    values: tuple[Any, ...]
-
-
-class _Weights(NamedTuple):
-    """The tensors of a module, by the number of the first one among all tensors."""
-
-    module: nn.Module
-    names: tuple[str, ...]
-    first: int
-
-
 class _Modules(nn.ModuleList):
     def forward(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         return function(*arguments)
-
-
-def _of_arguments(settings: tuple[_Record, tuple[_Weights, ...]], versions: tuple[int, ...], *tensors: Tensor) -> Any:
-    if _versions(tensors) != versions:
-        raise RuntimeError(
-            "a tensor has been written to between forward and backward, which needs its old values: write to weights "
-            "and inputs after backward"
-        )
-    (function, arguments), modules = _filled(settings[0], tensors), settings[1]
-    if not modules:
-        return function(*arguments)
-    weights = {f"{n}.{name}": tensors[x.first + k] for n, x in enumerate(modules) for k, name in enumerate(x.names)}
-    return torch.func.functional_call(_Modules(x.module for x in modules), weights, (function, arguments))
 
 
 def _versions(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(0 if x.is_inference() else x._version for x in tensors)
 
 
-def _taken(x: Any, tensors: list[Tensor], modules: list[_Weights]) -> Any:
-    """A frozen copy of x, whose tensors are moved to a list.
+def _taken(x: Any, tensors: list[Tensor], modules: list[nn.Module]) -> Callable[[Iterator[Tensor]], Any]:
+    """Move the tensors of x to a list. The result is a function that makes x of such tensors again.
 
     Raises:
         TypeError: if x holds anything but tensors, modules and frozen settings.
     """
     if isinstance(x, Tensor):
         tensors.append(x)
-        return _Slot(len(tensors) - 1)
-    if isinstance(x, tuple):
-        return _Record(type(x), tuple(_taken(y, tensors, modules) for y in x))
+        return next
     if isinstance(x, nn.Module):
-        weights = dict([*x.named_parameters(), *x.named_buffers()])
-        modules.append(_Weights(x, tuple(weights), len(tensors)))
-        tensors.extend(weights.values())
-        return x
-    if dataclasses.is_dataclass(x) and not isinstance(x, type) and x.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        values = (getattr(x, field.name) for field in dataclasses.fields(x))
-        return _Record(type(x), tuple(_taken(y, tensors, modules) for y in values))
-    if isinstance(x, types.FunctionType):
-        if x.__closure__ is None and x.__globals__.get(x.__qualname__) is x:
-            return x
-    elif isinstance(x, _FROZEN):
-        return x
-    raise TypeError(
-        "what is computed again in backward must be a function of a module file, and read nothing but tensors, numbers "
-        f"and names that it is given, got {getattr(x, '__qualname__', type(x).__name__)}: pass tensors as tensors, and "
-        "settings as tuples or frozen dataclasses"
-    )
-
-
-def _filled(x: Any, tensors: Sequence[Tensor]) -> Any:
-    """The inverse of :func:`_taken`."""
-    if isinstance(x, _Slot):
-        return tensors[x.number]
-    if isinstance(x, _Record):
-        values = [_filled(y, tensors) for y in x.values]
-        return x.make(values) if x.make in (tuple, torch.Size) else x.make(*values)
-    return x
+        modules.append(x)
+    elif isinstance(x, tuple):
+        parts, make = [_taken(y, tensors, modules) for y in x], type(x)
+        if make in (tuple, torch.Size):
+            return lambda rest: make([part(rest) for part in parts])
+        return lambda rest: make(*(part(rest) for part in parts))
+    elif dataclasses.is_dataclass(x) and not isinstance(x, type) and x.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        record = _taken(tuple(getattr(x, field.name) for field in dataclasses.fields(x)), tensors, modules)
+        kind = type(x)
+        return lambda rest: kind(*record(rest))
+    elif not isinstance(x, _FROZEN) and not (
+        isinstance(x, types.FunctionType) and x.__closure__ is None and x.__globals__.get(x.__qualname__) is x
+    ):
+        raise TypeError(
+            "what is computed again in backward must be a function of a module file, and read nothing but tensors, "
+            f"numbers and names that it is given, got {getattr(x, '__qualname__', type(x).__name__)}: pass tensors as "
+            "tensors, and settings as tuples or frozen dataclasses"
+        )
+    return lambda rest: x
