@@ -24,7 +24,6 @@ _FLAT = 1e-6  # smallest volume of a unit cell, relative to a box with edges of 
 _MOST = 2**23  # largest number of reciprocal vectors of a graph and kernel; a larger table would not fit into memory
 _FEW = 64  # in crystals, smallest number of vectors of a kernel: kernels with few are computed together
 _ALIKE = 1.25  # also kernels whose numbers differ by less than this factor
-_STEP, _STEPS = 1.15, 16  # errors name the needed bound in 16 steps, each by a factor of 1.15
 TAPER = 1.1  # weights fade to zero between the cutoff and this times the cutoff
 
 
@@ -359,49 +358,16 @@ def _bounded(
     number = torch.arange(sum(counts), device=device)
     indices = _indices_at(number - first[kernel], most[kernel])
     stands = torch.where((indices == 0).all(1), 1, 2)
-    _check_bounds(needed, fits, bounds)
     if is_batched(lengths):
         stands = torch.where(fits.all(), stands, torch.nan)
     else:
-        _assert_bounds(needed, bounds)
+
+        def wanted() -> str:
+            kernel = int((~fits).any(2).any(0).nonzero()[0])
+            least = tuple(needed[:, kernel].floor().amax(0).long().tolist())
+            return f"; a kernel with {bounds[kernel]} needs at least {least}"
+
+        text = f"max_hkl must be larger for kernels of this width and these cells, got {max(bounds, key=sum)}"
+        checks.must_hold(fits.all(), text, wanted)
     count = lengths.shape[0]
     return indices.expand(count, -1, -1), stands.expand(count, -1), counts
-
-
-def _assert_bounds(needed: Float[Tensor, "graphs kernels 3"], bounds: Sequence[Sequence[int]]) -> None:
-    """Assert on the device that Miller indices are within their bounds.
-
-    The texts of such errors are fixed when a model is compiled. So there is a text for each of several factors by which
-    a bound may be too small. Compilers do not keep the order of assertions, so only one of them fails along an axis.
-    """
-    if not needed.shape[0]:
-        return
-    fits = (needed.amax(0) < _table(bounds, needed.device, torch.int64) + 1).all()
-    largest = max(range(len(bounds)), key=lambda p: sum(bounds[p]))
-    for axis, most in enumerate(bounds[largest]):
-        largest_needed, enough = (
-            needed[:, largest, axis].amax(),
-            [math.ceil(most * _STEP**n) for n in range(_STEPS, -1, -1)],
-        )
-        for more, less in itertools.pairwise(enough):
-            text = f"max_hkl along lattice vector {'abc'[axis]} must be at least {more} for these cells, got {most}"
-            checks.must_hold(
-                (largest_needed < less + 1) | (largest_needed >= more + 1), text
-            )  # the needed bound is not between less and more
-        fits = fits | (
-            (largest_needed >= most + 1) & (largest_needed < enough[0] + 1)
-        )  # otherwise a text above names the bound
-    checks.must_hold(fits, f"max_hkl must be far larger than {bounds[largest]} for these cells")
-
-
-@checks.of_values
-def _check_bounds(
-    needed: Float[Tensor, "graphs kernels 3"], fits: Bool[Tensor, "graphs kernels 3"],
-    bounds: Sequence[Sequence[int]],
-) -> None:  # fmt: skip
-    if needed.shape[0] and not bool(fits.all()):
-        kernel = int((~fits).any(2).any(0).nonzero()[0])
-        wanted = tuple(needed[:, kernel].floor().amax(0).long().tolist())
-        raise ValueError(
-            f"max_hkl must be at least {wanted} for kernels of this width and these cells, got {bounds[kernel]}"
-        )

@@ -53,7 +53,7 @@ def test_compiled_model(method, charges, tmp_path):
         for name in ("total_energy", "forces") + crystals * ("stress",):
             torch.testing.assert_close(got[name], wanted[name], rtol=1e-9, atol=1e-12)
     refused, message = (
-        (salt((4, 1, 1)), "max_hkl along lattice vector a must be at least")
+        (salt((4, 1, 1)), "max_hkl must be larger for kernels of this width and these cells")
         if crystals
         else (salt(), "no edge must cross")
     )
