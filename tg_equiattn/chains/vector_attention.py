@@ -7,13 +7,13 @@ of k. Sums over keys are of the matrices k v^T, since (q x k) x v = k (q.v) - q 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .. import checks
-from ..modes import full_precision, in_functorch_transform, runs_eagerly
+from ..modes import full_precision, runs_eagerly
 from ..operators import Plan, tile_numbers, tile_operator
 from ..tiles import WHOLE, Call, Shape, Tile, is_whole
 
@@ -144,74 +144,40 @@ def _averages(
 
 
 # Terms of |q x k|^2 cancel if vectors are nearly parallel, so rounded factors would give wrong scores. Where matrix
-# products may round their factors (TF32, bfloat16 on a CPU), factors are sums of parts that are exact in these formats.
-# Weights alone may be rounded.
+# products may round their factors (TF32, bfloat16 on a CPU), these products are sums of elementwise ones.
 
 
 def _products_round(x: Tensor) -> bool:
-    """True if matrix products of float32 may round their factors. On a GPU this is assumed, since splitting into parts
-    costs little there."""
-    if x.dtype == torch.float64 or x.device.type != "cpu":
-        return x.dtype != torch.float64
-    return _cpu_rounds_factors()
+    """True if matrix products of float32 may round their factors."""
+    return x.dtype != torch.float64 and _float32_rounds()
 
 
-def _cpu_rounds_factors() -> bool:
+def _float32_rounds() -> bool:
     try:
         return torch.get_float32_matmul_precision() != "highest"
     except RuntimeError:  # the precision was set by torch's newer settings
         return True
 
 
-_cpu_rounds_factors._dynamo_marked_constant = True  # type: ignore[attr-defined]  # compilers cannot trace the setting
+_float32_rounds._dynamo_marked_constant = True  # type: ignore[attr-defined]  # compilers cannot trace the setting
 
 
 def _exact_product(a: Float[Tensor, "groups n width"], b: Float[Tensor, "groups m width"]) -> Tensor:
     """a b^T with exact factors, for a small width."""
     if not _products_round(a):
         return a @ b.mT
-    if in_functorch_transform():
-        return (a[..., :, None, :] * b[..., None, :, :]).sum(-1)
-    return _ExactProduct.apply(a, b)
+    (first, second), *rest = zip(a[..., None, :].unbind(-1), b[..., None, :, :].unbind(-1), strict=True)
+    out = first * second
+    for x, y in rest:
+        out = torch.addcmul(out, x, y)
+    return out
 
 
 def _sum_of_values(weight: Float[Tensor, "groups n m"], values: Float[Tensor, "groups m width"]) -> Tensor:
-    """weight times values, of which only the weights may be rounded."""
-    if not _products_round(weight) or in_functorch_transform():
+    """weight times values, with exact factors, for a small width."""
+    if not _products_round(weight):
         return weight @ values
-    return _SumOfValues.apply(weight, values)
-
-
-def _parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """float32 as a sum of three numbers of 8 significant bits each."""
-    high = x.bfloat16().to(x.dtype)
-    middle = (x - high).bfloat16().to(x.dtype)
-    return high, middle, x - high - middle
-
-
-class _ExactProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        (a1, a2, a3), (b1, b2, b3) = _parts(a), _parts(b)
-        return torch.cat([a1, a1, a2, a1, a3, a2], -1) @ torch.cat([b1, b2, b1, b3, b1, b2], -1).mT
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        a, b = ctx.saved_tensors
-        return _sum_of_values(grad, b), _sum_of_values(grad.mT, a)
-
-
-class _SumOfValues(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, values: Tensor) -> Tensor:
-        ctx.save_for_backward(weight, values)
-        return (weight @ torch.cat(_parts(values), -1)).unflatten(-1, (3, -1)).sum(-2)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        weight, values = ctx.saved_tensors
-        return _exact_product(grad, values), _sum_of_values(weight.mT, grad)
+    return torch.stack([(weight * x[..., None, :]).sum(-1) for x in values.unbind(-1)], -1)
 
 
 def _outputs(of_queries: Tensor, of_keys: Tensor, values: Tensor, bias: Tensor | None) -> tuple[Tensor]:
