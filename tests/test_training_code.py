@@ -113,7 +113,6 @@ def test_stacked_modules_compute_as_each(name):
         close([out[number] for out in found], tree_leaves(module(**inputs)))
 
 
-@pytest.mark.filterwarnings("ignore:seed_digits of RandomFeatures are no seed")
 def test_the_mean_of_two_state_dicts_loads(name):
     (one, *_), (two, *_), (module, *_) = (built(name) for _ in range(3))
     first, second = one.state_dict(), two.state_dict()

@@ -128,16 +128,20 @@ def test_the_seed_survives_what_training_tools_do_to_buffers():
     assert torch.equal(directions(other), drawn)
 
 
-def test_averages_of_two_seeds_keep_the_module_s_own():
+def test_any_digits_are_a_seed():
+    """Those of an average of different seeds, and uninitialised memory, too. All modules read them alike."""
     torch.manual_seed(0)
-    one, two, three = (RandomFeatures(11, 5) for _ in range(3))
-    states, before = [one.state_dict(), two.state_dict()], directions(three)
+    one, two, three, four = (RandomFeatures(11, 5) for _ in range(4))
+    states = one.state_dict(), two.state_dict()
     mean = {name: (states[0][name] + states[1][name]) / 2 for name in states[0]}
-    with pytest.warns(UserWarning, match="averages of modules whose seeds differ: the module keeps its own seed"):
-        three.load_state_dict(mean)
-    assert torch.equal(directions(three), before)
+    for each in (three, four):
+        each.load_state_dict(mean)
+    assert torch.equal(directions(three), directions(four))
     three.load_state_dict({name: (x + x) / 2 for name, x in states[0].items()})
     assert torch.equal(directions(three), directions(one))
+    three.seed_digits.copy_(torch.tensor([float("nan"), -3.0, 1e9, float("inf"), 254.6]))
+    assert directions(three).isfinite().all()
+    assert three.seed == 0x0000FFFFFF
 
 
 def test_an_ensemble_draws_from_the_seed_of_each_member():

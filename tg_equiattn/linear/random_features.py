@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -34,25 +33,19 @@ def draw_directions(
 
 
 def digits_of(seed: int) -> Float[Tensor, " digits"]:
-    """A seed as small whole numbers, its bytes and a checksum, so that averages of equal seeds are exact."""
-    text = seed.to_bytes(_BYTES, "big")
-    return torch.tensor([*text, *zlib.crc32(text).to_bytes(4, "big")], dtype=torch.float32, device="cpu")
+    """A seed as its bytes: small whole numbers, so that averages of equal seeds are exact."""
+    return torch.tensor([*seed.to_bytes(_BYTES, "big")], dtype=torch.float32, device="cpu")
 
 
-def seed_of(digits: Float[Tensor, " digits"]) -> int | None:
-    """The seed of these digits; ``None`` for an average of different seeds, and for uninitialised memory."""
-    numbers = whole_numbers(digits.nan_to_num(-1.0))
-    seed = int.from_bytes(bytes(n % 256 for n in numbers[:_BYTES]), "big")
-    return seed if numbers == digits_of(seed).tolist() else None
+def seed_of(digits: Float[Tensor, " digits"]) -> int:
+    """The seed of these digits. Any numbers are a seed, an average of those of different seeds, too."""
+    return int.from_bytes(bytes(whole_numbers(digits.nan_to_num().clamp(0, 255))), "big")
 
 
 @torch.library.custom_op("tg_equiattn::random_directions", mutates_args=())
 def _directions_of(digits: Tensor, number: int, num_random_features: int, dim: int, paired: bool) -> Tensor:
     """Directions of a seed, from its digits. ``torch.vmap`` may batch the digits, as in an ensemble of modules."""
-    seed = seed_of(digits)
-    if seed is None:
-        raise RuntimeError("seed_digits must be stacked from those of modules, got other numbers")
-    return draw_directions(seed, number, num_random_features, dim, paired).to(digits.device)
+    return draw_directions(seed_of(digits), number, num_random_features, dim, paired).to(digits.device)
 
 
 @_directions_of.register_fake
@@ -91,7 +84,7 @@ class RandomFeatures(nn.Module):
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # of the directions
         self._calls: dict[int, tuple[int, int]] = {}  # see _draw_of_call
         self._draw_of_copies = self._mark = (-1, -1)
-        self.register_buffer("seed_digits", torch.empty(_BYTES + 4))
+        self.register_buffer("seed_digits", torch.empty(_BYTES))
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -165,15 +158,7 @@ class RandomFeatures(nn.Module):
         digits = self.seed_digits
         mark = id(digits), 0 if digits.is_inference() else digits._version
         if mark != self._mark and is_ordinary(digits):
-            seed, self._mark = seed_of(digits), mark
-            if seed is None:
-                warnings.warn(
-                    f"seed_digits of {type(self).__name__} are no seed, as after averages of modules whose seeds "
-                    "differ: the module keeps its own seed",
-                    stacklevel=2,
-                )
-                digits.copy_(digits_of(self.seed))
-            self.seed = self.seed if seed is None else seed
+            self.seed, self._mark = seed_of(digits), mark
         return self.seed, self._number
 
     # constants while torch.compile traces
@@ -188,8 +173,10 @@ class RandomFeatures(nn.Module):
             self._update_copies((self.seed_digits.device, torch.promote_types(self.seed_digits.dtype, torch.float32)))
         return self
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if (name := f"{prefix}seed_digits") in state_dict:
+            state_dict[name] = state_dict[name][:_BYTES]  # earlier versions stored a checksum, too
+        super()._load_from_state_dict(state_dict, prefix, *args)
         self._update_copies()
 
     def get_extra_state(self) -> Tensor:
