@@ -1,5 +1,7 @@
 """Activation checkpointing of every public module, by both of torch's ways, gives the gradients of a plain call."""
 
+import copy
+
 import pytest
 import torch
 from cases import CASES, ONE_A_NAME, agree
@@ -72,3 +74,43 @@ def test_draws_between_two_checkpointed_calls(name, reentrant):
         found.append([x.grad for x in module.parameters() if x.grad is not None])
         assert float((outs[0] - outs[1]).detach().abs().max()) > 1e-3
     agree(*found, 1e-12)
+
+
+class Draws(torch.nn.Module):
+    """A layer with random features, as a function of one tensor, and its features."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.layer, inputs = CASES[name].build(torch.float64)
+        self.x = inputs.pop("x")
+        self.rest = inputs
+        (self.features,) = (part for part in self.modules() if isinstance(part, RandomFeatures))
+
+    def forward(self, x):
+        return self.layer(x, **self.rest)
+
+
+@both_ways
+@pytest.mark.parametrize("without_last", [False, True])
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_and_checkpoints_without_the_state_of_random_numbers(name, without_last, reentrant):
+    """Draws after backward have the gradients of a plain call, also after a plain call that has no backward. A call of
+    an earlier draw is refused, in whichever order, with and without a draw after the last call."""
+    pytest.importorskip(CASES[name].host)
+    module = Draws(name)
+    module(module.x)
+    way = {"use_reentrant": reentrant, "preserve_rng_state": False}
+    for _ in range(3):
+        plain, x = copy.deepcopy(module), module.x.clone().requires_grad_()
+        (wanted,) = torch.autograd.grad(plain(x).square().sum(), x)
+        (2 * checkpoint(module, x, **way)).square().sum().backward()
+        agree([x.grad], [4 * wanted], 1e-12)
+        module.features.redraw_features()
+    x = module.x.clone().requires_grad_()
+    losses = []
+    for _ in range(2):
+        losses.append(checkpoint(module, x, **way).square().sum())
+        if not (without_last and losses[1:]):
+            module.features.redraw_features()
+    with pytest.raises(RuntimeError, match="pass preserve_rng_state=True, or call redraw_features after backward"):
+        losses[0].backward()

@@ -17,9 +17,10 @@ def test_nothing_is_valid(name):
     module, inputs = CASES[name].build(torch.float64)
     module.eval()
     nodes = [n for n in inputs if n in OF_NODES and isinstance(inputs[n], torch.Tensor)]
-    valid = "mask" if "mask" in inputs else "lengths"
-    inputs[valid] = inputs[valid].expand(len(inputs[nodes[0]]), *inputs[valid].shape[1:]).clone()
-    inputs[valid][0] = 0
+    valid = inputs.keys() & {"mask", "context_mask", "lengths"}
+    for n in valid:
+        inputs[n] = inputs[n].expand(len(inputs[nodes[0]]), *inputs[n].shape[1:]).clone()
+        inputs[n][0] = 0
     for n in nodes:
         inputs[n][0] = torch.nan
     outs, grads = run(module, inputs)
@@ -27,7 +28,7 @@ def test_nothing_is_valid(name):
     assert all(bool(x.isfinite().all()) for x in (*outs, *grads) if x is not None)
     of_inputs = dict(zip([n for n, x in inputs.items() if _floats(x)], grads, strict=False))  # before parameters
     assert not any(of_inputs[n][0].any() for n in nodes if of_inputs[n] is not None)
-    alone, _ = run(module, {n: x[1:] if n in (*nodes, valid) else x for n, x in inputs.items()})
+    alone, _ = run(module, {n: x[1:] if n in (*nodes, *valid) else x for n, x in inputs.items()})
     for out, other in zip(outs, alone, strict=True):
         torch.testing.assert_close(out[1:], other, rtol=0, atol=1e-12)
 

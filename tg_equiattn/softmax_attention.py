@@ -26,14 +26,13 @@ def softmax_attention(
 ) -> Float[Tensor, "rows nodes channels"]:  # fmt: skip
     """Softmax attention within rows, with all channels as one head, over the keys that are true in ``mask``.
 
-    Scores are inner products, without a factor. ``mask=None`` means all keys. If there are as many queries as keys, the
-    mask is also the mask of queries. Outputs of a row without keys, and of queries outside the mask, are finite. If
-    queries have one more channel than keys, this channel is the score of one more key, whose value is zero. This key is
-    never dropped, and its weight is one more channel of the output.
+    Scores are inner products, without a factor. ``mask=None`` means all keys. Masked keys and values may be NaN;
+    queries must be finite. Outputs of a row without keys are finite. If queries have one more channel than keys, this
+    channel is the score of one more key, whose value is zero. This key is never dropped, and its weight is one more
+    channel of the output.
     """
     extra, channels = q.shape[-1] - k.shape[-1], v.shape[-1]
     if mask is not None:
-        q = torch.where(mask[..., None], q, 0.0) if q.shape[1] == k.shape[1] else q
         k, v = (torch.where(mask[..., None], x, 0.0) for x in (k, v))
         mask = F.pad(mask, (0, extra), value=True) if extra else mask
         mask = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a softmax over no keys would be NaN

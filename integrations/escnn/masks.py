@@ -19,7 +19,7 @@ from tg_equiattn.group.layers import Masked
 from tg_equiattn.group.layers import MaskedSequential as CoreMaskedSequential
 from tg_equiattn.group.windows import fill_where_masked, zero_where_masked
 
-from .export import plain_copy
+from .export import ATTENTION, plain_copy
 
 POINTWISE = (
     e.ConcatenatedNonLinearity, e.DisentangleModule, e.ELU, e.FieldDropout, e.FourierPointwise, e.GatedNonLinearity1,
@@ -109,21 +109,27 @@ class _Refused(_Pointwise):
 
 
 class _TakesMask(_Pointwise):
-    """A module whose ``forward`` takes a mask."""
+    """A module whose ``forward`` takes a mask. Raise ValueError if it has circular attention."""
 
     def __init__(self, module: nn.Module) -> None:
+        if any(isinstance(part, ATTENTION) and part.window.circular for part in module.modules()):
+            raise _no_opposite_side(module, "circular", "mask")
         self.mask_after = getattr(module, "mask_after", super().mask_after)  # type: ignore[method-assign]
 
     def apply(self, run: Callable[..., Tensor], x: Tensor, mask: Tensor) -> Tensor:
         return run(x, mask)
 
 
+def _no_opposite_side(module: nn.Module, mode: str, allowed: str) -> ValueError:
+    return ValueError(
+        f"mask must be None with padding_mode={mode!r} in {type(module).__name__}, got a mask: a padded image has no "
+        f"opposite side; use padding_mode={allowed!r}"
+    )
+
+
 def _window(module: Any, outside: float) -> _Window:
     if getattr(module, "padding_mode", "zeros") != "zeros":
-        raise ValueError(
-            f"mask must be None with padding_mode={module.padding_mode!r} in {type(module).__name__}, got a mask: a "
-            "padded image has no opposite side; use padding_mode='zeros'"
-        )
+        raise _no_opposite_side(module, module.padding_mode, "zeros")
     kernel, stride, padding, dilation = (
         value if isinstance(value, tuple) else (value,) * module.in_type.gspace.dimensionality
         for value in (module.kernel_size, module.stride, module.padding, getattr(module, "dilation", 1))
@@ -252,7 +258,8 @@ class MaskedSequential(SequentialModule):
 def _exported(module: EquivariantModule) -> ExportedPart:
     plain = plain_copy(module)
     try:
-        return ExportedPart(plain, _TakesMask(plain) if takes_mask(module) else _rule(module))
+        rule = _rule(module)
+        return ExportedPart(plain, _TakesMask(plain) if isinstance(rule, _TakesMask) else rule)
     except ValueError as error:
         return ExportedPart(plain, _Refused(str(error)))
 

@@ -205,7 +205,7 @@ class RdAttentionModule(RdModule):
                 2 n - 1. ``None`` means ``input``.
             context_mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels of the context. Masked
                 pixels are not keys. A query without a valid key has zero weights, so its attention is the bias of the
-                output projection. ``None`` means ``mask``.
+                output projection. It must be given with ``mask`` and a context.
         """
         out = self.core(self._fields(input), mask, context=self._context(context), context_mask=context_mask)
         return self._wrap(out)

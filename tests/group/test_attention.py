@@ -10,6 +10,7 @@ from group_layers import LAYERS, attention, image, images_by_oracle
 from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
+from tg_equiattn.nn import GroupAttentionBlock
 from tg_equiattn.tables import Tables
 from tg_equiattn.testing import TOLERANCE, act, equivariance_error
 
@@ -50,6 +51,11 @@ DEFINITIONS = [
     *((name, ABOUT_X, (2, 3, 2), {"kernel_size": (3, 3, 1), "heads": 1}) for name in TWO),
     ("frame", dihedral(2), (3, 4), {"kernel_size": (5, 3), "window_shape": "disk", "content_heads": 1}),
     ("relative", dihedral(2), (2, 4), {"kernel_size": (3, 7), **CIRCULAR}),
+    # disks of one pixel along an axis
+    *((name, cyclic(3), (2, 3), {"kernel_size": 1}) for name in LAYERS),
+    ("relative", cyclic(3), (2, 3), {"kernel_size": 1, **CIRCULAR}),
+    ("frame", dihedral(2), (2, 3), {"kernel_size": (1, 3), "window_shape": "disk"}),
+    ("lifting", ABOUT_X, (2, 2, 1), {"kernel_size": (3, 3, 1), "window_shape": "disk", "heads": 1}),
     # windows larger than the image
     ("lifting", cyclic(3), (3, 3), {"kernel_size": 7}),
     ("ge_vit", cyclic(3), (3, 3), {"kernel_size": 7}),
@@ -72,6 +78,22 @@ def test_definition(device, name, group, spatial, options, randomise):
     x = image(group, spatial, name != "lifting", batch=1).requires_grad_()
     run = layer if device == "cpu" else on(device, layer)
     assert_same(run(x), images_by_oracle(layer, name, x), [x, *layer.parameters()], 1e-10)
+
+
+@pytest.mark.parametrize("change", [{}, {"stride": 2}, {"content_heads": 0}, {"kernel_size": None}], ids=str)
+@pytest.mark.parametrize("spatial", [(3, 5), (1, 3, 3)], ids=["image", "volume"])
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_gradients_of_no_images_are_zeros(name, spatial, change):
+    if name.startswith("global") and change:
+        pytest.skip("has no such arguments")
+    group = D4 if len(spatial) == 2 else ABOUT_X
+    layer = made(name, group, **change)
+    layers = [layer] if name == "lifting" or "stride" in change else [layer, GroupAttentionBlock(layer, norm="layer")]
+    for module in layers:
+        module.double().zero_grad()
+        module(image(group, spatial, name != "lifting", batch=0)).sum().backward()
+        for parameter in module.parameters():
+            torch.testing.assert_close(parameter.grad, torch.zeros_like(parameter), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("group", PLANAR)
@@ -130,15 +152,19 @@ def test_equivariance_with_masks_and_contexts(name, group, randomise, device):
     for dtype, spatial in ((torch.float32, (3, 5)), (torch.float64, (4, 4))):
         layer, x = layer.to(dtype), image(group, spatial, name != "lifting", dtype).to(device)
         context, mask = torch.randn(2, 5, *x.shape[2:]).to(x), (torch.rand(2, *spatial) < 0.6).to(device)
-        expected, largest = layer(x, mask, context=context), 0.0
+        expected, largest = layer(x, mask, context=context, context_mask=mask), 0.0
         for g in group.lattice.nonzero().flatten().tolist():
             moved, beside, wanted = (act(t, group, g) for t in (x, context, expected))
             turned = act(mask[:, None].to(dtype), group, g)[:, 0] > 0.5
-            error = (layer(moved, turned, context=beside) - wanted).abs().max()
-            assert error <= TOLERANCE[dtype] * expected.abs().max()
+
+            def error(mask, context, moved=moved, wanted=wanted):
+                out = layer(moved, mask, context=context, context_mask=mask)
+                return float((out - wanted).detach().abs().max())
+
+            assert error(turned, beside) <= TOLERANCE[dtype] * expected.abs().max()
             if g != group.identity and dtype == torch.float64:
-                largest = max(largest, float((layer(moved, mask, context=beside) - wanted).detach().abs().max()))
-                assert (layer(moved, turned, context=context) - wanted).abs().max() > 1e-2
+                largest = max(largest, error(mask, beside))
+                assert error(turned, context) > 1e-2
     assert largest > 1e-2
 
 

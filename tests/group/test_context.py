@@ -39,17 +39,18 @@ def test_no_images_and_half_precision(kind):
         torch.testing.assert_close(out, attention(x, context=context), rtol=0, atol=0)
 
 
-def two_images(group, kind):
+def two_images(group, kind, pixels=(4, 6)):
     axes = [] if kind == "lifting" else [len(group)]
-    return torch.randn(2, 3, *axes, 5, 5).double(), torch.randn(2, 5, *axes, 4, 6).double()
+    return torch.randn(2, 3, *axes, 5, 5).double(), torch.randn(2, 5, *axes, *pixels).double()
 
 
+@pytest.mark.parametrize("pixels", [(4, 6), (5, 5)], ids=["another size", "the size of the input"])
 @pytest.mark.parametrize("kind", CONTENT)
-def test_a_context_of_its_own_size_by_definition(kind, randomise):
-    """Softmax over all tokens of the context that a query meets, with a mask of its own."""
+def test_a_context_with_its_own_mask_by_definition(kind, pixels, randomise):
+    """Softmax over all valid tokens of the context that a query meets, with a mask of its own."""
     attention = randomise(CONTENT[kind](D4)).double()
-    x, context = two_images(D4, kind)
-    mask = torch.rand(2, 4, 6) < 0.7
+    x, context = two_images(D4, kind, pixels)
+    mask = torch.rand(2, *pixels) < 0.7
     q, k, v = (y if kind != "lifting" else y.unsqueeze(3) for y in attention.project(x, context))
     q, k, v = (y.flatten(4) for y in (q, k, v))  # (B, heads, C, H, pixels)
     if kind == "frame":
@@ -65,7 +66,7 @@ def test_a_context_of_its_own_size_by_definition(kind, randomise):
         heads = heads.expand(-1, -1, -1, len(D4), -1)
     wanted = attention.out(heads.unflatten(-1, (5, 5)).flatten(1, 2))
     torch.testing.assert_close(attention(x, context=context, context_mask=mask), wanted, rtol=0, atol=1e-12)
-    holes = context.clone().masked_fill_(~mask.view(2, 1, *[1] * (context.ndim - 4), 4, 6), torch.nan)
+    holes = context.clone().masked_fill_(~mask.view(2, 1, *[1] * (context.ndim - 4), *pixels), torch.nan)
     torch.testing.assert_close(attention(x, context=holes, context_mask=mask), wanted, rtol=0, atol=1e-12)
 
 
@@ -107,8 +108,9 @@ def test_contexts_that_do_not_fit_are_refused():
         attention(x, context=context)
     mask = torch.ones(2, 5, 5, dtype=torch.bool)
     attention = layer(GroupAttention, D4, kernel_size=None, encoding=None, relation="relative")
-    with pytest.raises(ValueError, match=r"context_mask must be given if mask, .*, does not fit the context"):
-        attention(x, mask, context=context)
+    for other in (context, x):
+        with pytest.raises(ValueError, match="context_mask must be given with mask and context, got None"):
+            attention(x, mask, context=other)
     with pytest.raises(ValueError, match="context_mask must be None without context"):
         attention(x, context_mask=mask)
     with pytest.raises(ValueError, match=r"mask must be bool of shape \(2 or 1, 4, 6\)"):

@@ -79,7 +79,8 @@ def layer(make, *shape, axes=(0, -2, -1), masked=False, context=None):
         for axis in axes:
             sizes[axis] += 2 * step
         more = {"mask": torch.rand(sizes[0], *sizes[-2:]) < 0.7} if masked else {}
-        more |= {} if context is None else {"context": d(sizes[0], context, *sizes[2:])}
+        if context is not None:
+            more |= {"context": d(sizes[0], context, *sizes[2:])} | {f"context_{n}": x for n, x in more.items()}
         return {"x": d(*sizes)} | more
 
     return Case(make, inputs)

@@ -46,4 +46,4 @@ class UNet(torch.nn.Module):
         down = call(self.down, encoded, mask)
         up = call(self.up, down + call(self.bottom, down, half), half)
         joined = call(self.join, nn.tensor_directsum([up, encoded]), mask)
-        return call(self.readout, self.skip(joined, mask, context=encoded), mask)
+        return call(self.readout, self.skip(joined, mask, context=encoded, context_mask=mask), mask)

@@ -63,9 +63,11 @@ def _geometry(group: FiniteGroup, window: Window) -> Float[Tensor, "H D d"] | Fl
 
 
 def _between(window: Window) -> dict[tuple[bool, bool], list[Phase]]:
-    """The phases of a window to keys on a finer or a coarser grid, with pixels on pixels or between them."""
-    flags = (False, True)
-    return {} if window.is_global else {(a, b): phases(window, a, b) for a in flags for b in flags}
+    """The phases of a window to keys on a finer or a coarser grid, with pixels on pixels or between them, which a window
+    of one pixel along an axis may not reach."""
+    flags = () if window.is_global else (False, True)
+    parts = {(a, b): phases(window, a, b) for a in flags for b in flags}
+    return {grids: some for grids, some in parts.items() if some}
 
 
 def _geometry_between(group: FiniteGroup, window: Window) -> tuple[Float[Tensor, "H D d"], ...]:
@@ -201,7 +203,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 ``context_channels``.
             context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. Masked pixels are not keys.
                 A query without a valid key has zero weights, so its output is the bias of the output projection.
-                ``None`` means ``mask``, which is the mask of the keys without a context, too.
+                It must be given with ``mask`` and a context, and must be ``None`` without a context: ``mask`` is then
+                the mask of the keys, too.
         """
         x, checked, context, key_mask = self.enter(x, mask, context, context_mask)
         key_pixels = None if key_mask is None else key_mask.pixels
@@ -253,13 +256,11 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 "pixels along every axis and the other 2 n or 2 n - 1; with kernel_size=None and encoding=None it may "
                 "have another image size"
             )
-        if context_mask is None and mask is not None and context.shape[axis:] != x.shape[axis:]:
+        if context_mask is None and mask is not None:
             raise ValueError(
-                f"context_mask must be given if mask, {(x.shape[0], *x.shape[axis:])}, does not fit the context, "
-                f"{tuple(context.shape)}, got None"
+                "context_mask must be given with mask and context, got None; pass context_mask=mask if the context has "
+                "the valid pixels of the input, or a mask of ones if all of its pixels are valid"
             )
-        if context_mask is None:
-            return entered, checked, zero_where_masked(context, checked), checked
         return entered, checked, *enter(context, context_mask, axis, "context_mask")
 
     def _fits(self, pixels: Sequence[int], keys: Sequence[int]) -> bool:
@@ -407,7 +408,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 a list of such pixels.
             mask: Bool ``(B or 1, *spatial)``, true at valid pixels of ``x``. ``None`` means that all pixels are valid.
             context: Features with ``context_channels``, projected to keys and values. ``None`` means x.
-            context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. ``None`` means ``mask``.
+            context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. It must be given with
+                ``mask`` and a context.
 
         Returns:
             ``(B, heads, |H|, T, S, *spatial)``, or for a list of pixels ``(B, pixels, heads, |H|, T, S, *spatial)``. T

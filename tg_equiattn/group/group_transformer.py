@@ -114,7 +114,7 @@ class GroupAttentionBlock(layers.Masked, DrawsFeatures, StoresSettings):
             context: Features with ``context_channels``, from which the attention makes keys and values. ``None`` means
                 x.
             context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. Masked pixels are not keys.
-                A query without a valid key has zero weights. ``None`` means ``mask``.
+                A query without a valid key has zero weights. It must be given with ``mask`` and a context.
         """
         _, _, attention, norm, swish, drop = self.attention
         x, checked, *of_keys = cast(AttentionLayer, attention).enter(x, mask, context, context_mask)

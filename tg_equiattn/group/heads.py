@@ -287,7 +287,7 @@ def _convolve(
     at = shifts(window.sides, window.selection)
     x, padding = (at.pad(x, circular=True), [0] * window.dim) if window.circular else (x, at.reach())
     filters = at.to_square(filters).to(x.dtype)
-    if len(filters) == groups > 1 and x.device.type == "cpu" and torch.is_grad_enabled() and runs_eagerly():
+    if len(filters) == groups > 1 and x.device.type == "cpu" and torch.is_grad_enabled() and runs_eagerly() and len(x):
         return _Depthwise.apply(x, filters, padding)
     return _conv(x, filters, None if bias is None else bias.to(x.dtype), padding=padding, groups=groups)
 
@@ -378,7 +378,7 @@ def group_attention(
         mask: True at valid pixels of ``query``. Numbers of masked pixels have no effect, and their outputs are zero.
             ``None`` means that all pixels are valid.
         key_mask: True at valid pixels of ``key`` and ``value``. Masked pixels are not keys. A query without a valid key
-            has the output zero. ``None`` means ``mask`` if queries and keys have images of the same size, and otherwise
+            has the output zero. It must be given with ``mask``, and is the same mask in self-attention. ``None`` means
             that all keys are valid.
 
     Shapes:
@@ -399,7 +399,7 @@ def group_attention(
         ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
             ``query``, ``key`` and ``value`` do not have the same floating point dtype; if ``index`` is not a
             permutation along its last axis, or ``None`` with an encoding or a bias of u; if ``window`` does not fit the
-            image or the encodings; or if ``dropout`` is not in [0, 1).
+            image or the encodings; if ``mask`` is given without ``key_mask``; or if ``dropout`` is not in [0, 1).
 
     Source: GSA-Nets Eq. 14-16 (arXiv:2010.00977), GE-ViT Eq. 14-17 (arXiv:2306.06722). The published code divides
     scores by the square root of the layer's input width; we divide by that of the head width. Frames are ours; Platonic
@@ -407,8 +407,6 @@ def group_attention(
     """
     terms = Terms(offset_encoding, element_encoding, space_bias, group_bias, index)
     _check(query, key, value, terms, window, dropout, mask, key_mask)
-    if key_mask is None and key.shape[4:] == query.shape[4:]:
-        key_mask = mask
     query = zero_where_masked(query, mask)
     key, value = (zero_where_masked(x, key_mask) for x in (key, value))
     query = query.to(torch.promote_types(query.dtype, torch.float32)) * query.shape[2] ** -0.5
@@ -463,7 +461,8 @@ def lifting_attention(
     if offset_encoding.ndim != 3:
         raise ValueError(f"offset_encoding must have shape (|H|, D, C), got {tuple(offset_encoding.shape)}")
     operands = query.unsqueeze(3), key.unsqueeze(3), value.unsqueeze(3), offset_encoding
-    return group_attention(*operands, window=window, space_bias=space_bias, dropout=dropout, mask=mask)
+    more: dict[str, Any] = {"window": window, "space_bias": space_bias, "dropout": dropout}
+    return group_attention(*operands, mask=mask, key_mask=mask, **more)
 
 
 def _check(
@@ -508,6 +507,8 @@ def _check(
         outputs = len(offset_encoding)
     checks.probability(dropout=dropout)
     checks.pixel_mask(mask, batch, spatial, query.device)
+    if mask is not None and key_mask is None:
+        raise ValueError("key_mask must be given with mask, got None; for self-attention pass key_mask=mask")
     checks.pixel_mask(key_mask, key.shape[0], key.shape[4:], key.device, "key_mask")
     offsets = window.count(spatial)
     for name, tensor, shape in (

@@ -82,7 +82,7 @@ class RandomFeatures(nn.Module):
         self.num_random_features, self.dim, self.paired = num_random_features, dim, paired
         self._number = 0  # of the draw
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # of the directions
-        self._calls: dict[int, tuple[int, int]] = {}  # see _draw_of_call
+        self._calls: dict[int, tuple[tuple[int, int], bool]] = {}  # see _draw_of_call
         self._draw_of_copies = self._mark = (-1, -1)
         self.register_buffer("seed_digits", torch.empty(_BYTES))
         self.reset_parameters()
@@ -103,8 +103,6 @@ class RandomFeatures(nn.Module):
             self._number += 1
         else:
             self.reset_parameters(generator)
-        with ordinary_tensors():
-            torch.rand((), device="cpu")  # another state of the generator, see _draw_of_call
         self._update_copies()
 
     def forward(self, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -128,16 +126,33 @@ class RandomFeatures(nn.Module):
     def _draw_of_call(self) -> tuple[int, int]:
         """The seed and the number of the draw for a call in training.
 
-        A checkpoint repeats calls in backward, where draws may have followed. As it restores the state of torch's
-        generator, this state tells which call is repeated. So the state changes with every draw.
+        A checkpoint repeats calls in backward, where draws may have followed. If it restores the state of torch's
+        generator, this state tells which call is repeated: each call changes it. If it does not, the call must have had
+        the present draw. RuntimeError if a call of another draw has not been repeated yet.
         """
+        draw, calls = self._draw(), self._calls
         with ordinary_tensors():
             state = zlib.crc32(torch.get_rng_state().numpy().data)
-        if torch._C._current_graph_task_id() == -1 or state not in self._calls:  # not repeated in backward
-            self._calls[state] = self._draw()
-            if len(self._calls) > _CALLS:
-                del self._calls[next(iter(self._calls))]
-        return self._calls[state]
+            torch.rand((), device="cpu")
+        if torch._C._current_graph_task_id() == -1:  # not repeated in backward
+            # a checkpoint runs a call without gradients, or with hooks for saved tensors
+            if not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+                calls[state] = draw, True
+            if len(calls) > _CALLS:
+                del calls[next(iter(calls))]
+            return draw
+        if state not in calls:
+            waiting = {state: of_call for state, (of_call, waits) in calls.items() if waits}
+            if any(of_call != draw for of_call in waiting.values()):
+                raise RuntimeError(
+                    "random features were drawn between a call in torch.utils.checkpoint and its backward, got "
+                    "preserve_rng_state=False, with which a repeated call does not find its draw; pass "
+                    "preserve_rng_state=True, or call redraw_features after backward"
+                )
+            state = next(iter(waiting), state)
+        of_call, _ = calls.get(state, (draw, False))
+        calls[state] = of_call, False
+        return of_call
 
     def _update_copies(self, *kinds: tuple[torch.device, torch.dtype]) -> None:
         """Write the current draw over all copies of the directions, and make those that are missing: before each call,

@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from escnn import nn
 from escnn_unet import UNet, conv
 from fields import GSPACES, field, regular
-from tg_equiattn.integrations.escnn import MaskedSequential, between_fields, group_from_gspace
+from tg_equiattn.integrations.escnn import (
+    MaskedSequential,
+    R2AttentionBlock,
+    R2GlobalAttention,
+    R2GroupAttention,
+    between_fields,
+    group_from_gspace,
+)
 
 from tg_equiattn.testing import act
 
@@ -169,6 +176,11 @@ def test_an_image_without_valid_pixels():
     [
         ("padding_mode='circular' in R2Conv.*use padding_mode='zeros'",
          lambda: conv(HIDDEN, HIDDEN, 3, padding=1, padding_mode="circular")),
+        *((f"padding_mode='circular' in {kind.__name__}, got a mask.*use padding_mode='mask'",
+           lambda kind=kind: kind(HIDDEN, HIDDEN, 3, heads=2, padding_mode="circular"))
+          for kind in (R2GroupAttention, R2GlobalAttention)),
+        ("padding_mode='circular' in R2AttentionBlock", lambda: R2AttentionBlock(
+            R2GroupAttention(HIDDEN, HIDDEN, 3, heads=2, padding_mode="circular"))),
         ("padding=2 .*use less padding", lambda: conv(HIDDEN, HIDDEN, 3, padding=2)),
         ("ceil_mode=True in PointwiseMaxPool2D.*ceil_mode=False",
          lambda: nn.PointwiseMaxPool2D(HIDDEN, 2, ceil_mode=True)),
@@ -180,11 +192,12 @@ def test_an_image_without_valid_pixels():
     ],
 )  # fmt: skip
 def test_modules_that_are_refused(message, module):
-    """With a mask only."""
+    """With a mask only, before and after the export."""
     model, x = MaskedSequential(module()), HIDDEN(torch.randn(1, 8, 6, 6))
-    model(x)
-    with pytest.raises(ValueError, match=message):
-        model(x, torch.ones(1, 6, 6, dtype=torch.bool))
+    for call, image in ((model, x), (model.export(), x.tensor)):
+        call(image)
+        with pytest.raises(ValueError, match=message):
+            call(image, torch.ones(1, 6, 6, dtype=torch.bool))
 
 
 def test_a_mask_of_another_size_is_refused():
