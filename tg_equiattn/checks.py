@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
@@ -61,6 +62,50 @@ def check(kind: Kind, **arguments: Any) -> None:
     for name, value in arguments.items():
         if not kind.fits(value):
             raise ValueError(f"{name} must be {kind.name}, got {_shown(value)}")
+
+
+def refuse_unknown_arguments(public: Iterable[Any]) -> None:
+    """Let the constructors of public classes refuse unknown keywords with an error that names the class and its
+    arguments. Python's own error names the class that defines the constructor, which may be private."""
+    for made in public:
+        known = _known_arguments(made) if isinstance(made, type) else None
+        if known is not None:
+            made.__init__ = _refusing(made.__name__, made.__init__, known)
+
+
+def _known_arguments(made: Any) -> list[str] | None:
+    """The arguments of a class. A constructor with ``**kwargs`` passes them on to the next class; ``None`` if all
+    constructors do."""
+    known: list[str] = []
+    for kind in made.__mro__:
+        if "__init__" in vars(kind):
+            _, *parameters = inspect.signature(kind.__init__).parameters.values()
+            known += [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                return known
+    return None
+
+
+def _refusing(title: str, constructor: Callable[..., None], known: list[str]) -> Callable[..., None]:
+    @functools.wraps(constructor)
+    def checked(*arguments: Any, **named: Any) -> None:
+        for name in named:
+            if name not in known:
+                nearest = _nearest(name, known)
+                hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+                raise TypeError(
+                    f"{title}() got an unexpected keyword argument {name!r}{hint} Its arguments are {', '.join(known)}"
+                )
+        constructor(*arguments, **named)
+
+    return checked
+
+
+def _nearest(name: str, known: Sequence[str]) -> list[str]:
+    """The argument that has all words of a name, or whose words are all in the name, or that is spelled nearly so."""
+    words = set(name.split("_"))
+    alike = [x for x in known if words.issubset(x.split("_")) or words.issuperset(x.split("_"))]
+    return difflib.get_close_matches(name, alike or known, 1, 0.0 if alike else 0.8)
 
 
 def _python_number(x: Any) -> Any:

@@ -1,5 +1,6 @@
 """Modules: project, reshape, call one kernel; blocks and whole models. One folder a family, every module here."""
 
+from . import checks as _checks
 from .chains.clifford import CliffordMLP
 from .chains.se3_hyena import SE3Hyena, SE3HyenaOperator
 from .chains.self_attention import VectorSelfAttention, VectorTransformer
@@ -34,3 +35,5 @@ __all__ = [
     "VectorTransformer",
     "no_weight_decay",
 ]
+
+_checks.refuse_unknown_arguments(globals()[_name] for _name in __all__)

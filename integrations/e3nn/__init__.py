@@ -1,6 +1,8 @@
 """Global geometric context as e3nn modules: SE(3)-Hyena, vector self-attention and Ewald attention on node features
 with irreps. As in e3nn, components of inputs and outputs should have about unit variance."""
 
+from tg_equiattn import checks as _checks
+
 from .._host import require
 
 require("e3nn", "e3nn")
@@ -19,3 +21,5 @@ __all__ = [
     "LongTensorProduct",
     "TensorProductHyenaOperator",
 ]
+
+_checks.refuse_unknown_arguments(globals()[_name] for _name in __all__)

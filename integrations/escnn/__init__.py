@@ -10,6 +10,8 @@ pickled (their change-of-group maps are local functions): call ``export()`` of a
 it, and use ``state_dict()`` for checkpoints.
 """
 
+from tg_equiattn import checks as _checks
+
 from .._host import require
 
 require("escnn", "escnn")
@@ -46,3 +48,5 @@ __all__ = [
     "group_from_gspace",
     "to_standard_torch",
 ]
+
+_checks.refuse_unknown_arguments(globals()[_name] for _name in __all__)

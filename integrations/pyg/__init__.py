@@ -1,5 +1,7 @@
 """Attention with relative positions as PyTorch Geometric layers: graphs of pixels, or any with ``pos``."""
 
+from tg_equiattn import checks as _checks
+
 from .._host import require
 
 require("torch_geometric", "pyg")
@@ -17,3 +19,5 @@ __all__ = [
     "RelativePerformerConv",
     "ewald_settings",
 ]
+
+_checks.refuse_unknown_arguments(globals()[_name] for _name in __all__)

@@ -157,7 +157,7 @@ def test_equivariance_with_masks_and_contexts(name, group, randomise, device):
             moved, beside, wanted = (act(t, group, g) for t in (x, context, expected))
             turned = act(mask[:, None].to(dtype), group, g)[:, 0] > 0.5
 
-            def error(mask, context, moved=moved, wanted=wanted):
+            def error(mask, context, layer=layer, moved=moved, wanted=wanted):
                 out = layer(moved, mask, context=context, context_mask=mask)
                 return float((out - wanted).detach().abs().max())
 

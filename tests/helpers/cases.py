@@ -265,7 +265,7 @@ CORE = {
     "LiftingAttention": attention(layers.LiftingAttention, 4, 6, locality=4.0),
     "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
     "group_attention frames": function(
-        lambda **t: F.group_attention(**t, window=Window(2, 3)),
+        lambda mask, **t: F.group_attention(**t, mask=mask, key_mask=mask, window=Window(2, 3)),
         query=(2, 2, 5, 3, 4, 6), key=(2, 2, 5, 3, 4, 6), value=(2, 2, 7, 3, 4, 6), offset_encoding=(3, 9, 5),
         space_bias=(2, 3, 9), mask=lambda: torch.rand(1, 4, 6) < 0.7,
     ),

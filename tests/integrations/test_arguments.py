@@ -1,6 +1,7 @@
 """Classes of hosts have the settings of the core's: the same names, in the same order, with the same defaults."""
 
 import importlib
+import importlib.util
 import inspect
 import re
 
@@ -65,3 +66,42 @@ def test_settings_of_ewald_attention_are_described(host):
     assert all(core[key] == default for key, default in settings(function, own) if key != "width")
     described = re.findall(r"^(?: {4})?(\w+)(?: \([\w., \[\]]+\))? ?: ", inspect.getdoc(function), re.MULTILINE)
     assert {x for x in described if not x.endswith("Error")} == {*core, *own} - {"attn_kwargs"}
+
+
+def classes():
+    for host in ("escnn", "pyg", "e3nn"):
+        if importlib.util.find_spec(HOSTS[host]):
+            module = importlib.import_module(f"tg_equiattn.integrations.{host}")
+            yield from ((host, name) for name in module.__all__ if isinstance(getattr(module, name), type))
+
+
+@pytest.mark.parametrize(("host", "name"), [*classes(), *(("nn", name) for name in nn.__all__)])
+def test_an_unknown_argument_is_refused_by_the_public_class(host, name):
+    """All arguments are named, those of MessagePassing, too."""
+    kind = getattr(nn, name) if host == "nn" else of(host, name)
+    if not isinstance(kind, type):
+        pytest.skip("a function, whose error names it")
+    with pytest.raises(TypeError) as error:
+        kind(no_such=1)
+    assert str(error.value).startswith(f"{name}() got an unexpected keyword argument 'no_such'. Its arguments are ")
+    listed = str(error.value).split(" are ")[1].split(", ")
+    assert {*inspect.signature(kind).parameters} - {"kwargs"} <= {*listed}
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "argument", "right"),
+    [
+        ("escnn", "R2GroupAttention", "padding", "padding_mode"), ("escnn", "R3GlobalAttention", "num_heads", "heads"),
+        ("escnn", "R2GlobalAttention", "num_features", "num_random_features"),
+        ("escnn", "R2GroupAttention", "attn_type", None), ("escnn", "R2LiftingAttention", "dilation", None),
+        ("pyg", "RelativePerformerConv", "num_heads", "heads"), ("pyg", "RelativeGPSBlock", "attn_type", "attn"),
+        ("e3nn", "IrrepsEwaldAttention", "num_heads", "heads"),
+        ("nn", "GroupTransformer", "kernal_size", "kernel_size"),
+    ],
+)  # fmt: skip
+def test_the_right_word(host, name, argument, right):
+    kind = getattr(nn, name) if host == "nn" else of(host, name)
+    with pytest.raises(TypeError) as error:
+        kind(**{argument: 1})
+    hint = "." if right is None else f"; did you mean {right!r}?"
+    assert str(error.value).startswith(f"{name}() got an unexpected keyword argument {argument!r}{hint} Its arguments")

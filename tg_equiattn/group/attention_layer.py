@@ -63,8 +63,8 @@ def _geometry(group: FiniteGroup, window: Window) -> Float[Tensor, "H D d"] | Fl
 
 
 def _between(window: Window) -> dict[tuple[bool, bool], list[Phase]]:
-    """The phases of a window to keys on a finer or a coarser grid, with pixels on pixels or between them, which a window
-    of one pixel along an axis may not reach."""
+    """The phases of a window to keys on a finer or a coarser grid, with pixels on pixels or between them, where the
+    window reaches any."""
     flags = () if window.is_global else (False, True)
     parts = {(a, b): phases(window, a, b) for a in flags for b in flags}
     return {grids: some for grids, some in parts.items() if some}
