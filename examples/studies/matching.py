@@ -166,7 +166,7 @@ def layer(settings: Matching, channels: int, number: int) -> nn.Module:
     return GroupAttention(
         GROUP, channels, channels, heads=settings.heads, head_channels=settings.head_channels, kernel_size=None,
         relation=name.split(",")[0].replace("frames", "frame"),
-        locality="auto" if name == "frames, no content" else None, **options,
+        locality=4.0 if name == "frames, no content" else None, **options,
     )  # fmt: skip
 
 

@@ -74,8 +74,8 @@ class R2LiftingAttention(RdLiftingAttention):
             one MLP of the whole offset. ``None`` is attention by content alone and needs ``kernel_size=None``; keys may
             then come from an image of another size.
         locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
-            offset and prefers pixels near it. ``"auto"`` means 4, and 1 for groups with elements that do not map the
-            pixel grid to itself. ``None`` means no locality.
+            offset and prefers pixels near it. ``None`` means no locality. ``"auto"`` means ``None`` over all pixels;
+            within a window 4, and 1 for groups with elements that do not map the pixel grid to itself.
         content_heads (int): Number of heads with queries and keys. The other heads weight pixels by position alone,
             which makes them a convolution. ``None`` means an eighth of the heads, rounded up, and all of them without
             locality or over all pixels.
@@ -159,8 +159,8 @@ class R2GroupAttention(RdGroupAttention):
             then come from an image of another size.
         locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
             offset and prefers pixels near it. With ``relation="relative"`` every head also prefers one group element at
-            the start. ``"auto"`` means 4, and 1 for groups with elements that do not map the pixel grid to itself.
-            ``None`` means no locality.
+            the start. ``None`` means no locality. ``"auto"`` means ``None`` over all pixels; within a window 4, and 1
+            for groups with elements that do not map the pixel grid to itself.
         content_heads (int): Number of heads with queries and keys. The other heads weight pixels by position alone,
             which makes them a separable group convolution. ``None`` means half of the heads, rounded up, for
             ``"frame"`` within a window and with locality, and otherwise all of them.

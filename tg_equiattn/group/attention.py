@@ -48,8 +48,9 @@ class LiftingAttention(AttentionLayer):
             MLP of the whole offset. ``None`` is attention by content alone and needs ``kernel_size=None``; keys may
             then come from an image of another size.
         locality: Strength of the locality in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e |h^{-1}(x_j - x_i)
-            - \Delta_e|^2` to its scores; both parameters are learned. ``"auto"`` means 4, and 1 for groups with
-            elements that do not map the pixel grid to itself. ``None`` means no locality, as in the papers.
+            - \Delta_e|^2` to its scores; both parameters are learned. ``None`` means no locality, as in the
+            papers. ``"auto"`` means ``None`` over all pixels; within a window 4, and 1 for groups with elements that do
+            not map the pixel grid to itself.
         content_heads: Number of heads with queries and keys. The other heads weight pixels by position alone, which
             makes them a convolution. ``None`` means an eighth of the heads, rounded up, and all of them without
             locality, over all pixels, or for groups of scales.
@@ -132,11 +133,12 @@ class GroupAttention(AttentionLayer):
 
     With one head for each offset, strong locality and no content this is a group convolution.
 
-    **All pixels.** ``kernel_size=None`` changes more than the number of keys. Encodings see offsets divided by the
-    image's longest side instead of the window's radius; locality still measures pixels. All heads have content. With
-    ``"frame"`` the projections of queries and keys mix group elements too (:class:`GroupLinear`), so that a head can
-    compare element h with another one; keys start as the queries of an element that differs from head to head. Time and
-    memory grow with the square of the number of pixels. There is no circular padding.
+    **All pixels.** ``kernel_size=None`` changes more than the number of keys. There is no locality by default, so
+    every pixel has weight in a new layer. Encodings see offsets divided by the image's longest side instead of the
+    window's radius. All heads have content. With ``"frame"`` the projections of queries and keys mix group elements too
+    (:class:`GroupLinear`), so that a head can compare element h with another one; keys start as the queries of an
+    element that differs from head to head. Time and memory grow with the square of the number of pixels. There is no
+    circular padding.
 
     Args:
         group: The finite group H. Its dimension (2 or 3) is that of the input. It may also be a group of scales times a
@@ -164,8 +166,9 @@ class GroupAttention(AttentionLayer):
             then come from an image of another size.
         locality: Strength of the locality in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e |h^{-1}(x_j - x_i)
             - \Delta_e|^2` to its scores; both parameters are learned. With ``"relative"`` every head starts with a
-            preference for one group element as well. ``"auto"`` means 4, and 1 for groups with elements that do not map
-            the pixel grid to itself. ``None`` means no locality, as in the papers.
+            preference for one group element as well. ``None`` means no locality, as in the papers. ``"auto"`` means
+            ``None`` over all pixels; within a window 4, and 1 for groups with elements that do not map the pixel grid
+            to itself.
         content_heads: Number of heads with queries and keys. The other heads weight pixels by position alone, which
             makes them a separable group convolution. ``None`` means half of the heads, rounded up, for ``"frame"``
             within a window and with locality, and otherwise all of them.

@@ -178,6 +178,17 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             "stride": self.stride if self.stride > 1 else None,
         }  # fmt: skip
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Raise ValueError for settings of a layer with locality in one without it, and the reverse."""
+        stored, own = f"{prefix}locality.centre" in state_dict, None if self.locality is None else self.locality.start
+        if f"{prefix}_extra_state" in state_dict and stored != (own is not None):
+            raise ValueError(
+                f"locality must be {'a number, for example 4.0' if stored else 'None'}, as in the layer of the "
+                f"state_dict, got {own}. Earlier versions had locality by default with kernel_size=None, "
+                "too; make such layers with locality=4.0"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def offsets(self, spatial: tuple[int, ...], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
         """Rotated offsets in pixels for a grid of this size, ``(|H|, D, d)``, in float64 by default. For groups of
         scales, H is the group of isometries, since all scales share its offsets."""

@@ -58,8 +58,8 @@ def default_scale_window(
 def default_strength(
     locality: float | str | None, lattice: bool, encoding: str | None, kernel_size: int | tuple[int, ...] | None
 ) -> float | None:
-    """The initial strength of the locality in 1 / pixel^2; ``None`` means no locality. Raise ValueError if
-    ``encoding=None``, attention by content only, is combined with arguments that need offsets."""
+    """The initial strength of the locality in 1 / pixel^2; ``None``, the default over all pixels, means no locality.
+    Raise ValueError if ``encoding=None``, attention by content only, is combined with arguments that need offsets."""
     if encoding is None and kernel_size is not None:
         raise ValueError(
             f"kernel_size must be None with encoding=None, got {kernel_size!r}: a window depends on offsets. Set an "
@@ -71,7 +71,7 @@ def default_strength(
             "encoding or locality=None"
         )
     if locality == "auto":
-        return None if encoding is None else (4.0 if lattice else 1.0)
+        return None if kernel_size is None else (4.0 if lattice else 1.0)
     if isinstance(locality, str):
         raise ValueError(f"locality must be 'auto', None or a finite number of at least 0, got {locality!r}")
     return locality
@@ -92,7 +92,7 @@ def default_content_heads(
     if content_heads < heads and strength is None:
         raise ValueError(
             f"content_heads={content_heads} needs locality: heads without content weight pixels by position only. Set "
-            f"locality or content_heads={heads}"
+            f"locality, for example to 4.0, or content_heads={heads}"
         )
     if crosses and not content_heads:
         raise ValueError(
