@@ -143,7 +143,7 @@ CASES = [
     ("values must be 'content' with position='clipped'", lambda: near(position="clipped", values="offset")),
     ("method must be 'features' with position='clipped', got 'pairs'", lambda: PerformerAttention(
         12, 15, 3, position="clipped", method="pairs")),
-    ("pos has 3 coordinates but pos_dim is 2: pass pos_dim=3, .*in RelativeGPSBlock: attn_kwargs=", lambda: near()(
+    ("pos has 3 coordinates but pos_dim is 2: pass pos_dim=3.* in RelativeGPSBlock attn_kwargs=", lambda: near()(
         NODES, pos=NODES[..., :3])),
     ("cutoff must be given with offset='distance'", lambda: PerformerAttention(12, 15, 3, offset="distance")),
     ("pos must be given.*values='offset' needs it", lambda: near(position=None, values="offset")(NODES)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -69,7 +70,9 @@ def equivariance_error(
 
     .. math:: \max_g \; \max |f(L_g x) - L_g f(x)| \,/\, \max |f(x)|
 
-    Here f is the module and :math:`L_g` the action of the element g.
+    Here f is the module and :math:`L_g` the action of the element g. Some terms of new layers are multiplied by
+    parameters that start at zero, such as far offsets. The error does not contain these terms, so check trained models,
+    or give all parameters random values first.
 
     Args:
         module: Any map from a tensor to a tensor. Call ``eval()`` first if it has dropout.
@@ -85,6 +88,9 @@ def equivariance_error(
     Returns:
         The error. It is 0, up to rounding, for an equivariant module, and about 1 for a random module that is not
         equivariant.
+
+    Warns:
+        UserWarning: if parameters of the module, besides biases, are zero everywhere.
 
     Raises:
         ValueError: if there is no element to test, if an element is not a lattice element, if the module changes its
@@ -107,8 +113,23 @@ def equivariance_error(
             "or use off_lattice_errors"
         )
     expected = _finite(module(x))
+    warn_of_zeros(module)
     moved = ((_finite(module(input_action(x, group, g))), output_action(expected, group, g)) for g in chosen)
     return max(float(_difference(*pair, expected).max()) for pair in moved)
+
+
+def warn_of_zeros(module: object, stacklevel: int = 4) -> None:
+    """Warn if parameters of a module, besides biases, are zero everywhere: no output depends on the terms that they
+    multiply."""
+    parameters = module.named_parameters() if isinstance(module, nn.Module) else ()
+    names = [name for name, p in parameters if p.numel() and not name.endswith("bias") and not bool(p.any())]
+    if names:
+        warnings.warn(
+            "parameters are zero everywhere, so this check does not see the terms that they multiply: "
+            f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}. Give all parameters "
+            "random values first, for example by: for p in module.parameters(): torch.nn.init.normal_(p, std=0.3)",
+            stacklevel=stacklevel,
+        )
 
 
 def _finite(out: Tensor) -> Tensor:
@@ -190,6 +211,7 @@ def off_lattice_errors(
         return x[:, :, group.moved(element).to(x.device)] if x.ndim == 3 + group.dim else x
 
     expected = _middle(module(moved(group.identity)), group)
+    warn_of_zeros(module)
     size, errors = expected.square().mean().sqrt(), {}
     for element in (~group.isometries.lattice).nonzero().flatten().tolist() if elements is None else elements:
         target = expected[:, :, group.moved(element).to(expected.device)] if expected.ndim == 3 else expected
@@ -231,6 +253,7 @@ def dilation_errors(module: nn.Module | Callable[[Tensor], Tensor], group: Dilat
     if not isinstance(group, DilationGroup):
         raise ValueError(f"group must be made by tg_equiattn.groups.dyadic, got {group!r}")
     expected, moved = (_finite(module(y)) for y in (x, _repeated(x, group)))
+    warn_of_zeros(module)
     for out in (expected, moved):
         if out.ndim != 3 + group.dim or out.shape[2] != len(group):
             raise ValueError(f"module must give (B, C, {len(group)}, *spatial), got shape {tuple(out.shape)}")

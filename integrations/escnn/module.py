@@ -12,7 +12,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor, nn
 
 from tg_equiattn.groups import FiniteGroup
-from tg_equiattn.testing import equivariance_error, off_lattice_errors
+from tg_equiattn.testing import equivariance_error, off_lattice_errors, warn_of_zeros
 
 from .export import ATTENTION, Exported
 from .types import check_field_type, group_from_gspace
@@ -97,7 +97,8 @@ class RdModule(EquivariantModule):
     def check_equivariance(
         self, atol: float = 1e-5, rtol: float = 1e-5, *, size: tuple[int, ...] | None = None, off_lattice: bool = False
     ) -> list[tuple[Any, float]]:
-        """Check equivariance for all elements that map the pixel grid to itself, without interpolation.
+        """Check equivariance for all elements that map the pixel grid to itself, without interpolation. Terms that are
+        multiplied by parameters that start at zero are not checked in a new layer; a warning names these parameters.
 
         Args:
             atol: Absolute tolerance. The largest allowed error is ``atol + rtol * max |output|``.
@@ -137,6 +138,7 @@ class RdModule(EquivariantModule):
         self.eval()
         try:
             x = torch.randn(3 if dim == 2 else 1, *lead, *size).to(like)
+            warn_of_zeros(self)
             allowed, errors = rtol + atol / float(run(x).abs().max()), []
             for index in group.lattice.nonzero().flatten().tolist():
                 error = equivariance_error(run, group, x, elements=[index])

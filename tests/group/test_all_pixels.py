@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tg_equiattn.encodings.group import RELATIONS
+from tg_equiattn.group.encodings import RELATIONS
 from tg_equiattn.groups import cyclic, octahedral
 from tg_equiattn.nn import GEViT, GroupAttention, GroupTransformer, LiftingAttention
 

@@ -10,6 +10,7 @@ from tg_equiattn.tables import Tables
 from tg_equiattn.testing import equivariance_error
 
 
+@pytest.mark.filterwarnings("ignore:parameters are zero")
 def test_wrong_index_is_not_equivariant(randomise):
     """Negative control: with h s in place of h^-1 s, of the far part alone, the same check fails."""
     group = GROUPS["D4"]

@@ -40,7 +40,7 @@ def test_disks_turn_and_squares_do_not(kind, kernel_size, disk, options):
     assert error(kind, kernel_size, locality=None, **options) < disk
 
 
-@pytest.mark.filterwarnings("ignore:relation='gsa'")
+@pytest.mark.filterwarnings("ignore:relation='gsa'", "ignore:parameters are zero")
 def test_what_is_not_equivariant_is_seen():
     """Negative controls: GSA-Nets' relation, and a map whose elements are not exchanged."""
     assert error(GroupAttention, 5, layers=1, relation="gsa", encoding="joint", scale=2.0) > 0.1

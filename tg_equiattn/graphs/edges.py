@@ -211,6 +211,6 @@ def check_whole(offsets: Tensor, pos: Tensor | None, name: str) -> None:
         wrong = offsets[~near][0].tolist()
         raise ValueError(
             f"{name} must be whole numbers where offsets index a table or distances are counted (offset='table', "
-            f"position='clipped'), got an offset of {wrong}: scale pos to the unit of its grid, or take offset='mlp' "
-            "for points off a grid"
+            f"position='clipped'), got an offset of {wrong}: scale pos to the unit of its grid; for points off a grid "
+            "pass offset='distance' (or 'mlp') and a cutoff, for example 2 * mean_edge_length(pos, edge_index)"
         )

@@ -210,12 +210,12 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         """The module of the kind of positions. Raise ValueError for settings that do not fit or are not used."""
         position, offset, values, heads = self.position, self.offset, self.values, self.heads
         if position != "window":
-            far = position is None and values != "content" and offset == "distance"
-            for name, value, default in (("offset", "table" if far else offset, "table"), ("edge_dim", edge_dim, None)):
-                if value != default:
+            offsets = ("table", "distance") if position is None and values != "content" else ("table",)
+            for name, value, allowed in (("offset", offset, offsets), ("edge_dim", edge_dim, (None,))):
+                if value not in allowed:
                     raise ValueError(
-                        f"{name} must be {default!r} with position={position!r}, got {value!r}; for edges between "
-                        "nodes without positions pass position='window', offset=None"
+                        f"{name} must be {' or '.join(map(repr, allowed))} with position={position!r}, got {value!r}; "
+                        "near pairs need position='window', with offset=None for edges between nodes without positions"
                     )
         elif offset is None and values != "content":
             raise ValueError(f"values must be 'content' with offset=None, got {values!r}")
@@ -368,10 +368,15 @@ def _cutoff(position: str | None, cutoff: float | None, offset: str | None) -> f
     if cutoff is None and offset != "table":
         raise ValueError(
             f"cutoff must be given with offset={offset!r}: a length in the unit of pos, for example "
-            "2 * mean_edge_length(pos, edge_index)"
+            "2 * mean_edge_length(pos, edge_index) (tg_equiattn.neighbors)"
         )
     cutoff = CUTOFF if cutoff is None else cutoff
     if position == "clipped" or (position == "window" and offset == "table"):
+        if isinstance(cutoff, float):
+            raise ValueError(
+                "cutoff must be a positive integer with offset='table' and position='clipped', where distances are "
+                f"counted, got {cutoff}; for points off a grid pass offset='distance' or 'mlp'"
+            )
         checks.positive(cutoff=cutoff)
     return cutoff
 

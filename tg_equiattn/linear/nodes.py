@@ -151,9 +151,9 @@ def check_pos(pos: object, needs: Needs) -> None:
     if pos.ndim > 1 and pos.shape[-1] != needs.dim:
         dim = pos.shape[-1]
         raise ValueError(
-            f"pos has {dim} coordinates but pos_dim is {needs.dim}: pass pos_dim={dim}, with offset='distance' or "
-            "'mlp' and a cutoff for points off a grid (in RelativeGPSBlock: attn_kwargs={'pos_dim': "
-            f"{dim}, 'offset': 'distance', 'cutoff': ...}})"
+            f"pos has {dim} coordinates but pos_dim is {needs.dim}: pass pos_dim={dim}. Points off a grid need "
+            "an offset and a cutoff too, with mean_edge_length of tg_equiattn.neighbors: in RelativeGPSBlock "
+            f"attn_kwargs={{'pos_dim': {dim}, 'offset': 'distance', 'cutoff': 2 * mean_edge_length(pos, edge_index)}}"
         )
     if pos.is_floating_point():
         _check_values(pos.detach(), needs)

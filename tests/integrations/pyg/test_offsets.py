@@ -27,7 +27,7 @@ def ways(conv, x, pos):
 def test_fractional_offsets_are_refused(scale, whole_conv):
     """Rounded they would be those of other positions: of positions in [0, 1] all would be zero."""
     for call in ways(whole_conv, torch.randn(35, 12, dtype=torch.float64), LATTICE.double() * scale).values():
-        with pytest.raises(ValueError, match=r"whole numbers.*scale pos to the unit of its grid, or take offset='mlp'"):
+        with pytest.raises(ValueError, match=r"whole numbers.*scale pos to the unit of its grid; for points"):
             call()
 
 
