@@ -78,28 +78,7 @@ def blocks(page):
     ]
 
 
-LINES = re.findall(r"^- .* (escnn|PyG|e3nn): `(.*)`$", (ROOT / "README.md").read_text(), re.MULTILINE)
-
-
-@pytest.mark.parametrize(("host", "line"), LINES)
-def test_one_line_for_each_host(host, line):
-    pytest.importorskip(HOSTS[host.lower()])
-    if host == "escnn":
-        from escnn import gspaces, nn
-
-        names = {"fields": nn.FieldType(gspaces.rot2dOnR2(4), [gspaces.rot2dOnR2(4).regular_repr])}
-    elif host == "PyG":
-        from torch_geometric.nn import SAGEConv
-
-        names = {"conv": SAGEConv(64, 64)}
-    else:
-        names = {"irreps": "8x0e + 8x1o"}
-    integration = importlib.import_module(f"tg_equiattn.integrations.{host.lower()}")
-    assert isinstance(eval(line, vars(integration) | names), torch.nn.Module)
-
-
 PAGES_THAT_RUN = ("recipes", "chains", "scales", "crystals", "graph_settings", "from_r2conv")
-README_BLOCKS = blocks(ROOT / "README.md")
 BLOCKS = [
     pytest.param(*b.values, id=b.id, marks=pytest.mark.slow) for p in PAGES_THAT_RUN for b in blocks(DOCS / f"{p}.md")
 ]
@@ -114,7 +93,7 @@ def files_of_structures():
     return Path(package.origin).parent / "data"
 
 
-@pytest.mark.parametrize("code", README_BLOCKS + BLOCKS)
+@pytest.mark.parametrize("code", BLOCKS)
 def test_blocks_of_code_run(code):
     for package in HOSTS.values():
         if re.search(rf"^(from|import) {package}\b", code, re.MULTILINE):

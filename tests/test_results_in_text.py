@@ -15,8 +15,8 @@ LONGEST = [f"benchmarks/long_context | 1,048,576 | SE(3)-Hyena | {unit}" for uni
 FRAMES = ["R4_SA | frame | 0.02", "C4 G-CNN | 0.04"]
 RESULTS = {  # for each page, words with places for numbers, and the cells: table | what the row holds | column
     "README.md": {
-        'in {:.0f} % of test images with `relation="relative"` and in {:.0f} % by default; the best of five group CNNs '
-        "in {:.0f} %": [PAIR[1], PAIR[0], PAIR[2]],
+        'in {:.0f} % of test images with `relation="relative"` and in {:.0f} % with `relation="frame"`; the best of '
+        "five group CNNs in {:.0f} %": [PAIR[1], PAIR[0], PAIR[2]],
         "leaves {:.4f} of the variance, and {:.4f} in graphs with four times the nodes. Far offsets over exact pairs "
         "leave {:.4f} and {:.4f}": [
             f"depots/displacement | {model} | {column}"
