@@ -368,7 +368,7 @@ def _cutoff(position: str | None, cutoff: float | None, offset: str | None) -> f
     if cutoff is None and offset != "table":
         raise ValueError(
             f"cutoff must be given with offset={offset!r}: a length in the unit of pos, for example "
-            "2 * mean_edge_length(pos, edge_index) (tg_equiattn.neighbors)"
+            "2 * mean_edge_length(pos, edge_index) (tg_equiattn.graphs)"
         )
     cutoff = CUTOFF if cutoff is None else cutoff
     if position == "clipped" or (position == "window" and offset == "table"):

@@ -152,7 +152,7 @@ def check_pos(pos: object, needs: Needs) -> None:
         dim = pos.shape[-1]
         raise ValueError(
             f"pos has {dim} coordinates but pos_dim is {needs.dim}: pass pos_dim={dim}. Points off a grid need "
-            "an offset and a cutoff too, with mean_edge_length of tg_equiattn.neighbors: in RelativeGPSBlock "
+            "an offset and a cutoff too, with mean_edge_length of tg_equiattn.graphs: in RelativeGPSBlock "
             f"attn_kwargs={{'pos_dim': {dim}, 'offset': 'distance', 'cutoff': 2 * mean_edge_length(pos, edge_index)}}"
         )
     if pos.is_floating_point():

@@ -1,13 +1,14 @@
 """Every bad argument raises a ValueError that names it."""
 
 import functools
+import re
 
 import pytest
 import torch
 from tg_equiattn.integrations.pyg import PixelGraph, RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.data import Data
 
-from tg_equiattn.graphs import NeighborList
+from tg_equiattn.graphs import NeighborList, mean_edge_length
 from tg_equiattn.grids import PixelGrid
 
 NODES = 7
@@ -86,6 +87,34 @@ conv = functools.partial(RelativePerformerConv, 11, 35, 5)
 def test_bad_options(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [{}, {"values": "far"}, {"values": "far", "position": None}, {"pos_dim": 3}, {"offset": "distance"},
+     {"cutoff": 3.0}, {"offset": "mlp"}, {"pos_dim": 3, "values": "far"}],
+)  # fmt: skip
+def test_errors_lead_to_a_call_that_runs(start):
+    """For positions in space: what an error says to pass is taken as it stands, until no error comes."""
+    x, pos = torch.randn(20, 16), 3 * torch.randn(20, 3)
+    near = torch.cdist(pos, pos).topk(5, largest=False).indices[:, 1:]
+    edge_index, options = torch.stack([near.flatten(), torch.arange(20).repeat_interleave(4)]), dict(start)
+    names = {"mean_edge_length": mean_edge_length, "pos": pos, "edge_index": edge_index}
+    for _ in range(3):
+        try:
+            block = RelativeGPSBlock(16, None, 4, attn_kwargs=options)
+            out = block(x, edge_index, pos=pos)
+            break
+        except ValueError as error:
+            text = str(error)
+            whole = re.search(r"attn_kwargs=(\{.*\})", text)
+            single = re.findall(r"(?<!with )(offset)='(distance)'", text.partition("got")[2])
+            cutoff = re.search(r"2 \* mean_edge_length\(pos, edge_index\)", text)
+            options |= eval(whole[1], names) if whole else dict(single)
+            options |= {"cutoff": eval(cutoff[0], names)} if cutoff else {}
+    else:
+        pytest.fail(f"{text}, after {options}")
+    assert out.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["max_distance", "num_features", "scale", "bias", "process_group"])
