@@ -1,5 +1,6 @@
 """Group attention over all pixels: exact within a window, random features beyond."""
 
+import pytest
 import torch
 from attention_operands import Largest
 from group_layers import everywhere, image
