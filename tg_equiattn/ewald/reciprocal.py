@@ -238,7 +238,7 @@ def choices_of(
         by_images = local and auto and crystal and interaction.max_hkl is None
         extents = _Extents(volumes[graph], sides, planes[graph])
         terms, vectors = _terms(extents, interaction, (size, channels) if by_images else None)
-        most, is_open = max(1.0, *vectors), len(sides) == 3
+        most, is_open = max([1.0, *vectors]), len(sides) == 3
         if not is_open and sum(vectors) > max(_WARNED, _WIDE * size):
             warnings.warn(
                 f"cell of graph {graph} is far wider than its {size} nodes and needs {sum(vectors):,.0f} reciprocal "
