@@ -406,3 +406,23 @@ def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -
     if pos.is_complex() or pos.dtype == torch.bool:
         raise ValueError(f"pos must be real numbers, got {pos.dtype}")
     return pos if pos.is_floating_point() else pos.long()  # small integers would wrap around
+
+
+_ROUNDING = 0.01  # largest rounding of positions, in units of a length that matters
+
+
+@of_values
+def exact_positions(pos: Tensor, **length: float) -> None:
+    """Raise ValueError if positions are not finite, or are rounded by a large part of a named ``length``, if given."""
+    if not pos.is_floating_point():
+        return
+    size = float(pos.detach().abs().max()) if pos.numel() else 0.0  # NaN if any is
+    if not size < math.inf:
+        raise ValueError("pos must be finite, got NaN or infinity; leave out nodes without a position, or mask them")
+    rounding = torch.finfo(pos.dtype).eps * size
+    for name, unit in length.items():
+        if rounding > _ROUNDING * unit:
+            raise ValueError(
+                f"pos must be float64 so far from the origin: {pos.dtype} rounds {size:.3g} by up to {rounding:.2g}, "
+                f"more than a hundredth of {name}, {unit:g}; convert before pos is rounded (x may stay as it is)"
+            )

@@ -3,7 +3,7 @@
 import copy
 import inspect
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from torch_geometric.utils import is_sparse, to_edge_index
 
 from tg_equiattn import checks
 from tg_equiattn.graphs import NeighborList
-from tg_equiattn.graphs.edges import check_edges, lie_between
+from tg_equiattn.graphs.edges import check_edges, check_fields, images_of, lie_between, of_edges, offsets_along
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.linear.nodes import check_pos
+from tg_equiattn.linear.nodes import Needs, check_pos
 from tg_equiattn.linear.random_features import DrawsFeatures
 from tg_equiattn.modes import is_readable
 from tg_equiattn.modules import NotScriptable, StoresSettings
@@ -28,9 +28,11 @@ ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
 
 
 class SharesNodes:
-    """A layer whose ``attention`` may share the nodes of graphs among processes."""
+    """A layer whose ``attention`` may share the nodes of graphs among processes, and that warns if the batch index of
+    its first graphs was not passed."""
 
     attention: Any
+    _guessed_batch = False
 
     @property
     def process_group(self) -> Any:
@@ -40,6 +42,16 @@ class SharesNodes:
     @process_group.setter
     def process_group(self, process_group: Any) -> None:
         self.attention.process_group = process_group
+
+    def warn_of_hidden_batch(self, edge_index: Adj, nodes: int) -> None:
+        """Warn in the first call if nodes come in several blocks that no edge leaves. They may be a batch of graphs
+        whose batch index was not passed, or one graph of several parts."""
+        if self._guessed_batch:
+            return
+        edge_index, _ = plain_edges(edge_index, None, nodes)
+        if is_readable(edge_index):
+            self._guessed_batch = True
+            _warn_of_blocks(edge_index, nodes)
 
 
 class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSettings, MessagePassing):
@@ -165,7 +177,6 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
         self.out_channels, self.heads = self.attention.out_channels, self.attention.heads
         if self.attention.position != "window":
             self.explain = False  # an edge has no weight of its own
-        self._guessed_batch = False
 
     @property
     def in_channels(self) -> int:
@@ -221,12 +232,14 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
         check_nodes(x, self.in_channels, signals=True)
         grid = neighbors if isinstance(neighbors, PixelGrid) else None
         near = None if isinstance(neighbors, PixelGrid) else neighbors
-        check_sources(edge_index, edge_attr, edge_offset, grid, cell)
+        check_sources(edge_index, edge_attr, edge_offset, neighbors, cell)
         batch, batch_size = batch_of(batch, ptr, x.shape[-2], batch_size)
-        if near is None and grid is None and edge_index is not None:
+        if near is not None and batch is None:
+            self.warn_of_hidden_batch(torch.stack([near.source, near.target]), x.shape[-2])
+        if edge_index is not None:
             near = self._neighbors(edge_index, batch, edge_attr, pos, edge_offset, cell, x.shape[-2])
-            if near is not None and near.between_positions and not self.attention.needs.positions:
-                pos = None  # not needed: offsets are differences of pos, which has been checked
+            if near is not None and not self.attention.needs.positions:
+                pos = None  # not needed: the offsets follow from pos, which has been checked
         if x.ndim == 3:
             near = near if near is None else near.repeated(x.shape[0])
             pos = pos if pos is None else pos.expand(x.shape[0], *pos.shape)
@@ -269,22 +282,20 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
                 f"edge_attr must be None without edge_dim, got {what}: it holds features of edges; give their offsets "
                 "as edge_offset"
             )
-        if batch is None and not self._guessed_batch and is_readable(edge_index):
-            warn_of_hidden_batch(edge_index, num_nodes)
-            self._guessed_batch = True
-        if not self.attention.needs.neighbors:
-            return None
-        dim = self.attention.needs.dim or None
-        if edge_offset is None and dim is not None:
-            check_pos(pos, self.attention.needs)
-        near = NeighborList.from_edges(
-            edge_index, num_nodes, checked=True, dim=dim, pos=pos, offsets=edge_offset,
-            whole=self.attention.needs.whole, edge_dim=self.attention.needs.edge_dim, features=edge_attr,
-        )  # fmt: skip
-        if dim is not None and pos is not None and edge_offset is not None:
+        if batch is None:
+            self.warn_of_hidden_batch(edge_index, num_nodes)
+        needs, dim = self.attention.needs, self.attention.needs.dim or None
+        if dim is not None and pos is not None and edge_offset is not None and (needs.neighbors or needs.positions):
             pos = checks.positions(pos, (num_nodes, dim), edge_index, "")
-            check_offsets(pos, edge_offset.view(-1, dim), edge_index, batch, cell, self.attention.needs.whole)
-        return near
+            edge_offset = placed_offsets(pos, edge_offset, edge_index, batch, cell, needs)
+        if not needs.neighbors:
+            return None
+        if dim is not None and edge_offset is None:
+            check_pos(pos, needs)
+        return NeighborList.from_edges(
+            edge_index, num_nodes, checked=True, dim=dim, pos=pos, offsets=edge_offset, whole=needs.whole,
+            edge_dim=needs.edge_dim, features=edge_attr,
+        )  # fmt: skip
 
     def _sums(
         self, near: NeighborList, weights: Tensor, value: Tensor, values: tuple[Tensor, ...] | None, dropout: float
@@ -352,15 +363,16 @@ def check_nodes(x: object, channels: int, signals: bool = False) -> None:
         raise ValueError(f"x must have shape {wanted}, got {tuple(x.shape)}{how}")
 
 
-def check_sources(edge_index: object, edge_attr: object, edge_offset: object, grid: object, cell: object) -> None:
+def check_sources(edge_index: object, edge_attr: object, edge_offset: object, near: object, cell: object) -> None:
     """Raise ValueError for arguments that would have no effect."""
+    for name, given in (("edge_index", edge_index), ("edge_attr", edge_attr), ("edge_offset", edge_offset)):
+        if given is not None and near is not None:
+            raise ValueError(f"{name} must be None where neighbors are given, which attention takes in place of edges")
     for name, given in (("edge_attr", edge_attr), ("edge_offset", edge_offset)):
         if given is not None and edge_index is None:
             raise ValueError(f"{name} must be None where edge_index is None: it has a row for each edge")
     if cell is not None and edge_offset is None:
         raise ValueError("cell must be None without edge_offset, which says where edges cross the border of the cell")
-    if grid is not None and edge_index is not None:
-        raise ValueError("edge_index must be None where neighbors is a grid, which stands for edges")
 
 
 def batch_of(
@@ -387,44 +399,58 @@ def _check_ptr(ptr: Tensor, nodes: int) -> None:
         raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
 
 
-def check_offsets(
-    pos: Tensor, edge_offset: Tensor, edge_index: Tensor, batch: Tensor | None, cell: Tensor | None, whole: bool
-) -> None:
-    """Raise ValueError unless offsets are differences of positions, up to whole lattice vectors if there is a ``cell``.
+def placed_offsets(
+    pos: Tensor, edge_offset: Tensor, edge_index: Tensor, batch: Tensor | None, cell: Tensor | None, needs: Needs
+) -> Tensor:
+    """Offsets of edges with the derivatives of positions and cells. Raise ValueError unless they are differences of
+    positions, up to whole lattice vectors if there is a ``cell`` and no layer ``needs`` the positions of all nodes.
     Values are read on a CPU only."""
+    (source, target), dim, images = edge_index, pos.shape[-1], None
+    edge_offset = cast(Tensor, of_edges("edge_offset", edge_offset, edge_index, dim))
+    check_fields(len(target), edge_offset, None)
     if cell is not None:
-        dim = pos.shape[-1]
         fits = isinstance(cell, Tensor) and cell.ndim in (2, 3) and cell.shape[-1] == dim and cell.is_floating_point()
         if not fits or cell.device != pos.device or cell.numel() % dim**2 or (cell.ndim == 3 and cell.shape[1] != dim):
             wanted = f"floating point ({dim}, {dim}) or (graphs, {dim}, {dim}) on {pos.device}"
             raise ValueError(f"cell must be {wanted}, got {checks.described(cell)}")
-    _check_offsets(pos, edge_offset, edge_index, batch, cell, whole)
+        lattice = cell.reshape(-1, dim, dim)
+        graph = torch.zeros_like(target) if batch is None or len(lattice) == 1 else batch[target]
+        _check_cells(graph, len(lattice), batch is None)
+        if not needs.positions:
+            images = images_of(edge_offset - (pos[source] - pos[target]), lattice, graph)
+    _check_offsets(pos, edge_offset, edge_index, images, cell is not None, needs)
+    return edge_offset if needs.whole else offsets_along(pos, edge_offset, target, source, images)
+
+
+@checks.of_values
+def _check_cells(graph: Tensor, cells: int, alone: bool) -> None:
+    if (alone and cells != 1) or not bool((graph < cells).all()):
+        raise ValueError(f"cell must be one for all graphs or one a graph, got {cells} cells")
 
 
 @checks.of_values
 def _check_offsets(
-    pos: Tensor, edge_offset: Tensor, edge_index: Tensor, batch: Tensor | None, cell: Tensor | None, whole: bool
+    pos: Tensor, edge_offset: Tensor, edge_index: Tensor, images: Tensor | None, repeats: bool, needs: Needs
 ) -> None:
-    (source, target), lattice = edge_index, None
-    if cell is not None:
-        lattice = cell.reshape(-1, pos.shape[1], pos.shape[1])
-        graph = torch.zeros_like(target) if batch is None or len(lattice) == 1 else batch[target]
-        if not bool((graph < len(lattice)).all()):
-            raise ValueError(f"cell must be one for all graphs or one a graph, got {len(lattice)} cells")
-        lattice = lattice[graph]
-    wrong = ~lie_between(pos, edge_offset, target, source, whole, lattice)
+    source, target = edge_index
+    wrong = ~lie_between(pos, edge_offset, target, source, needs.whole, images)
     if bool(wrong.any()):
         i, j, came = target[wrong][0], source[wrong][0], edge_offset[wrong][0].tolist()
-        up_to = "whole periods: pass the cell of a periodic graph" if cell is None else "whole lattice vectors of cell"
+        up_to = ", up to whole " + (
+            "lattice vectors of cell" if repeats else "periods: pass the cell of a periodic graph"
+        )
+        if needs.positions:
+            up_to = (
+                " with values='offset' or 'far' and position='sinusoid', which use the positions of all nodes: in a "
+                "periodic box distant nodes have no unique offset; take values='content' with position='window'"
+            )
         raise ValueError(
-            f"edge_offset must be differences of pos, up to {up_to}; got {came} where pos differ by "
+            f"edge_offset must be differences of pos{up_to}; got {came} where pos differ by "
             f"{(pos[j] - pos[i]).tolist()}. Where a transform has changed pos or edges, leave edge_offset out"
         )
 
 
-def warn_of_hidden_batch(edge_index: Tensor, nodes: int) -> None:
-    """Warn if nodes come in several blocks that no edge leaves. They may be a batch of graphs whose batch index was not
-    passed, or one graph of several parts."""
+def _warn_of_blocks(edge_index: Tensor, nodes: int) -> None:
     if not edge_index.shape[1]:
         return
     low, high = edge_index.aminmax(dim=0)

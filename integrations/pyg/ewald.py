@@ -44,6 +44,10 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
     Use it where nodes act on each other by their distance, as charges do. Use :class:`RelativePerformerConv` where
     nodes choose each other by content.
 
+    As :obj:`conv` of :class:`~torch_geometric.nn.conv.GPSConv` it passes over the edges: call
+    :obj:`gps(x, edge_index, batch, pos=pos, ptr=ptr)`, as :class:`~torch_geometric.nn.conv.GPSConv` does not pass
+    :obj:`batch` on.
+
     Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
     of every graph, see :doc:`/several_machines`.
 
@@ -117,6 +121,7 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
             heads=heads, lmax=lmax, avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
         )  # fmt: skip
         self.invariants = FarOffsets(out_vectors, 3, out_channels, invariant=True) if out_vectors else None
+        self.register_forward_pre_hook(_without_edges, with_kwargs=True)
 
     @property
     def in_channels(self) -> int:
@@ -197,6 +202,17 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
             f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads}, "
             f"width={self.attention.width:g}{vectors})"
         )
+
+
+def _without_edges(layer: EwaldAttention, arguments: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a call as :class:`~torch_geometric.nn.conv.GPSConv` makes it, with edges in second place and
+    ``pos`` by name, without the edges."""
+    if len(arguments) == 2 and "pos" in named:
+        x, edge_index = arguments
+        if isinstance(x, Tensor) and named.get("batch") is None and named.get("ptr") is None:
+            layer.warn_of_hidden_batch(edge_index, len(x))
+        arguments = (x,)
+    return arguments, named
 
 
 def in_space(cell: object, pbc: object) -> tuple[Any, Any]:

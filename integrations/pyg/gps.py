@@ -161,8 +161,11 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             raise ValueError(f"edge_index must be given: {self.conv} passes messages along edges")
         batch, batch_size = batch_of(batch, ptr, x.shape[0], batch_size)
         nodes = {"pos": pos, "batch": batch, "batch_size": batch_size, "max_num_nodes": max_num_nodes}
+        near: dict[str, Any] = {}
         if self.attn == "ewald":
             check_sources(edge_index, edge_attr, None, None, None)
+            if batch is None and edge_index is not None:
+                self.attention.warn_of_hidden_batch(edge_index, x.shape[0])
             for name, other in {"edge_offset": edge_offset, "neighbors": neighbors}.items():
                 if other is not None:
                     why = "which takes distances from pos and cell; give features of edges to conv as edge_attr"
@@ -170,9 +173,11 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             out = self.attention(x, cell=cell, pbc=pbc, **nodes)
         else:
             check_sources(edge_index, edge_attr, edge_offset, None, cell)
+            if neighbors is not None:
+                check_sources(None if self.conv is not None else edge_index, None, edge_offset, neighbors, cell)
             if pbc is not None:
                 raise ValueError("pbc must be None with attn='performer': edge_offset says where edges cross borders")
-            near: dict[str, Any] = {"neighbors": neighbors}
+            near = {"neighbors": neighbors}
             if neighbors is None and edge_index is not None:
                 near = self._attention_edges(edge_index, edge_attr, x.shape[0])
                 near |= {"edge_offset": edge_offset, "cell": cell}
@@ -183,8 +188,9 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         out = self._normalised(self.norm2, x + out, batch, batch_size)
         given = {"edge_attr": edge_attr, "pos": pos, "batch": batch}
         given = {name: given[name] for name in self._conv_takes if given[name] is not None}
-        if edge_attr is not None and "edge_attr" not in given and not self._features_in_attention:
-            raise ValueError(f"edge_attr must be None: neither {self.conv} nor, without edge_dim, attention takes it")
+        if edge_attr is not None and "edge_attr" not in given and near.get("edge_attr") is None:
+            why = "without edge_dim" if neighbors is None else "with neighbors, which have their own"
+            raise ValueError(f"edge_attr must be None: neither {self.conv} nor, {why}, attention takes it")
         if self.conv is not None:
             local = self.conv(x=x, edge_index=edge_index, **given, **kwargs)
             if local.shape != x.shape:

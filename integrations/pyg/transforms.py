@@ -108,6 +108,12 @@ class PeriodicRadiusGraph(BaseTransform):
     - :obj:`edge_offset` :math:`(|\mathcal{E}|, d)` is the offset of the image of the source from the target.
     - :obj:`edge_attr` :math:`(|\mathcal{E}|, 1)` is its length, which layers that pass messages take as features.
       Lengths from positions alone, as by :class:`torch_geometric.transforms.Distance`, are wrong across borders.
+    - :obj:`cell` :math:`(1, d, d)` has zeros along directions that do not repeat, and :obj:`pbc` :math:`(1, d)` says
+      which ones do, for graphs that do not repeat, too. So open and periodic graphs form one batch.
+
+    Offsets and lengths are differentiable functions of :obj:`pos` and :obj:`cell`: for forces, transform positions that
+    require gradients. Transforms that move :obj:`pos` alone, such as :class:`torch_geometric.transforms.RandomRotate`
+    and :class:`~torch_geometric.transforms.RandomScale`, make a periodic graph wrong: move :obj:`cell`, too.
 
     Graphs that repeat need `vesin <https://pypi.org/project/vesin/>`_.
 
@@ -122,7 +128,7 @@ class PeriodicRadiusGraph(BaseTransform):
         >>> import torch
         >>> data = Data(pos=torch.tensor([[0.0, 0, 0], [1.0, 0, 0], [9.5, 0, 0]]))
         >>> PeriodicRadiusGraph(1.5)(data)
-        Data(pos=[3, 3], edge_index=[2, 2], edge_offset=[2, 3], edge_attr=[2, 1])
+        Data(pos=[3, 3], edge_index=[2, 2], edge_offset=[2, 3], edge_attr=[2, 1], cell=[1, 3, 3], pbc=[1, 3])
     """
 
     def __init__(self, cutoff: checks.Positive):
@@ -137,14 +143,17 @@ class PeriodicRadiusGraph(BaseTransform):
         if dim == 2:
             cell, pbc = in_space(cell, pbc)
         cells = cells_of(cell, pbc, 1, pos)
+        cells = Cells.none(1, pos.device) if cells is None else cells
         data = copy.copy(data)
-        if cells is None or not bool(cells.periodic.any()):
-            data.edge_index, offsets = neighbor_list(pos, self.cutoff)
+        if bool(cells.periodic.any()):
+            data.edge_index, shift = _across_borders(pos.detach(), cells, self.cutoff)
+            source, target = pos.double()[data.edge_index]
+            data.edge_offset = (source - target + shift[:, :dim]).to(pos.dtype)
         else:
-            space = torch.nn.functional.pad(pos, (0, 3 - dim))
-            data.edge_index, offsets = _across_borders(space.detach(), cells, self.cutoff)
-        data.edge_offset = offsets[:, :dim].to(pos)
+            data.edge_index, data.edge_offset = neighbor_list(pos, self.cutoff)
         data.edge_attr = data.edge_offset.norm(dim=1, keepdim=True)
+        data.cell = torch.where(cells.periodic[..., None], cells.vectors, 0.0)[:, :dim, :dim].to(pos.dtype)
+        data.pbc = cells.periodic[:, :dim]
         return data
 
     def __repr__(self) -> str:
@@ -152,16 +161,18 @@ class PeriodicRadiusGraph(BaseTransform):
 
 
 def _across_borders(pos: Tensor, cells: Cells, cutoff: float) -> tuple[Tensor, Tensor]:
-    """Edges and offsets of a graph that repeats."""
+    """Edges of a graph that repeats, and the lattice vectors by which their sources are shifted. They follow the cell
+    where it is differentiated."""
     try:
         import vesin
     except ImportError as error:
         raise ImportError("PeriodicRadiusGraph needs vesin for graphs that repeat: pip install vesin") from error
-    box = torch.where(cells.periodic[..., None], cells.vectors, cells.normals())[0]
-    target, source, offsets = (
+    pos, box = torch.nn.functional.pad(pos, (0, 3 - pos.shape[1])), cells.vectors.detach()
+    box = torch.where(cells.periodic[..., None], box, cells.normals().detach())[0]
+    target, source, steps = (
         torch.as_tensor(x, device=pos.device)
         for x in vesin.NeighborList(cutoff=cutoff, full_list=True).compute(
-            pos.double().cpu().numpy(), box.cpu().numpy(), cells.periodic[0].cpu().numpy(), "ijD"
+            pos.double().cpu().numpy(), box.cpu().numpy(), cells.periodic[0].cpu().numpy(), "ijS"
         )
     )
-    return torch.stack([source, target]).long(), offsets
+    return torch.stack([source, target]).long(), steps.double() @ cells.vectors[0]

@@ -275,6 +275,34 @@ def test_fragments_far_apart(make):
     assert error(gaussians(**far)[0][:6], gaussians(**x)[0]) <= 1e-12
 
 
+@pytest.mark.parametrize("side", [6.0, 20.0, 60.0])
+def test_gaussians_alone_in_cells_of_any_width(side, make):
+    """Also where all are summed over images, and no reciprocal vector is left."""
+    layer, x = make(num_coulomb=0, max_width=2.0), nodes(4)
+    given = x | {"cell": side * torch.eye(3).double()}
+    out = layer(**given)
+    if side == 6:
+        layer.method = "ewald"
+        assert error(layer(**given), out) <= 1e-3
+    else:
+        assert error(out, layer(**x)) <= 1e-10  # as in the open
+
+
+def test_positions_that_are_refused(make):
+    """Without a number, or rounded to a large part of the narrowest width. Padding may hold anything."""
+    layer, x = make(torch.float32), nodes(7, torch.float32)
+    with pytest.raises(ValueError, match="pos must be finite, got NaN or infinity"):
+        layer(**x | {"pos": torch.where(torch.arange(7)[:, None] == 3, torch.nan, x["pos"])})
+    away = x["pos"].double() + 1e6
+    assert layer(**x | {"pos": away})[0].isfinite().all()
+    message = "pos must be float64 so far from the origin: .*, more than a hundredth of width, 0.8;"
+    with pytest.raises(ValueError, match=message):
+        layer(**x | {"pos": away.float()})
+    padded = {name: part[None] for name, part in x.items()}
+    padded["pos"][0, 5:] = torch.nan
+    assert layer(**padded, lengths=torch.tensor([5]))[0].isfinite().all()
+
+
 def test_cells_far_wider_than_their_nodes_are_told(make):
     """As some hosts put around molecules, which take minutes; silent by images, or if nothing repeats."""
     layer, x, cell = make(width=1.0, method="ewald"), nodes(2), 25 * torch.eye(3).double()

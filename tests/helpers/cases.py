@@ -187,7 +187,7 @@ def performer(position="window", form="grid", **options):
         return on_grid(make, masked=form == "masked")
 
     def on_nodes(layer, x, pos, batch, batch_size, target, source, offsets):
-        pairs = NeighborList(torch.stack([source, target]), x.shape[0], offsets)
+        pairs = NeighborList(torch.stack([source, target]), x.shape[0], offsets) if layer.needs.neighbors else None
         return layer(x, pos=pos, batch=batch, batch_size=batch_size, neighbors=pairs)
 
     def inputs(step):

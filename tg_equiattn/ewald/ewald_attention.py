@@ -131,6 +131,8 @@ def ewald_attention_impl(
 ) -> Tensor:  # fmt: skip
     """:func:`ewald_attention` without checks, with any product of values and harmonics that is linear in both. The
     result is (T, heads, E)."""
+    narrowest = min(low for kernel in interaction.kernels for low, _ in kernel.bounds)
+    checks.exact_positions(node_batch.zero_padding(pos.detach()), width=narrowest)
     nodes = node_batch.centred(pos), query, *sources
     sized = cells is None or interaction.max_hkl is not None  # then nothing has to be read, and CUDA need not wait
     unread = sized and node_batch.known_sizes is None

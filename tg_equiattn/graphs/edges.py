@@ -142,20 +142,42 @@ def of_edges(
 
 def lie_between(
     pos: Num[Tensor, "nodes dim"], offsets: Num[Tensor, "edges dim"], target: Int[Tensor, " edges"],
-    source: Int[Tensor, " edges"], whole: bool, lattice: Float[Tensor, "*edges dim dim"] | None = None,
+    source: Int[Tensor, " edges"], whole: bool, images: Float[Tensor, "edges dim"] | None = None,
 ) -> Bool[Tensor, " edges"]:  # fmt: skip
-    """True for offsets that are differences of positions, up to rounding and to whole lattice vectors (rows of
-    ``lattice``), or up to less than half a unit if offsets have to be ``whole``."""
+    """True for offsets that are differences of positions, plus lattice vectors ``images`` if given, up to rounding, or
+    up to less than half a unit if offsets have to be ``whole``."""
     pos, offsets = pos.detach(), offsets.detach()
     apart = pos[source].double() - pos[target].double() - offsets.double()
-    if lattice is not None:
-        lattice = lattice.double()
-        steps = apart[:, None] @ torch.linalg.pinv(lattice)
-        apart = apart - (steps.round() @ lattice)[:, 0]
-    apart = apart.abs().amax(-1)
+    apart = (apart if images is None else apart + images.detach().double()).abs().amax(-1)
     rounding = 16 * max((torch.finfo(t.dtype).eps for t in (pos, offsets) if t.is_floating_point()), default=0.0)
     size = (float(t.abs().max()) if t.numel() else 0.0 for t in (offsets, pos))
     return (apart.round() if whole else apart) <= 1e-4 * next(size) + rounding * next(size)
+
+
+def images_of(
+    shifts: Float[Tensor, "edges dim"], lattice: Float[Tensor, "graphs dim dim"], graph: Int[Tensor, " edges"]
+) -> Float[Tensor, "edges dim"]:
+    """The whole lattice vectors nearest to ``shifts``, as functions of the ``lattice`` of their graph (vectors as rows,
+    zero along directions that do not repeat)."""
+    rows = lattice.detach().double()
+    square = rows @ rows.mT + torch.diag_embed((rows == 0).all(-1).double())
+    inverse = rows.mT @ torch.linalg.inv_ex(square).inverse  # CUDA does not wait, as it would for the pseudoinverse
+    steps = (shifts.detach().double()[:, None] @ inverse[graph]).round()
+    return (steps @ lattice.double()[graph])[:, 0]
+
+
+def offsets_along(
+    pos: Num[Tensor, "nodes dim"], offsets: Num[Tensor, "edges dim"], target: Int[Tensor, " edges"],
+    source: Int[Tensor, " edges"], images: Float[Tensor, "edges dim"] | None = None,
+) -> Num[Tensor, "edges dim"]:  # fmt: skip
+    """The same offsets, with the derivatives of differences of positions plus ``images``. Offsets that have gradients
+    already keep them."""
+    if offsets.requires_grad:
+        return offsets
+    apart = pos[source] - pos[target]
+    if images is not None:
+        apart = (apart + images).to(torch.promote_types(pos.dtype, offsets.dtype))
+    return apart + (offsets - apart).detach()
 
 
 def offsets_between(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,8 +11,17 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..modes import is_batched, is_concrete, ordinary_tensors
-from .edges import CSR, check_edges, check_fields, check_graph_of_edges, of_edges, offsets_between, whole_offsets
+from ..modes import in_functorch_transform, is_batched, is_concrete, ordinary_tensors
+from .edges import (
+    CSR,
+    check_edges,
+    check_fields,
+    check_graph_of_edges,
+    of_edges,
+    offsets_along,
+    offsets_between,
+    whole_offsets,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Int, Num
@@ -77,6 +87,15 @@ class SortedPairs:
         )  # fmt: skip
         less._unrestricted = self if self._unrestricted is None else self._unrestricted
         return less
+
+    def along(self, pos: Tensor) -> SortedPairs:
+        """The same pairs, whose offsets have the derivatives of differences of positions."""
+        pairs = copy.copy(self)
+        pairs.offsets = offsets_along(pos, self.offsets, self.target, self.source)
+        pairs._unrestricted = self if self._unrestricted is None else self._unrestricted
+        if in_functorch_transform():  # what is kept there does not outlive the transform
+            pairs._cache = {}
+        return pairs
 
     def cached(self, make: Callable[..., _T], *arguments: int) -> _T:
         """``make(self, *arguments)``, kept for the next call. While torch.compile traces, nothing is kept."""

@@ -152,6 +152,7 @@ class NodeBatch:
             if batch is None:
                 index = batch = torch.zeros(nodes, dtype=torch.int64, device=x.device)
         if batch is None or (count == 1 and ranks is None):
+            _check_bound(nodes, max_num_nodes)
             return cls.dense(1 if nodes or batch_size else 0, nodes, None, x.device)
         sizes = torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
         if ranks is None and (sized or not whole) and not is_concrete(sizes):
@@ -160,8 +161,7 @@ class NodeBatch:
             return cls(nodes, sizes, index, max_num_nodes, order=order)
         known = as_numbers(sizes)
         longest = max([0 if ranks is None else 1, *known])  # kernels run on ranks without nodes, too
-        if max_num_nodes is not None and longest > max(1, max_num_nodes):
-            raise ValueError(f"max_num_nodes must be at least {longest}, the largest graph, got {max_num_nodes}")
+        _check_bound(longest, max_num_nodes)
         totals = sizes if ranks is None else ranks.sum(sizes)
         return cls(nodes, sizes, index, longest, known, ranks=ranks, totals=totals, order=order)
 
@@ -354,6 +354,12 @@ class NodeBatch:
             slot = torch.where(packed, slot, 0)
         full = all(part.mask is None for part in parts)
         return Parts(parts, Slots(torch.cat(node), None if full else torch.cat(filled), slot, packed))
+
+
+def _check_bound(longest: int, max_num_nodes: int | None) -> None:
+    """Raise ValueError if the largest graph has more nodes than its bound."""
+    if max_num_nodes is not None and longest > max(1, max_num_nodes):
+        raise ValueError(f"max_num_nodes must be at least {longest}, the largest graph, got {max_num_nodes}")
 
 
 def known_sorted(batch: Int[Tensor, " nodes"]) -> bool:

@@ -18,8 +18,6 @@ from ..ranks import Ranks
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-_ROUNDING = 0.01  # largest rounding of positions, in units of cutoff
-
 
 class Needs(NamedTuple):
     """The inputs, beside features, that a kind of positions reads.
@@ -89,21 +87,23 @@ def read_nodes(
     search = needs.neighbors and count > 0 and not given
     if search and not needs.dim:
         raise ValueError("edge_index (or neighbors) must be given with offset=None, got None")
-    compared = neighbors is not None and pos is not None and (needs.far_offsets or neighbors.between_positions)
-    if needs.positions or search:
+    placed = neighbors is not None and pos is not None and needs.dim > 0 and (needs.neighbors or needs.far_offsets)
+    if needs.positions or search or placed:
         if mask is not None and isinstance(pos, Tensor) and pos.shape[:-1] == mask.shape:
             pos = torch.where(mask[..., None], pos, torch.zeros_like(pos))
         check_pos(pos, needs)
-    if needs.positions or search or compared:
         why = "values='offset' needs it" if needs.far_offsets and not search else needs.why
         pos = checks.positions(pos, (*shape, needs.dim), x, why).reshape(-1, needs.dim)
-    if needs.neighbors and count:
+    if count and (needs.neighbors or (placed and neighbors.dim == needs.dim)):  # type: ignore[union-attr]
         near = _near_pairs(needs, node_batch, x.device, pos, batch, grid, neighbors)
         near.check_nodes(count, needs.dim)
         near.check_graphs("edge_index", batch)
         near = near if node_batch.mask is None else near.restricted(node_batch.mask)
-        if compared:
-            _check_offsets(cast(Tensor, pos), near.offsets, near, needs.whole)
+        if placed:
+            pos = cast(Tensor, pos)
+            if needs.far_offsets or near.between_positions:
+                _check_offsets(pos, near.offsets, near, needs.whole)
+            near = near if needs.whole else near.along(pos)
     x = node_batch.zero_padding(x.reshape(-1, x.shape[-1]))
     return Nodes(x, pos if needs.positions or search else None, near, node_batch, shape)
 
@@ -155,21 +155,7 @@ def check_pos(pos: object, needs: Needs) -> None:
             "an offset and a cutoff too, with mean_edge_length of tg_equiattn.graphs: in RelativeGPSBlock "
             f"attn_kwargs={{'pos_dim': {dim}, 'offset': 'distance', 'cutoff': 2 * mean_edge_length(pos, edge_index)}}"
         )
-    if pos.is_floating_point():
-        _check_values(pos.detach(), needs)
-
-
-@checks.of_values
-def _check_values(pos: Float[Tensor, "nodes dim"], needs: Needs) -> None:
-    size = float(pos.abs().max()) if pos.numel() else 0.0  # NaN if any is
-    if not size < math.inf:
-        raise ValueError("pos must be finite, got NaN or infinity; leave out nodes without a position, or mask them")
-    rounding = torch.finfo(pos.dtype).eps * size
-    if not needs.whole and rounding > _ROUNDING * needs.unit:
-        raise ValueError(
-            f"pos must be float64 so far from the origin: {pos.dtype} rounds {size:.3g} by up to {rounding:.2g}, and "
-            f"offsets are measured in units of {needs.unit:g}; convert before pos is rounded (x may stay as it is)"
-        )
+    checks.exact_positions(pos, **({} if needs.whole else {"cutoff": needs.unit}))
 
 
 def _near_pairs(
@@ -214,6 +200,6 @@ def _check_offsets(
             "find them again with neighbors() when positions have moved"
         )
     raise ValueError(
-        "edge_offset must be differences of pos with values='offset', which uses the offsets of all nodes, got "
-        "others: in a periodic box distant nodes have no unique offset; take values='content'"
+        "edge_offset must be differences of pos with values='offset' or 'far', which use the offsets of all nodes, got "
+        "others: in a periodic box distant nodes have no unique offset; take values='content' with position='window'"
     )

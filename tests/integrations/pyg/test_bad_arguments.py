@@ -43,7 +43,14 @@ def test_the_correct_call(position):
         ("edge_offset.* must be real", "window", {"edge_offset": OFFSET > 0}),
         ("edge_offset.* must be finite", "clipped", {"edge_offset": torch.full((6, 2), torch.inf)}),
         ("edge_attr must be None where edge_index is None", "window", {"edge_index": None, "edge_attr": OFFSET}),
-        ("edge_index must be None where neighbors is a grid", None, {"neighbors": GRID, "edge_index": EDGES}),
+        ("edge_index must be None where neighbors are given", None, {"neighbors": GRID, "edge_index": EDGES}),
+        *((f"{name} must be None where neighbors are given", "window",
+           {"edge_index": None, "neighbors": NeighborList(EDGES, 7, OFFSET), name: value})
+          for name, value in (("edge_index", EDGES), ("edge_attr", OFFSET), ("edge_offset", OFFSET))),
+        ("max_num_nodes must be at least 7, the largest graph, got 6", None,
+         {"edge_index": None, "batch": None, "max_num_nodes": 6}),
+        ("cell must be one for all graphs or one a graph, got 3 cells", "window",
+         {"cell": torch.eye(2).expand(3, 2, 2), "batch": None, "edge_index": EDGES[:, :3], "edge_offset": OFFSET[:3]}),
         ("ptr must be None where batch is given", "window", {"ptr": torch.tensor([0, 4, 7])}),
         *(("ptr must", "window", {"batch": None, "ptr": ptr})
           for ptr in (torch.tensor([0, 4, 6]), torch.tensor([0, 5, 4, 7]), torch.tensor([0, 4, 7]).int())),

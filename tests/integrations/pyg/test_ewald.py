@@ -7,7 +7,7 @@ from tg_equiattn.integrations.pyg import EwaldAttention, ewald_settings
 from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import SAGEConv, Sequential, global_mean_pool, to_hetero
+from torch_geometric.nn import GPSConv, SAGEConv, Sequential, global_mean_pool, to_hetero
 
 SIZES = (7, 1, 11)
 CELLS = 4 * torch.eye(3, dtype=torch.float64) + 0.3 * torch.tensor([[0, 1, -1], [1, 0, 2], [0.5, -1, 0]]).double()
@@ -129,6 +129,9 @@ CELL = torch.eye(2) * 3
         ("float64", {}, {"x": X.double()}),
         (r"pos must have shape \(4, 2\) or \(4, 3\), got \(4, 1\)", {}, {"pos": POS[:, :1]}),
         (r"pos must have shape \(4, 2\) or \(4, 3\), got NoneType", {}, {"pos": None}),
+        ("pos must be finite, got NaN or infinity", {}, {"pos": torch.full((4, 3), torch.nan)}),
+        ("pos must be float64 so far from the origin: .* more than a hundredth of width, 1;", {}, {"pos": POS + 1e6}),
+        ("max_num_nodes must be at least 4, the largest graph, got 3", {}, {"max_num_nodes": 3}),
         (r"vectors must be None with in_vectors=0, got \(4, 2, 3\)", {}, {"vectors": torch.ones(4, 2, 3)}),
         (r"vectors must be given, of shape \(N, 2, 3\), got NoneType", {"in_vectors": 2}, {}),
         (r"vectors must have shape \(4, 2, 3\), got \(4, 2, 2\)", {"in_vectors": 2}, {"vectors": torch.ones(4, 2, 2)}),
@@ -199,6 +202,18 @@ def test_sequential(equal):
     x, pos, batch = torch.randn(7, 5), torch.randn(7, 3), batch_of((3, 4))
     wanted = second(first(x, pos, batch).relu(), pos, batch)
     equal(model(x, pos, batch), global_mean_pool(wanted, batch), 0)
+
+
+def test_as_the_conv_of_gps(equal):
+    """It passes over the edges, which tell that the batch index is missing, as GPSConv does not pass it on."""
+    layer, edges = EwaldAttention(6, 6, width=1.0).double(), torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 6]])
+    gps = GPSConv(6, layer, norm=None, attn_type="performer").double().eval()
+    gps.attn = None
+    x, pos, batch = torch.randn(7, 6).double(), torch.randn(7, 3).double(), batch_of((3, 4))
+    attended = 3 * x + layer(x, pos, batch)
+    equal(gps(x, edges, batch, pos=pos, ptr=torch.tensor([0, 3, 7])), attended + gps.mlp(attended))
+    with pytest.warns(UserWarning, match="batch was not given for nodes in 2 blocks that no edge leaves"):
+        EwaldAttention(6, 6, width=1.0).double()(x, edges, pos=pos)
 
 
 def test_loaders(equal):

@@ -151,6 +151,34 @@ def test_near_pairs_are_shared(make, graph, equal, error):
     assert error(block(**graph, neighbors=fewer), out) > 1e-3
 
 
+def test_arguments_beside_near_pairs_that_have_no_effect(make, graph):
+    """Attention takes near pairs in place of edges, which are then those of messages alone."""
+    alone, around = make("None"), make("SAGEConv", attention={"edge_dim": BONDS})
+    edges = {name: graph.pop(name) for name in ("edge_index", "edge_attr")}
+    near = around.neighbors(**edges, batch=graph["batch"], pos=graph["pos"], num_nodes=32)
+    assert alone(**graph, neighbors=near).isfinite().all()
+    assert around(**graph, neighbors=near, edge_index=edges["edge_index"]).isfinite().all()
+    offsets = {"edge_index": edges["edge_index"], "edge_offset": torch.zeros(edges["edge_index"].shape[1], 2)}
+    for name, block, given in (("edge_index", alone, edges), ("edge_offset", around, offsets)):
+        with pytest.raises(ValueError, match=f"{name} must be None where neighbors are given"):
+            block(**graph, neighbors=near, **given)
+    with pytest.raises(ValueError, match=r"edge_attr must be None: neither SAGEConv.* nor, with neighbors"):
+        around(**graph, neighbors=near, **edges)
+
+
+@pytest.mark.parametrize("attn", ["performer", "ewald", "shared"])
+def test_a_batch_index_that_was_not_passed(attn, make, ewald, graph):
+    """Edges, or near pairs, tell that there are several graphs. The warning comes once."""
+    batch = graph.pop("batch")
+    block, given = ewald if attn == "ewald" else make(), graph
+    if attn == "shared":
+        edges = {name: graph[name] for name in ("edge_index", "edge_attr", "pos")}
+        given = {**graph, "neighbors": block.neighbors(**edges, batch=batch, num_nodes=32)}
+    with pytest.warns(UserWarning, match="batch was not given for nodes in .* blocks that no edge leaves"):
+        block(**given)
+    block(**given)
+
+
 @pytest.mark.parametrize("norm", ["batch_norm", "layer_norm", "graph_norm", "instance_norm", None])
 def test_nodes_of_graphs_in_any_order(norm, make, graph, equal):
     block, order = make(norm=norm), torch.randperm(32)

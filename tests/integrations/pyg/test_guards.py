@@ -53,10 +53,10 @@ def test_near_pairs_of_other_positions_are_refused(values):
     """Moving all nodes alike is no other position."""
     block = RelativeGPSBlock(12, None, 3, attn_kwargs={**SPACE, "cutoff": 2.0, "values": values}).eval()
     x, near = torch.randn(12, 12), block.neighbors(BONDS, pos=POS, num_nodes=12)
-    out = block(x, BONDS, pos=POS, neighbors=near)
-    torch.testing.assert_close(block(x, BONDS, pos=POS + 7, neighbors=near), out, atol=1e-5, rtol=1e-4)
+    out = block(x, pos=POS, neighbors=near)
+    torch.testing.assert_close(block(x, pos=POS + 7, neighbors=near), out, atol=1e-5, rtol=1e-4)
     with pytest.raises(ValueError, match=r"neighbors must be of the same positions as pos"):
-        block(x, BONDS, pos=POS + 0.1 * torch.randn(12, 3), neighbors=near)
+        block(x, pos=POS + 0.1 * torch.randn(12, 3), neighbors=near)
 
 
 @pytest.mark.parametrize("heads", [1, 3])

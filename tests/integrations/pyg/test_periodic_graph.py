@@ -8,6 +8,8 @@ from tg_equiattn.integrations.pyg import PeriodicRadiusGraph, RelativeGPSBlock, 
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GATv2Conv
 
+from tg_equiattn.graphs import NeighborList
+
 CELL = torch.tensor([[4.0, 0.3, 0.0], [-0.5, 3.0, 0.2], [0.1, 0.0, 5.0]], dtype=torch.float64)
 
 
@@ -68,7 +70,7 @@ def test_layers_take_the_edges():
     data = Batch.from_data_list(
         [transform(Data(x=torch.randn(9, 8), pos=side * torch.rand(9, 3), cell=side * torch.eye(3))) for side in sides]
     )
-    assert data.cell.shape == (6, 3)
+    assert data.cell.shape == (2, 3, 3)
     conv = GATv2Conv(8, 8, edge_dim=1, add_self_loops=False)
     block = RelativeGPSBlock(8, conv, attn="ewald", attn_kwargs={"width": 1.0, "max_width": 2.0}).eval()
     graph = {"x": data.x, "edge_index": data.edge_index, "batch": data.batch, "edge_attr": data.edge_attr}
@@ -78,6 +80,65 @@ def test_layers_take_the_edges():
     performer = RelativePerformerConv(8, 8, pos_dim=3, offset="mlp", cutoff=2.0, method="pairs")
     graph.pop("edge_attr")
     assert performer(**graph, pos=data.pos, edge_offset=data.edge_offset, cell=data.cell).isfinite().all()
+
+
+def test_open_and_periodic_graphs_in_a_batch():
+    """Cells of open directions are zero, and no attribute is of some graphs only. Each graph is as alone."""
+    pytest.importorskip("vesin")
+    slab = torch.tensor([True, True, False])
+    kinds = [{}, {"cell": 4 * torch.eye(3)}, {"cell": 5 * torch.eye(3), "pbc": slab}, {"pbc": torch.zeros(3).bool()}]
+    graphs = [PeriodicRadiusGraph(2.0)(Data(x=torch.randn(9, 8), pos=4 * torch.rand(9, 3), **kind)) for kind in kinds]
+    data = Batch.from_data_list(graphs)
+    assert data.cell.tolist() == [(a * torch.eye(3)).tolist() for a in (0, 4)] + [
+        torch.diag(torch.tensor([5.0, 5, 0])).tolist(), torch.zeros(3, 3).tolist()
+    ]  # fmt: skip
+    assert data.pbc.tolist() == [[False] * 3, [True] * 3, slab.tolist(), [False] * 3]
+    conv = GATv2Conv(8, 8, edge_dim=1, add_self_loops=False)
+    block = RelativeGPSBlock(8, conv, norm=None, attn="ewald", attn_kwargs={"width": 1.0, "max_width": 2.0})
+    performer = RelativePerformerConv(8, 8, pos_dim=3, offset="mlp", cutoff=2.0, method="pairs")
+
+    def outputs(data):
+        graph = {"x": data.x, "edge_index": data.edge_index, "batch": data.get("batch"), "pos": data.pos}
+        by_content = performer(**graph, edge_offset=data.edge_offset, cell=data.cell)
+        by_cell = block(**graph, edge_attr=data.edge_attr, cell=data.cell)
+        torch.testing.assert_close(block(**graph, edge_attr=data.edge_attr, cell=data.cell, pbc=data.pbc), by_cell)
+        return torch.cat([by_content, by_cell], 1)
+
+    alone = torch.cat([outputs(graph.update({"batch": torch.zeros(9).long()})) for graph in graphs])
+    torch.testing.assert_close(outputs(data), alone, atol=1e-4, rtol=1e-4)
+
+
+def test_subgraphs_keep_their_cell():
+    """PyG cuts what has as many rows as there are nodes."""
+    pytest.importorskip("vesin")
+    pos, cell = 4 * torch.rand(3, 3), 4 * torch.eye(3)
+    data = PeriodicRadiusGraph(3.0)(Data(pos=pos, cell=cell, pbc=torch.ones(3).bool()))
+    part = data.subgraph(torch.tensor([0, 2]))
+    assert part.pos.shape == (2, 3)
+    assert torch.equal(part.cell, cell[None])
+    assert part.pbc.shape == (1, 3)
+
+
+@pytest.mark.parametrize("position", ["window", None, "sinusoid"])
+def test_positions_of_all_nodes_are_not_those_of_a_periodic_graph(position):
+    """Their differences are no offsets across borders: refused, and taken where no edge crosses a border."""
+    pytest.importorskip("vesin")
+    settings = {} if position == "sinusoid" else {"offset": "distance", "cutoff": 2.0, "values": "far"}
+    conv = RelativePerformerConv(8, 8, position=position, pos_dim=3, method="pairs", **settings)
+    x, pos, batch = torch.randn(20, 8), 1 + 2 * torch.rand(20, 3), torch.zeros(20).long()
+    pos[:2] = torch.tensor([[0.1, 2.0, 2.0], [3.9, 2.0, 2.0]])  # near across the border of the smaller cell
+    for crossing, side in ((False, 9.0), (True, 4.0)):
+        data = PeriodicRadiusGraph(0.9)(Data(pos=pos, cell=side * torch.eye(3)))
+        graph = {"edge_index": data.edge_index, "batch": batch, "pos": pos, "edge_offset": data.edge_offset}
+        graph["cell"] = data.cell
+        shared = {"neighbors": NeighborList(data.edge_index, 20, data.edge_offset), "batch": batch, "pos": pos}
+        calls = [graph] if position == "sinusoid" else [graph, shared]  # which reads no near pairs
+        for call in calls:
+            if crossing:
+                with pytest.raises(ValueError, match=r"edge_offset must be differences of pos with values='offset' or"):
+                    conv(x, **call)
+            else:
+                assert conv(x, **call).isfinite().all()
 
 
 @pytest.mark.parametrize(
