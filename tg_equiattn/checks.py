@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
