@@ -126,7 +126,7 @@ def test_vmap_and_gradients_of_samples(case):
             close(a[k], b)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize(
     "name",
     [
@@ -141,10 +141,14 @@ def test_vmap_and_gradients_of_samples(case):
     ],
 )
 def test_torchscript_is_refused_with_what_to_use(name):
-    """Those of e3nn in their own tests."""
-    wanted = r"does not support TorchScript .* use torch\.compile, or torch\.export"
+    """Those of e3nn in their own tests. Traces are refused in a model, too."""
+    problem, wanted = Problem(name), r"does not support TorchScript .* use torch\.compile, or torch\.export"
     with pytest.raises(NotImplementedError, match=wanted):
-        torch.jit.script(Problem(name).module)
+        torch.jit.script(problem.module)
+    model = Positional(problem.module, list(problem.inputs), problem.rest)
+    with pytest.raises(NotImplementedError, match=wanted):
+        torch.jit.trace(model, tuple(problem.inputs.values()))
+    model(*problem.inputs.values())
 
 
 @pytest.mark.filterwarnings("ignore:torch.searchsorted")
@@ -195,12 +199,12 @@ def test_forward_mode_through_the_backward_of_an_earlier_graph(name):
 class Positional(torch.nn.Module):
     """A module of keyword arguments, given in turn, as torch.export wants them where their sizes vary."""
 
-    def __init__(self, module, names):
+    def __init__(self, module, names, rest=None):
         super().__init__()
-        self.module, self.names = module, names
+        self.module, self.names, self.rest = module, names, rest or {}
 
     def forward(self, *values):
-        return self.module(**dict(zip(self.names, values, strict=True)))
+        return self.module(**self.rest, **dict(zip(self.names, values, strict=True)))
 
 
 # modules whose program is another's with a wrapper, a part of another's, or that of another with other numbers

@@ -118,6 +118,16 @@ def neutral(layer, count=6):
     return {"scalars": scalars, "vectors": torch.zeros(count, V, 3, dtype=torch.float64)}
 
 
+@pytest.mark.parametrize("side", [6.0, 12.0])
+def test_gaussians_alone_in_boxes(side, make):
+    """In the wide ones sums over images replace all reciprocal vectors."""
+    x = nodes() | {"cell": side * torch.eye(3, dtype=torch.float64)}
+    options = {"num_coulomb": 0, "num_gaussians": 1, "error": 1e-8}
+    layers = [make(method=method, **options) for method in ("auto", "ewald")]
+    layers[1].load_state_dict(layers[0].state_dict())
+    assert error(layers[0](**x)[0], layers[1](**x)[0]) < 1e-7
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
 def test_molecules_in_growing_boxes(make):

@@ -121,3 +121,5 @@ def test_torchscript_is_refused(kind):
     ):  # fmt: skip
         with pytest.raises(NotImplementedError, match=message):
             script(given)
+    with pytest.raises(NotImplementedError, match=message):
+        torch.jit.trace(module, (X, X[:, :4] if kind == "product" else POS))
