@@ -35,9 +35,9 @@ def with_zero_gradients(module: nn.Module, out: Tensor) -> Tensor:
 
 
 class NotScriptable:
-    """A mixin for modules that TorchScript does not support. ``torch.jit.script`` and ``torch.jit.trace`` raise an error
-    that names the alternatives, also if the module is part of another one: a trace keeps the sizes of the graphs that it
-    has seen, and is wrong for others. It stands before bases that are modules."""
+    """A mixin for modules that TorchScript does not support. ``torch.jit.script`` and ``torch.jit.trace`` raise an
+    error that names the alternatives, also if the module is part of another one: a trace keeps the sizes of graphs, and
+    is wrong for others. It stands before bases that are modules."""
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Raise NotImplementedError. torch.jit.script calls this method of a module and of all its submodules."""
@@ -48,8 +48,8 @@ class NotScriptable:
         )
 
     def _slow_forward(self, *inputs: Any, **options: Any) -> Any:
-        """Raise NotImplementedError, but for attention of standard operators. torch.nn.Module calls this method in place
-        of ``forward`` in torch.jit.trace."""
+        """Raise NotImplementedError, but for attention of standard operators. torch.nn.Module calls this method in
+        place of ``forward`` in torch.jit.trace."""
         if not getattr(self, "plain", False):
             self.__prepare_scriptable__()
         return super()._slow_forward(*inputs, **options)  # type: ignore[misc]

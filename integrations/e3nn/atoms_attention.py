@@ -17,7 +17,7 @@ from tg_equiattn.ewald.cells import Cells
 from tg_equiattn.ewald.ewald_attention import ewald_attention_impl, own_terms
 from tg_equiattn.ewald.kernels import Interaction, Kernel, Sources
 from tg_equiattn.graphs.edge_products import edge_sum, gathered_edge_sum
-from tg_equiattn.graphs.edges import CSR
+from tg_equiattn.graphs.edges import CSR, check_pairs
 from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.modes import full_precision, is_traced
 from tg_equiattn.modules import StoresSettings
@@ -123,7 +123,9 @@ class NeutralSources(StoresSettings):
         flat, count = sources.flatten(1), sources.shape[0]
         first, second = atoms.edge_index
         square = atoms.edge_vectors.square().sum(1).to(flat.dtype)  # hosts give positions in double precision
-        near = (1 - square / self.cutoff**2).clamp(min=0) ** 3 / self.avg_num_neighbors
+        near = (1 - square / self.cutoff**2).clamp(min=0) ** 3
+        check_pairs(atoms.edge_index, atoms.edge_vectors.detach() / self.cutoff, near.detach(), count)
+        near = near / self.avg_num_neighbors
         if is_traced(flat):  # models that NequIP compiles run without this library and its operators
             sums = gathered_edge_sum(near[None], flat[None], second, first, count)[0]
         else:

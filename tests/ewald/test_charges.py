@@ -134,13 +134,55 @@ def test_a_layer_without_scalars_holds_its_charges():
 def test_what_is_refused():
     made, (elements, pos, features) = layer(), cloud()
     near = edges(pos)
-    with pytest.raises(ValueError, match="features must be given, since transfers are learned, got None"):
+    with pytest.raises(ValueError, match="features must be given, since charges are learned from features and edges"):
         made(elements, pos, **near)
     with pytest.raises(ValueError, match=r"graph 0 they sum to 0\.9, and no total_charge is given"):
-        made(elements[:1], pos[:1], features=features[:1], **near)
+        made(elements[:1], pos[:1], features=features[:1], **edges(pos[:1]))
     with pytest.raises(ValueError, match=r"graph 0 they sum to 0\.9, and total_charge is 2"):
-        made(elements[:1], pos[:1], features=features[:1], total_charge=torch.tensor([2.0]), **near)
+        made(elements[:1], pos[:1], features=features[:1], total_charge=torch.tensor([2.0]), **edges(pos[:1]))
     with pytest.raises(ValueError, match="cutoff must be given with scalars, got None"):
         ChargeInteraction(CHARGES, width=1.0, scalars=2)
     with pytest.raises(ValueError, match="charges must be a dictionary of numbers, got"):
         ChargeInteraction({"Na": "x"}, width=1.0)
+
+
+@pytest.mark.parametrize("cell", [None, CELL])
+def test_edges_must_be_in_both_directions(cell):
+    """One edge of a full list is enough, and so is an image; a ring of edges balances at every node and is no list."""
+    made, (elements, pos, features) = layer(), cloud()
+    own, near = {"features": features} | ({} if cell is None else {"cell": cell}), edges(pos, cell)
+    index, vectors = near["edge_index"], near["edge_vectors"]
+    made(elements, pos, **own, **near)
+    made(elements, pos, **own, edge_index=index.flip(1), edge_vectors=vectors.flip(0))
+    lengths = vectors.norm(dim=1)
+    for kept in (index[0] < index[1], torch.arange(len(lengths)) != int(lengths.argmin())):
+        with pytest.raises(ValueError, match=r"edge_index must have each edge in both directions.*\d edges from node"):
+            made(elements, pos, **own, edge_index=index[:, kept], edge_vectors=vectors[kept])
+    with pytest.raises(ValueError, match=r"edge_vectors must be pos\[edge_index\[1\]\] - pos"):
+        made(elements, pos, **own, edge_index=index, edge_vectors=-vectors)
+    nodes = torch.tensor([0.0, 120.0, 240.0]).deg2rad()
+    pos, ring = torch.stack([nodes.cos(), nodes.sin(), 0 * nodes], 1), torch.tensor([[0, 1, 2], [1, 2, 0]])
+    options = {"features": features[:3], "total_charge": torch.tensor([0.3])}
+    with pytest.raises(ValueError, match="edge_index must have each edge in both directions"):
+        made(elements[:3], pos, **options, edge_index=ring, edge_vectors=pos[ring[1]] - pos[ring[0]])
+
+
+def test_inputs_that_would_be_broadcast_or_misread():
+    made, (elements, pos, features), batch = layer(), cloud(), torch.tensor([0] * 4 + [1] * 4)
+    near = edges(pos)
+    within = batch[near["edge_index"][0]] == batch[near["edge_index"][1]]
+    given = {"edge_index": near["edge_index"][:, within], "edge_vectors": near["edge_vectors"][within]}
+    given["features"] = features
+    made(elements, pos, batch, **given)
+    for wrong, match in (
+        ({"total_charge": torch.zeros(1)}, r"total_charge must be a tensor of shape \(2,\).*got \(1,\)"),
+        ({"total_charge": torch.zeros(())}, r"total_charge must be .* got \(\)"),
+        ({"total_charge": torch.full((2,), torch.nan)}, "total_charge must be finite"),
+        ({"edge_vectors": given["edge_vectors"][:1]}, "edge_vectors must be real numbers of shape"),
+        ({"features": features[:1]}, r"features must have shape \(8, 3\), got \(1, 3\)"),
+        (near, "edge_index must not join nodes of different graphs"),
+        ({"elements": elements + 10}, r"elements must be in \[0, 1\], the numbers of A, B in this layer, got 10 to 11"),
+        ({"elements": elements.double()}, "elements must be int64"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            made(**{"elements": elements, "pos": pos, "batch": batch} | given | wrong)

@@ -96,5 +96,5 @@ def test_what_is_refused():
     made, (elements, pos, features) = layer(), cloud()
     with pytest.raises(ValueError, match="total_charge must be given for predicted charges, which sum to it, got None"):
         made(elements, pos, features=features, **near(pos))
-    with pytest.raises(ValueError, match="features must be given, since charges are predicted from them, got None"):
+    with pytest.raises(ValueError, match="features must be given, since charges are learned from features and edges"):
         made(elements, pos, total_charge=torch.zeros(1), **near(pos))

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
+from ..graphs.edges import check_edges, check_graph_of_edges, check_pairs, images_of, lie_between, of_edges
 from ..graphs.node_batch import NodeBatch
 from ..modes import full_precision
 from ..modules import NotScriptable, StoresSettings
+from .cells import read_lattice
 from .ewald_attention import charge_energies, check_sums
 
 if TYPE_CHECKING:
@@ -102,7 +104,7 @@ class ChargeLayer(NotScriptable, StoresSettings):
             pos: Positions ``(T, 3)``. Give large coordinates in float64.
             batch: Sorted int64 ``(T,)``, the graph of each node. ``None`` means one graph.
             features: Invariant features ``(T, scalars)``, if the layer has ``scalars``.
-            edge_index: int64 ``(2, E)``, edges in both directions, if the layer has ``scalars``.
+            edge_index: int64 ``(2, E)``, each edge in both directions, if the layer has ``scalars``.
             edge_vectors: ``(E, 3)``, vector of each edge from its first to its second node, if the layer has
                 ``scalars``.
             total_charge: ``(B,)``, total charge of each graph. ``None`` means that all are neutral if charges are
@@ -114,7 +116,17 @@ class ChargeLayer(NotScriptable, StoresSettings):
             max_num_nodes: Bound of the number of nodes of a graph. ``None`` reads it from ``batch``.
         """
         checks.full_parameters(self.offsets if self.weights is None else self.weights)
+        if not isinstance(elements, Tensor) or elements.dtype != torch.int64 or elements.ndim != 1:
+            raise ValueError(f"elements must be int64 of shape (nodes,), got {checks.described(elements)}")
+        names = f", the numbers of {', '.join(self.names)} in this layer"
+        checks.in_range("elements", elements, len(self.names) - 1, names)
+        pos = checks.positions(pos, (elements.shape[0], 3), elements, "energies depend on them")
         node_batch = NodeBatch.flat(elements, batch, batch_size, max_num_nodes)
+        if total_charge is not None:
+            _check_total(total_charge, node_batch.count)
+        if self.weights is not None:
+            self._check_inputs(features, edge_index, edge_vectors, elements.shape[0])
+            _check_vectors(edge_index, edge_vectors, pos, batch, cell, pbc, node_batch.count)
         with full_precision(elements.device):
             charges, moments, offsets, shared = self._charges(
                 elements, pos, node_batch, total_charge, features, edge_index, edge_vectors
@@ -124,6 +136,18 @@ class ChargeLayer(NotScriptable, StoresSettings):
                 max_hkl=self.max_hkl, batch_size=batch_size, max_num_nodes=max_num_nodes,
             )  # fmt: skip
             return ChargeOutputs(energies, offsets, charges, node_batch.sum(moments).to(charges.dtype), shared)
+
+    def _check_inputs(self, features: Any, edge_index: Any, edge_vectors: Any, nodes: int) -> None:
+        """Raise ValueError unless features and edges are given, and fit the nodes."""
+        for name, x in (("features", features), ("edge_index", edge_index), ("edge_vectors", edge_vectors)):
+            if x is None:
+                raise ValueError(f"{name} must be given, since charges are learned from features and edges, got None")
+        if not isinstance(features, Tensor) or tuple(features.shape) != (nodes, *self.feature_size.shape):
+            wanted = (nodes, *self.feature_size.shape)
+            raise ValueError(f"features must have shape {wanted}, got {checks.shape_of(features)}")
+        checks.of_points(features, self.feature_size, "features")
+        check_edges(edge_index, nodes)
+        of_edges("edge_vectors", edge_vectors, edge_index, 3)
 
     def _charges(
         self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None, *inputs: Tensor | None
@@ -149,17 +173,50 @@ class ChargeLayer(NotScriptable, StoresSettings):
         self, charges: Tensor, moments: Tensor, *inputs: Tensor | None
     ) -> tuple[Float[Tensor, " nodes"], Float[Tensor, "nodes 3"]]:
         """Charges and moments with what goes along edges, from the first node to the second."""
-        names = ("features", "edge_index", "edge_vectors")
-        if lacking := [name for name, x in zip(names, inputs, strict=True) if x is None]:
-            raise ValueError(f"{lacking[0]} must be given, since transfers are learned, got None")
         features, edge_index, edge_vectors = cast("tuple[Tensor, Tensor, Tensor]", inputs)
         first, second = edge_index
         square = edge_vectors.square().sum(1).to(features.dtype)
-        near = (1 - square / self.cutoff**2).clamp(min=0) ** 3 / self.avg_num_neighbors  # type: ignore[operator]
+        near = (1 - square / self.cutoff**2).clamp(min=0) ** 3  # type: ignore[operator]
+        check_pairs(edge_index, edge_vectors.detach() / self.cutoff, near.detach(), features.shape[0])
+        near = near / self.avg_num_neighbors
         own = (features / self.feature_size) @ cast("Tensor", self.weights) / features.shape[1]
         transfers = near * (own.index_select(0, first) - own.index_select(0, second))
         moments = moments.index_add(0, first, (0.5 * transfers)[:, None] * edge_vectors.to(moments.dtype))
         return charges.index_add(0, second, transfers), moments
+
+
+def _check_total(total_charge: Any, graphs: int) -> None:
+    if not isinstance(total_charge, Tensor) or not checks.is_one_of(total_charge.shape, ((graphs,), (graphs, 1))):
+        wanted = f"a tensor of shape ({graphs},), the total charge of each graph"
+        raise ValueError(f"total_charge must be {wanted}, got {checks.shape_of(total_charge)}")
+    _check_finite(total_charge)
+
+
+@checks.of_values
+def _check_finite(total_charge: Tensor) -> None:
+    if not bool(total_charge.isfinite().all()):
+        raise ValueError(f"total_charge must be finite, got {total_charge.tolist()}")
+
+
+@checks.of_values
+def _check_vectors(
+    edge_index: Tensor, vectors: Tensor, pos: Tensor, batch: Tensor | None, cell: Tensor | None, pbc: Tensor | None,
+    graphs: int,
+) -> None:  # fmt: skip
+    """Raise ValueError unless edges stay within graphs, and vectors are differences of positions up to lattice
+    vectors."""
+    first, second = edge_index
+    check_graph_of_edges(first, second, batch, None, "edge_index")
+    images, graph = None, torch.zeros_like(first) if batch is None else batch[first]
+    if cell is not None:
+        images = images_of(vectors - (pos[second] - pos[first]), read_lattice(cell, pbc, graphs, pos)[0], graph)
+    wrong = ~lie_between(pos, vectors, first, second, False, images)
+    if bool(wrong.any()):
+        i, j, came = first[wrong][0], second[wrong][0], vectors[wrong][0].tolist()
+        raise ValueError(
+            "edge_vectors must be pos[edge_index[1]] - pos[edge_index[0]], plus lattice vectors of cell where graphs "
+            f"repeat; got {came} from node {int(i)} to {int(j)}, where pos differ by {(pos[j] - pos[i]).tolist()}"
+        )
 
 
 @checks.arguments
@@ -365,10 +422,7 @@ class PredictedChargeInteraction(ChargeLayer):
                 "total_charge must be given for predicted charges, which sum to it, got None: give the total charge of "
                 "every graph, 0 for neutral ones"
             )
-        features = inputs[0]
-        if features is None:
-            raise ValueError("features must be given, since charges are predicted from them, got None")
-        x = features / self.feature_size
+        x = inputs[0] / self.feature_size  # type: ignore[operator]
         own = UNIT * (self.constants.index_select(0, elements) + self.linear(x) + self.perceptron(x))
         charges, moments = own[:, 0], pos.new_zeros(pos.shape)
         charges, moments = self._with_transfers(charges, moments, *inputs)

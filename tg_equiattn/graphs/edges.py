@@ -180,6 +180,36 @@ def offsets_along(
     return apart + (offsets - apart).detach()
 
 
+@checks.of_values
+def check_pairs(
+    edge_index: Int[Tensor, "2 edges"], vectors: Float[Tensor, "edges dim"], weight: Float[Tensor, " edges"], nodes: int
+) -> None:
+    """Raise ValueError unless edges are in both directions, with opposite vectors: weights of edges from i to j are
+    those of edges from j to i, for every pair of nodes, and weights times vectors sum to zero.
+
+    Args:
+        edge_index: the two nodes of each edge.
+        vectors: vectors in units of the cutoff.
+        weight: weight of each edge, at most 1. The small ones at the cutoff, which rounding may cut off in one
+            direction, do not count.
+        nodes: number of nodes.
+    """
+    first, second = edge_index
+    low, high = edge_index.aminmax(dim=0)
+    pairs, pair = (low * nodes + high).unique(return_inverse=True)
+    values = torch.cat([((second - first).sign() * weight)[:, None], weight[:, None] * vectors], 1)
+    sums = values.new_zeros(len(pairs), values.shape[1]).index_add(0, pair, values)
+    wrong = ~(sums.abs().amax(1) <= 1e-4)
+    if bool(wrong.any()):
+        i, j = divmod(int(pairs[wrong][0]), nodes)
+        count = [int(((first == a) & (second == b)).sum()) for a, b in ((i, j), (j, i))]
+        raise ValueError(
+            "edge_index must have each edge in both directions, with opposite edge_vectors, since charge goes along "
+            f"both; got {count[0]} edges from node {i} to {j} and {count[1]} back: for a list of pairs i < j pass "
+            "torch.cat([edge_index, edge_index.flip(0)], 1) and torch.cat([edge_vectors, -edge_vectors])"
+        )
+
+
 def offsets_between(
     pos: Num[Tensor, "nodes dim"], edge_index: Int[Tensor, "2 edges"], whole: bool
 ) -> Num[Tensor, "edges dim"]:
