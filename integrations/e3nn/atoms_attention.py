@@ -4,7 +4,7 @@ each graph, so that energies of atoms do not depend on vacuum."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -239,6 +239,14 @@ def _warn_of_remainder(
             "it is neutral, the learned constants of its elements do not sum to zero",
             stacklevel=2,
         )
+
+
+def blocks_of(kind: str, after: Any, count: int) -> tuple[int, ...]:
+    """The blocks of a model, of ``count``, that attention follows; ``None`` means the first one."""
+    blocks = (0,) if after is None else tuple(after) if isinstance(after, Sequence) else ()
+    if not blocks or any(not isinstance(n, int) or not 0 <= n < count for n in blocks) or len({*blocks}) < len(blocks):
+        raise ValueError(f"after must be different {kind} from 0 to {count - 1}, such as (0,), got {after!r}")
+    return blocks
 
 
 def total_charge_of(data: Mapping[str, Any]) -> Tensor | None:

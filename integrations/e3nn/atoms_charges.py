@@ -57,7 +57,10 @@ def layer_of_charges(
             )
         return IrrepsPredictedChargeInteraction(names, irreps[0], **options)
     if unknown := [name for name in charges if name not in names]:
-        raise ValueError(f"charges must be of {kind}s of the model, {', '.join(names)}, got {', '.join(unknown)}")
+        raise ValueError(
+            f"charges must have the names of {kind}s of the model, {', '.join(map(repr, names))}, got "
+            f"{', '.join(map(repr, unknown))}"
+        )
     each = {name: charges.get(name, torch.nan) for name in names}
     return IrrepsChargeInteraction(each, irreps[1] if learn is True else None, **options)
 
@@ -103,6 +106,8 @@ def fit_charges(layer: Any, samples: Callable[[], Iterable[Sample]], search: boo
     fit of the remaining forces by the model's own forces. With predicted charges it is at most 1: charges are learned,
     so other forces need not cancel the forces of charges.
 
+    Raise ValueError if a common factor is asked for, and the data have no forces.
+
     Args:
         layer: the charges, given or predicted.
         samples: runs the model on the batches.
@@ -130,6 +135,11 @@ def fit_charges(layer: Any, samples: Callable[[], Iterable[Sample]], search: boo
             fitted = torch.cat([_pair_forces(layer, sample), _narrow_forces(layer, sample)], 2).flatten(0, 1).cpu()
             square += fitted.mT @ fitted
             product += fitted.mT @ forces[-1][0].flatten()[:, None]
+    if search and not forces:
+        raise ValueError(
+            'batches must have forces of the data with learn="scale", got none, or zeros alone: name the key under '
+            "which the data have them (for MACE --forces_key, or a KeySpecification), or leave out learn"
+        )
     with torch.no_grad():
         if sizes and (size := torch.stack(sizes).mean().sqrt()) > 0:
             layer.feature_size.fill_(size)

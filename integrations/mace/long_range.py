@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
@@ -15,6 +15,7 @@ from mace.modules.blocks import EquivariantProductBasisBlock
 from mace.modules.models import MACE, ScaleShiftMACE
 from mace.modules.utils import get_outputs
 from mace.modules.wrapper_ops import get_layout
+from mace.tools import torch_geometric
 from mace.tools.scripts_utils import remove_pt_head
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from tg_equiattn.checks import arguments, must_hold, of_values
 from tg_equiattn.ewald.charges import ChargeLayer
 from tg_equiattn.nn import PredictedChargeInteraction
 
-from ..e3nn.atoms_attention import Atoms, AtomsEwaldAttention, total_charge_of
+from ..e3nn.atoms_attention import Atoms, AtomsEwaldAttention, blocks_of, total_charge_of
 from ..e3nn.atoms_charges import Layer, Sample, fit_charges, interact, layer_of_charges
 
 
@@ -75,35 +76,42 @@ def directions_of(data: dict[str, Any]) -> Tensor:
 
 
 class LongRangeFeatures(torch.nn.Module):
-    """``gain`` times attention, with scales that are measured once, on the atoms of ``data``.
+    """``gain`` times attention, with scales that are measured once, on some batches.
 
     Args:
         attention: The layer.
         gain: Initial value of the learned gain.
-        x: Features that attention reads. Outputs of attention are scaled to their size.
-        data: The batch.
+        features: Features of each batch, which attention reads. Outputs of attention are scaled to their size.
+        batches: The batches.
 
     Raises:
-        ValueError: if every graph of the batch is a single open atom.
+        ValueError: if every graph of the batches is a single open atom.
     """
 
     scale_in: Tensor
     scale_out: Tensor
 
-    def __init__(self, attention: AtomsEwaldAttention, gain: float, x: Tensor, data: dict[str, Any]) -> None:
+    def __init__(
+        self, attention: AtomsEwaldAttention, gain: float, features: Sequence[Tensor],
+        batches: Sequence[dict[str, Any]],
+    ) -> None:  # fmt: skip
         super().__init__()
         self.attention = attention
-        self.gain = torch.nn.Parameter(x.new_tensor(gain))
-        self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
-        graphs = graphs_of(data, None)
-        if not bool(((data["ptr"].diff() > 1) | graphs["pbc"].any(1)).any()):
+        self.gain = torch.nn.Parameter(features[0].new_tensor(gain))
+        self.register_buffer("scale_in", _sizes(features, attention.irreps_in))
+        each = [graphs_of(data, None) for data in batches]
+        joined = [(data["ptr"].diff() > 1) | graphs["pbc"].any(1) for data, graphs in zip(batches, each, strict=True)]
+        if not torch.cat(joined).any():
             raise ValueError(
-                f"batch must have graphs in which atoms attend to others, got {x.shape[0]} open graphs of one atom "
-                "each: attention has no size to measure there; pass a typical sample of the training data"
+                f"batch must have graphs in which atoms attend to others, got {sum(map(len, joined))} open graphs of "
+                "one atom each: attention has no size to measure there; pass a typical sample of the training data"
             )
         with torch.no_grad():
-            result = attention(x / self.scale_in, atoms=atoms_of(data), **graphs)
-        self.register_buffer("scale_out", self.scale_in / _sizes(result, attention.irreps_out))
+            results = [
+                attention(x / self.scale_in, atoms=atoms_of(data), **graphs)
+                for x, data, graphs in zip(features, batches, each, strict=True)
+            ]
+        self.register_buffer("scale_out", self.scale_in / _sizes(results, attention.irreps_out))
 
     def forward(self, x: Tensor) -> Tensor:
         call = CALL.get()
@@ -111,10 +119,12 @@ class LongRangeFeatures(torch.nn.Module):
         return self.gain * self.scale_out * out
 
 
-def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:
-    """The root mean square of each irrep, for each of its columns: (irreps.dim,), 1 if all features are 0."""
-    sizes = [x[:, columns].square().mean().sqrt().expand(columns.stop - columns.start) for columns in irreps.slices()]
-    size = torch.cat(sizes)
+def _sizes(features: Sequence[Tensor], irreps: o3.Irreps) -> Tensor:
+    """The root mean square of each irrep over batches, for each of its columns: (irreps.dim,), 1 if all are 0."""
+    square = sum(x.square().sum(0) for x in features) / sum(x.shape[0] for x in features)
+    size = torch.cat(
+        [square[columns].mean().sqrt().expand(columns.stop - columns.start) for columns in irreps.slices()]
+    )
     return torch.where(size > 0, size, 1.0)
 
 
@@ -359,7 +369,8 @@ def add_long_range(
     between separate fragments; a message of level INFO says how much of these forces they explain.
 
     All parameters and buffers of the model keep their names, and all but the scale with charges their values: older
-    checkpoints load with ``strict=False``. With attention a trained model predicts as before until g moves from 0.
+    checkpoints load with ``strict=False``. With attention a trained model predicts as before until g moves from 0. With
+    charges its energies and forces move, so train it on.
     Forces, virials and stress include long range: cells are strained as positions are. Graphs repeat along the lattice
     vectors that ``pbc`` names; the wide cells that MACE puts around open directions are not read. Save with
     ``torch.save(model, path)``, run with ``MACECalculator`` or :class:`LongRangeCalculator`. TorchScript,
@@ -374,8 +385,9 @@ def add_long_range(
             root of ``dielectric``. The charges of a graph must sum to its ``total_charge`` divided by the same root.
             "predicted" learns charges, which sum to ``total_charge``, from the scalars of all blocks. The default,
             ``None``, means attention.
-        batch: Sample of the training data, as MACE's loaders give it, typical of the data. With ``charges`` it may be
-            several batches, such as a loader; it should have all elements and most compositions, and forces.
+        batch: Typical sample of the training data: a batch of MACE's loaders, an ``AtomicData``, or several of them,
+            such as a loader or a list. Attention is scaled to the features of all of its atoms. With ``charges`` it
+            should have all elements, most compositions, and forces.
         learn: With ``charges``, True if a factor of all charges and transfers of charge between neighbors are learned,
             for data with labels of charge (:class:`ChargeLoss`). "scale" fits the factor to the forces of ``batch``
             before training, together with forces between pairs. The default, ``False``, holds charges.
@@ -433,8 +445,7 @@ def add_long_range(
             charges, learn, names, "element", (sum(outputs, o3.Irreps()), outputs[-1]), width, float(model.r_max),
             avg_num_neighbors=float(model.interactions[-1].avg_num_neighbors), dielectric=dielectric, **sums,
         ).to(like.device, like.dtype)  # fmt: skip
-        batches = [batch] if hasattr(batch, "to_dict") or isinstance(batch, Mapping) else batch
-        batches = [_tensors(each, like) for each in batches]
+        batches = _batches(batch, like)
         factor = fit_charges(layer, lambda: (_sample(model, layer, data) for data in batches), learn == "scale")
         if hasattr(model, "scale_shift"):
             model.scale_shift.scale.mul_(factor)
@@ -442,9 +453,7 @@ def add_long_range(
         return model
     if learn or dielectric != 1:
         raise ValueError(f"charges must be given with learn and dielectric, got None with {learn} and {dielectric}")
-    count, blocks = len(model.products), (0,) if after is None else tuple(after)
-    if not blocks or any(not 0 <= n < count for n in blocks) or len({*blocks}) < len(blocks):
-        raise ValueError(f"after must be different blocks from 0 to {count - 1}, got {after!r}")
+    blocks = blocks_of("blocks", after, len(model.products))
     targets = [model.products[n] for n in blocks]
     for target in targets:
         if type(target) is not EquivariantProductBasisBlock:
@@ -455,16 +464,17 @@ def add_long_range(
                 f"model must have features in the layout mul_ir, as e3nn's, got {layout}: "
                 "mace.cli.convert_cueq_e3nn makes such a model of one for cuequivariance"
             )
-    data, layers, width = _tensors(batch, like), [], float(model.r_max) / 2 if width is None else width
-    for n, x in zip(blocks, _seen(model, data, targets), strict=True):
+    batches, layers, width = _batches(batch, like), [], float(model.r_max) / 2 if width is None else width
+    seen = [_seen(model, data, targets) for data in batches]
+    for n, features in zip(blocks, zip(*seen, strict=True), strict=True):
         irreps = o3.Irreps(model.interactions[n].hidden_irreps)
         attention = AtomsEwaldAttention(
             irreps, irreps, width=width, num_elements=len(model.atomic_numbers), cutoff=float(model.r_max),
             avg_num_neighbors=float(model.interactions[n].avg_num_neighbors), **sums, **attn_kwargs,
         )  # fmt: skip
-        layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, x, data))
-    for target, features in zip(targets, layers, strict=True):
-        target.__class__, target.long_range = LongRangeProduct, features
+        layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, features, batches))
+    for target, layer in zip(targets, layers, strict=True):
+        target.__class__, target.long_range = LongRangeProduct, layer
     model.__class__ = _LONG_RANGE[type(model)]
     return model
 
@@ -481,11 +491,24 @@ def _sample(model: MACE, layer: Layer, data: dict[str, Any]) -> Sample:
     return Sample(atoms, graphs, data.get("forces"), scalars, energies, out["forces"], -slopes)
 
 
-def _tensors(batch: Any, like: Tensor) -> dict[str, Tensor]:
-    """The tensors of a batch, with the device and the dtype of a model."""
-    items = dict(batch.to_dict() if hasattr(batch, "to_dict") else batch).items()
-    return {name: x.to(like.device, like.dtype if x.is_floating_point() else None)
-            for name, x in items if isinstance(x, Tensor)}  # fmt: skip
+def _batches(batch: Any, like: Tensor) -> list[dict[str, Tensor]]:
+    """The tensors of one or several batches or graphs, with the device and the dtype of a model."""
+    alone = not isinstance(batch, Iterable) or isinstance(batch, (Mapping, torch_geometric.Data))
+    found = []
+    for graphs in [batch] if alone else batch:
+        if isinstance(graphs, torch_geometric.Data) and "ptr" not in graphs:
+            graphs = torch_geometric.Batch.from_data_list([graphs])
+        items = graphs.to_dict() if hasattr(graphs, "to_dict") else graphs
+        if not isinstance(items, Mapping) or "ptr" not in items:
+            raise ValueError(
+                "batch must be a batch of MACE's loaders, an AtomicData, or several of them (a loader, a list), got "
+                f"{type(batch).__name__}" + ("" if alone else f" with {type(graphs).__name__}")
+            )
+        found.append({name: x.to(like.device, like.dtype if x.is_floating_point() else None)
+                      for name, x in items.items() if isinstance(x, Tensor)})  # fmt: skip
+    if not found:
+        raise ValueError(f"batch must have a sample of the training data, got an empty {type(batch).__name__}")
+    return found
 
 
 def _seen(model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module]) -> list[Tensor]:

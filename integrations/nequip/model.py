@@ -14,6 +14,7 @@ from nequip.nn import GraphModuleMixin, PerTypeScaleShift
 
 from tg_equiattn import checks
 
+from ..e3nn.atoms_attention import blocks_of
 from ..e3nn.atoms_charges import Sample, fit_charges, interact
 from .long_range import ENERGY, SHARED, LongRange, LongRangeCharges
 
@@ -65,7 +66,7 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
     }
     if charges is not None:
         if after is not None:
-            raise ValueError(f"after must be left out with charges, got {list(after)}: give one of the two")
+            raise ValueError(f"after must be left out with charges, got {after!r}: give one of the two")
         place = "per_type_energy_scale_shift"
         irreps_in = network.get_submodule(place).irreps_out
         module = LongRangeCharges(charges, irreps_in=irreps_in, **shared, **(long_range or {}))
@@ -73,12 +74,9 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
         network.irreps_out.update(module.irreps_out)
         built.irreps_out.update(network.irreps_out)
         return _with_inputs(built)
-    after = (0,) if after is None else after
-    if not after or not all(isinstance(n, int) and 0 <= n < count for n in after) or len(set(after)) < len(after):
-        raise ValueError(f"after must be different layers from 0 to {count - 1}, got {list(after)}")
     scales = {"width": model["r_max"] / 2, "avg_num_nodes": shared["avg_num_neighbors"]}
     options = {**scales, **shared, **(long_range or {})}
-    for n in after:
+    for n in blocks_of("layers", after, count):
         layer = f"layer{n}_convnet"
         module = LongRange(irreps_in=network.get_submodule(layer).irreps_out, **options)
         network.insert(f"layer{n}_long_range", module, after=layer)

@@ -72,30 +72,34 @@ def test_the_training_command(tmp_path):
     def run(*command):
         return said("mace", tmp_path, *command, needs="ase")
 
-    def train(name, epochs, *more, script=TRAIN):
+    def train(name, epochs, *more, line=""):
         names = "--name", name, "--max_num_epochs", epochs
-        return [float(loss) for loss in re.findall(r"loss=\s*([\d.]+)", run(*script, *names, *FLAGS.split(), *more))]
+        out = run(*TRAIN, *names, *FLAGS.split(), *more)
+        assert (f"long range: {line}" in out) if line else ("long range" not in out)
+        return [float(loss) for loss in re.findall(r"loss=\s*([\d.]+)", out)]
 
     run("-c", LABELS)
-    shape = ("--hidden_irreps", "8x0e + 8x1o")
-    first = train("far", 2, *shape)
+    shape, attention, line = ("--hidden_irreps", "8x0e + 8x1o"), ("--after", "0"), "attention after blocks 0 "
+    first = train("far", 2, *shape, *attention, line=line)
     assert first[-1] < 0.8 * first[0]
-    again = train("far", 3, *shape, "--restart_latest")
+    again = train("far", 3, *shape, *attention, "--restart_latest", line=line)
     assert again[0] == first[-1]
     assert again[-1] < again[0]
     run("-m", "mace.cli.eval_configs", "--configs", "train.xyz", "--model", "far.model", "--output", "out.xyz")
     assert "MACE_energy" in (tmp_path / "out.xyz").read_text()
     assert "products.0.long_range.gain" in torch.load(tmp_path / "far.model", weights_only=False).state_dict()
-    plain = train("plain", 2, *shape, script=("-m", "mace.cli.run_train"))
-    tuned = train("tuned", 1, "--foundation_model", "plain.model", "--multiheads_finetuning", "False")
+    plain, tune = train("plain", 2, *shape), ("--multiheads_finetuning", "False")
+    assert not any("long_range" in key for key in torch.load(tmp_path / "plain.model", weights_only=False).state_dict())
+    train("predicted", 1, *shape, "--charges", "predicted", line="predicted charges (from 9 frames), width 1.8 A")
+    tuned = train("tuned", 1, "--foundation_model", "plain.model", *tune, *attention, line=line)
     assert tuned[0] < 0.8 * plain[0]
-    tuned = train("farther", 1, "--foundation_model", "far.model", "--multiheads_finetuning", "False")
+    tuned = train("farther", 1, "--foundation_model", "far.model", *tune, line=line)
     assert tuned[0] < 0.8 * first[0]
     models = [torch.load(tmp_path / f"{name}.model", weights_only=False) for name in ("far", "farther")]
     kept = "products.0.long_range.scale_out"
     assert torch.equal(*(model.state_dict()[kept] for model in models))
     with pytest.raises(AssertionError, match="long range does not go with --lora"):
-        train("no", 1, *shape, "--lora", "True")
+        train("no", 1, *shape, *attention, "--lora", "True")
 
 
 @pytest.mark.slow
@@ -118,6 +122,7 @@ def test_the_training_command_fine_tunes_what_it_saves(tmp_path):
     data, tune = ("--train_file", "train.xyz"), ("--multiheads_finetuning", "False", "--E0s", "foundation")
     heads = {name: {"train_file": "train.xyz", "E0s": "average"} for name in ("first", "second")}
     shape = ("--hidden_irreps", "8x0e + 8x1o")
+    shape = (*shape, "--after", "0")
     two = losses(run("two", *shape, "--heads", str(heads)), "second")
     model = ("--foundation_model", "two.model", "--foundation_head", "second")
     assert losses(run("tuned", *data, *tune, *model, "--lr", "0"), "Default") == pytest.approx([two[-1]] * 3)

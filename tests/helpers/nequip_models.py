@@ -16,7 +16,7 @@ SCALES = {"per_type_energy_scales": 1.3, "per_type_energy_shifts": 0.2}
 
 def make_nequip(dtype="float64", after=(0,), options=None, charges=None, **model):
     set_global_state()
-    own = {"after": list(after), "long_range": {"gain": 0.5, **(options or {})}}
+    own = {"after": list(after) if isinstance(after, tuple) else after, "long_range": {"gain": 0.5, **(options or {})}}
     own = own if charges is None else {"charges": charges, "long_range": options}
     return LongRangeNequIPGNNModel(
         seed=0, model_dtype=dtype, type_names=SPECIES, **own,

@@ -248,8 +248,14 @@ def test_float32(charged):
 
 
 def test_what_is_missing_is_named(charged):
-    with pytest.raises(ValueError, match="charges must be of elements of the model, H, C, O, Na, Cl, got K"):
+    with pytest.raises(ValueError, match="names of elements of the model, 'H', 'C', 'O', 'Na', 'Cl', got 'K'"):
         charged(charges={"K": 1})
+    with pytest.raises(ValueError, match="names of elements of the model, 'H', 'C', 'O', 'Na', 'Cl', got 11, 17"):
+        charged(charges={11: 1, 17: -1})
+    with pytest.raises(ValueError, match=r"charges must be a charge for each element, .* got \[1, -1\]"):
+        charged(charges=[1, -1])
+    with pytest.raises(ValueError, match='batches must have forces of the data with learn="scale", got none, or zeros'):
+        charged(learn="scale")
     with pytest.raises(ValueError, match="charge for the element of every atom, got none for H, O"):
         charged(charges={"Na": 1, "Cl": -1})
     with pytest.raises(ValueError, match=r"graph 0 they sum to 4, and total_charge is 0; give the total charge"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from ase.build import molecule
 from ase.stress import full_3x3_to_voigt_6_stress
-from atoms import salt
+from atoms import salt, slab
 from e3nn.util import jit
 from mace import modules
 from mace.calculators import MACECalculator
@@ -17,7 +17,7 @@ from mace.modules import blocks, models
 from mace.modules.lora import inject_LoRAs, merge_lora_weights
 from mace.modules.wrapper_ops import CuEquivarianceConfig
 from mace.tools.scripts_utils import extract_model
-from mace_models import batch_of, mixed
+from mace_models import batch_of, graphs, loader, make_mace, mixed
 from space import error
 from tg_equiattn.integrations.mace import add_long_range
 
@@ -182,11 +182,34 @@ def test_low_rank_adaptation(make):
     assert error(merge_lora_weights(model)(batch.to_dict())["energy"], before) < 1e-12
 
 
+@pytest.mark.parametrize("own", [{}, {"charges": {"Na": 0.7, "Cl": -0.7}}])
+def test_forms_of_a_batch(own):
+    """A batch, its data, a loader and graphs mean the same atoms."""
+    systems, states = [salt(), slab(), salt((2, 1, 1))], []
+    every = batch_of(*systems)
+    for batch in (every, every.to_dict(), loader(systems, 2), graphs(systems), [every, every]):
+        torch.manual_seed(3)
+        states.append(add_long_range(make_mace(), batch=batch, **own).state_dict())
+    for state in states[1:]:
+        torch.testing.assert_close(state, states[0], rtol=1e-9, atol=1e-12)
+    assert add_long_range(make_mace(), batch=graphs(systems)[0], **own)
+    for wrong, name in (
+        (systems[0], "Atoms with Atom"),
+        (None, "NoneType"),
+        ([], "an empty list"),
+        ("x", "str with str"),
+    ):
+        with pytest.raises(ValueError, match=f"batch must .* got {name}"):
+            add_long_range(make_mace(), batch=wrong, **own)
+
+
 def test_what_is_refused(far, make):
     model, batch = far(), batch_of(molecule("H2O"))
     for script in (jit.compile, torch.jit.script):
         with pytest.raises(NotImplementedError, match=r"TorchScript: save it with torch\.save.*LAMMPS"):
             script(copy.deepcopy(model))
+    with pytest.raises(NotImplementedError, match="does not support TorchScript"):
+        torch.jit.trace(model, (batch.to_dict(),), strict=False)
     with pytest.raises(NotImplementedError, match="sums over all atoms, and LAMMPS gives each process a part"):
         model(batch.to_dict(), lammps_mliap=True)
     for name in ("compute_edge_forces", "compute_atomic_stresses"):
@@ -203,7 +226,7 @@ def test_what_is_refused(far, make):
     for unknown, name in ((torch.nn.Linear(1, 1), "Linear"), (dipoles, "AtomicDipolesMACE"), (polar, "PolarMACE")):
         with pytest.raises(TypeError, match=f"MACE or ScaleShiftMACE without long range, got {name}"):
             add_long_range(unknown, batch=batch)
-    for after in ((), (2,), (0, 0), (-1,), ("0",), "energy"):
+    for after in ((), (2,), (0, 0), (-1,), ("0",), "energy", 0):
         with pytest.raises(ValueError, match="after must be "):
             add_long_range(make(), after, batch=batch)
     biased = make()

@@ -7,10 +7,12 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import molecule
+from atoms import salt
 from mace.tools.scripts_utils import extract_model, remove_pt_head
 from mace_models import batch_of, make_mace, mixed
 from space import error
 from tg_equiattn.integrations.mace import LongRangeCalculator, add_long_range, copy_long_range, select_head
+from tg_equiattn.integrations.mace.train import described, long_range_flags
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
@@ -105,6 +107,42 @@ def test_a_calculator_refuses_crystals_without_a_cell(charged):
     atoms.pbc, atoms.calc = True, LongRangeCalculator(models=[charged()], default_dtype="float64")
     with pytest.raises(ValueError, match=r"atoms\.cell must have a lattice vector wherever atoms\.pbc is true"):
         atoms.get_potential_energy()
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ("", {}),
+        ("--charges Na=1 Cl=-1 --learn scale", {"charges": {"Na": 1.0, "Cl": -1.0}, "learn": "scale"}),
+        ("--charges predicted --width 2", {"charges": "predicted", "width": 2.0}),
+        ("--after 0 1 --gain 0.1", {"after": [0, 1], "gain": 0.1}),
+    ],
+)
+def test_flags_of_the_training_command(words, settings):
+    assert long_range_flags([*words.split(), "--name", "far"]) == (settings, ["--name", "far"])
+
+
+@pytest.mark.parametrize("words", ["--charges predicted Na=1", "--charges Na", "--learn True"])
+def test_flags_that_are_refused(words, capsys):
+    with pytest.raises(SystemExit):
+        long_range_flags(words.split())
+    assert words.split()[0] in capsys.readouterr().err
+
+
+def test_a_line_says_what_long_range_a_model_has():
+    """By kind: charges that are given, charges that are predicted, attention."""
+    waters, salts = batch_of(molecule("H2O"), molecule("H2O")), batch_of(salt())
+    held = add_long_range(make_mace(), charges={"Na": 1, "Cl": -1}, width=2.0, batch=salts)
+    held.long_range.scale.fill_(1.038)
+    line = "long range: charges Na +1.04, Cl -1.04 (scale 1.038, from 1 frames), width 2 A"
+    assert described(held, "from 1 frames") == line
+    predicted = add_long_range(make_mace(), charges="predicted", batch=waters)
+    assert described(predicted, "kept").startswith(
+        "long range: predicted charges (kept), width 1.8 A; the loss adds 10"
+    )
+    attention = add_long_range(make_mace(), (0, 1), batch=waters, num_coulomb=0)
+    line = "long range: attention after blocks 0, 1 (4 Gaussian and 0 Coulomb kernels, kept), widths 1.5 to 12 A"
+    assert described(attention, "kept") == line
 
 
 @pytest.mark.parametrize("names", [["Na"], ["Na", "H", "Cl"]])

@@ -115,8 +115,14 @@ def test_what_is_refused():
         make_nequip(charges="predicted", options={"born_charges": True})
     with pytest.raises(ValueError, match="charges must be fitted before training: add FitCharges to the trainer's"):
         make_nequip(charges=CHARGES)(frame(salt()))
-    with pytest.raises(ValueError, match="charges must be of types of the model, H, C, O, Na, Cl, got K"):
+    with pytest.raises(ValueError, match="names of types of the model, 'H', 'C', 'O', 'Na', 'Cl', got 'K'"):
         make_nequip(charges={"K": 1})
+    with pytest.raises(ValueError, match="names of types of the model, 'H', 'C', 'O', 'Na', 'Cl', got 11, 17"):
+        make_nequip(charges={11: 1, 17: -1})
+    silent = labelled(salt())
+    del silent["forces"]
+    with pytest.raises(ValueError, match='batches must have forces of the data with learn="scale", got none'):
+        fit(make_nequip(charges={"Na": 1, "Cl": -1}, options={"learn": "scale"}), silent)
     with pytest.raises(ValueError, match=r"learn must be True or False or 'scale', got 1\.5"):
         make_nequip(charges=CHARGES, options={"learn": 1.5})
     with pytest.raises(ValueError, match="charge for the element of every atom, got none for C"):

@@ -129,7 +129,7 @@ def test_every_parameter_learns():
 
 
 def test_what_is_refused():
-    for after in ((), (2,), (0, 0), (-1,), (0.0,), "0"):
+    for after in ((), (2,), (0, 0), (-1,), (0.0,), "0", 0):
         with pytest.raises(ValueError, match="after must be different layers from 0 to 1"):
             make_nequip(after=after)
     for options, message in (
