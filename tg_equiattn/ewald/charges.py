@@ -176,8 +176,9 @@ class ChargeLayer(NotScriptable, StoresSettings):
         features, edge_index, edge_vectors = cast("tuple[Tensor, Tensor, Tensor]", inputs)
         first, second = edge_index
         square = edge_vectors.square().sum(1).to(features.dtype)
-        near = (1 - square / self.cutoff**2).clamp(min=0) ** 3  # type: ignore[operator]
-        check_pairs(edge_index, edge_vectors.detach() / self.cutoff, near.detach(), features.shape[0])
+        cutoff = cast("float", self.cutoff)
+        near = (1 - square / cutoff**2).clamp(min=0) ** 3
+        check_pairs(edge_index, edge_vectors.detach() / cutoff, near.detach(), features.shape[0])
         near = near / self.avg_num_neighbors
         own = (features / self.feature_size) @ cast("Tensor", self.weights) / features.shape[1]
         transfers = near * (own.index_select(0, first) - own.index_select(0, second))
@@ -422,7 +423,7 @@ class PredictedChargeInteraction(ChargeLayer):
                 "total_charge must be given for predicted charges, which sum to it, got None: give the total charge of "
                 "every graph, 0 for neutral ones"
             )
-        x = inputs[0] / self.feature_size  # type: ignore[operator]
+        x = cast("Tensor", inputs[0]) / self.feature_size
         own = UNIT * (self.constants.index_select(0, elements) + self.linear(x) + self.perceptron(x))
         charges, moments = own[:, 0], pos.new_zeros(pos.shape)
         charges, moments = self._with_transfers(charges, moments, *inputs)

@@ -184,10 +184,10 @@ def test_low_rank_adaptation(make):
 
 @pytest.mark.parametrize("own", [{}, {"charges": {"Na": 0.7, "Cl": -0.7}}])
 def test_forms_of_a_batch(own):
-    """A batch, its data, a loader and graphs mean the same atoms."""
+    """A batch, its data, batches of a loader and graphs mean the same atoms."""
     systems, states = [salt(), slab(), salt((2, 1, 1))], []
     every = batch_of(*systems)
-    for batch in (every, every.to_dict(), loader(systems, 2), graphs(systems), [every, every]):
+    for batch in (every, every.to_dict(), iter([*loader(systems, 2)]), graphs(systems), [every, every]):
         torch.manual_seed(3)
         states.append(add_long_range(make_mace(), batch=batch, **own).state_dict())
     for state in states[1:]:
