@@ -121,7 +121,7 @@ class LongRangeFeatures(torch.nn.Module):
 
 def _sizes(features: Sequence[Tensor], irreps: o3.Irreps) -> Tensor:
     """The root mean square of each irrep over batches, for each of its columns: (irreps.dim,), 1 if all are 0."""
-    square = sum(x.square().sum(0) for x in features) / sum(x.shape[0] for x in features)
+    square = torch.cat(list(features)).square().mean(0)
     size = torch.cat(
         [square[columns].mean().sqrt().expand(columns.stop - columns.start) for columns in irreps.slices()]
     )
@@ -473,8 +473,8 @@ def add_long_range(
             avg_num_neighbors=float(model.interactions[n].avg_num_neighbors), **sums, **attn_kwargs,
         )  # fmt: skip
         layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, features, batches))
-    for target, layer in zip(targets, layers, strict=True):
-        target.__class__, target.long_range = LongRangeProduct, layer
+    for target, of_target in zip(targets, layers, strict=True):
+        target.__class__, target.long_range = LongRangeProduct, of_target
     model.__class__ = _LONG_RANGE[type(model)]
     return model
 
