@@ -120,10 +120,7 @@ CELL = torch.eye(2) * 3
 @pytest.mark.parametrize(
     ("message", "options", "arguments"),
     [
-        ("in_channels must be a positive integer, got -2", {"in_channels": -2}, {}),
-        ("in_vectors must be an integer from 0 on, got -1", {"in_vectors": -1}, {}),
         ("out_vectors must be 0 with lmax=0 and in_vectors=0, got 8: pass lmax=1", {"lmax": 0}, {}),
-        ("width must be a positive number", {"width": 0}, {}),
         (r"x must be one tensor of shape \(N, 5\), got tuple", {}, {"x": (X, X)}),
         (r"x must have shape \(N, 5\), got \(4, 3\)", {}, {"x": X[:, :3]}),
         ("float64", {}, {"x": X.double()}),

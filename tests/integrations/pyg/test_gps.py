@@ -90,7 +90,6 @@ def test_any_local_layer(local, make, graph, error):
 @pytest.mark.parametrize(
     ("message", "options", "arguments"),
     [
-        ("conv must be a module or None", {"conv": "GINEConv"}, {}),
         (r"edge_attr must be None: neither GCNConv\(12, 12\)", {"conv": pyg.GCNConv(12, 12)}, {}),
         ("edge_weight must not be given where conv is None", {"conv": None}, {"edge_attr": None, "edge_weight": 1}),
         ("edge_wieght must not be given: neither this block nor GINEConv", {}, {"edge_wieght": 1}),
