@@ -15,6 +15,7 @@ from ..groups import Group
 from ..modules import StoresSettings
 from ..tables import Tables
 from .encodings import relation_index
+from .fourier import block_matrices, block_product, block_product_of_pixels, fourier_basis, irreps
 from .windows import Checked, Mask, enter, fill_where_masked, leave, zero_where_masked
 
 if TYPE_CHECKING:
@@ -368,6 +369,9 @@ class Pointwise(nn.Conv1d):
         return f"{self.in_channels}, {self.out_channels}"
 
 
+TRANSFORM = 80  # matrix products take this many products in the time in which a coefficient is transformed and back
+
+
 @checks.arguments
 class GroupLinear(StoresSettings):
     r"""An equivariant linear map of channels and group elements, the same at every pixel: a group convolution with a
@@ -378,6 +382,10 @@ class GroupLinear(StoresSettings):
     Here c and o are input and output channels, and s and h are group elements. Every equivariant linear map of the
     regular features of one pixel has this form. Weights are drawn from a normal distribution with standard deviation
     :math:`\sqrt{2 / (C |H|)}`, where C is ``in_channels``; biases are zero at the start.
+
+    The layer multiplies by one matrix (few channels), or in the basis of the real irreps of H, where this matrix is
+    block diagonal (many channels): 2.7 times fewer products for C4, 5.3 for D4, 9 for the rotations of the cube. The
+    parameters are the same.
 
     Args:
         group: The finite group H.
@@ -409,6 +417,11 @@ class GroupLinear(StoresSettings):
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, len(group)))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         self.index = Tables(functools.partial(relation_index, group, "relative"))  # h^-1 s
+        self.fourier = Tables(functools.partial(fourier_basis, group))
+        self.irreps = irreps(group)
+        saved = len(group) ** 2 - sum(d * d * m for d, m in self.irreps)  # products of two channels
+        channels = in_channels * out_channels / (in_channels + out_channels)
+        self.in_blocks = saved * channels > TRANSFORM * len(group)  # the faster form
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -425,11 +438,29 @@ class GroupLinear(StoresSettings):
         rotated = self.weight.index_select(2, index.flatten()).unflatten(2, index.shape)  # (o, c, h, s)
         return rotated.transpose(1, 2).flatten(2).flatten(0, 1)
 
+    def blocks(self, gain: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The blocks of the matrix in the Fourier basis, one for each irrep, with a gain of the input channels."""
+        weight = self.weight if gain is None else self.weight * gain[:, None]
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        return block_matrices(weight, self.fourier(weight.device, dtype)[1], self.irreps)
+
+    def multiply(self, x: Tensor, gain: Tensor | None = None) -> Tensor:
+        """Apply the map, after a gain of the input channels, to Fourier coefficients, ``(..., |H| in_channels)`` ->
+        ``(..., |H| out_channels)``. Coefficients come before channels."""
+        return block_product(x, self.blocks(gain), self.bias, self.irreps)
+
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         elements = self.weight.shape[-1]
         if x.ndim < 3 or tuple(x.shape[1:3]) != (self.in_channels, elements):
             raise ValueError(f"input must have shape (B, {self.in_channels}, {elements}, ...), got {tuple(x.shape)}")
         checks.same_kind(x, self.weight)
+        if self.in_blocks:
+            basis, pixels = self.fourier(x.device, x.dtype)[0], math.prod(x.shape[3:])
+            coefficients = basis.T @ x.transpose(1, 2).flatten(2)  # (B, |H|, in_channels pixels)
+            columns = coefficients.view(x.shape[0], elements * self.in_channels, pixels)
+            columns = block_product_of_pixels(columns, self.blocks(), self.bias, self.irreps)
+            out = (basis * scale) @ columns.view(x.shape[0], elements, self.out_channels * pixels)
+            return out.view(x.shape[0], elements, self.out_channels, *x.shape[3:]).transpose(1, 2).contiguous()
         bias = None if self.bias is None else self.bias.repeat_interleave(elements)
         out = pointwise(x.flatten(1, 2), self.matrix(), bias, scale)
         return out.view(x.shape[0], self.out_channels, elements, *x.shape[3:])
