@@ -43,6 +43,13 @@ def _mesh(axes: Iterable[tuple[int, int]], device: torch.device | str) -> Int[Te
     return torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
 
 
+def centred_positions(spatial: Sequence[int], device: torch.device, dtype: torch.dtype) -> Float[Tensor, "pixels dim"]:
+    """Positions of pixels in pixels from the middle of the image, x right and y up, so that an isometry of the image
+    acts on them as a matrix."""
+    axes = [torch.arange(n, device=device, dtype=dtype) - (n - 1) / 2 for n in spatial]
+    return _axes_to_position(torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2))
+
+
 @checks.arguments
 @dataclass(frozen=True)
 class Window:

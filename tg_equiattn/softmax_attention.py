@@ -35,18 +35,32 @@ def softmax_attention(
     if mask is not None:
         k, v = (torch.where(mask[..., None], x, 0.0) for x in (k, v))
         mask = F.pad(mask, (0, extra), value=True) if extra else mask
-        mask = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a softmax over no keys would be NaN
     if extra or q.shape[-1] != channels:  # torch's kernels need one width
         width = -(-max(q.shape[-1], channels + extra) // _WIDTH) * _WIDTH
         q, k, v = _widened(q, width), _widened(k, width, extra), _widened(v, width, extra)
     q, k, v = (x[:, None].contiguous() for x in (q, k, v))  # torch's kernels in O(N) memory need this layout
+    return softmax_attention_of_heads(q, k, v, mask, dropout, 1.0, extra)[:, 0, :, : channels + extra]
+
+
+def softmax_attention_of_heads(
+    q: Float[Tensor, "rows heads nodes d"], k: Float[Tensor, "rows heads keys d"],
+    v: Float[Tensor, "rows heads keys d"], mask: Bool[Tensor, "rows keys"] | None, dropout: float = 0.0,
+    scale: float = 1.0, extra: int = 0,
+) -> Float[Tensor, "rows heads nodes d"]:  # fmt: skip
+    """Softmax attention of heads over the keys that are true in ``mask``, by torch's kernels, with derivatives of all
+    orders. Scores are inner products times ``scale``. Outputs of a row without keys are finite. The last ``extra`` keys
+    are not dropped."""
+    if mask is not None:
+        mask = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a softmax over no keys would be NaN
     if dropout or use_plain():
-        out = _plain_attention(q, k, v, mask, dropout, extra)
-    else:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
-        if torch.is_grad_enabled() and runs_eagerly():
-            out = _SecondDerivatives.apply(out, q, k, v, mask)
-    return out[:, 0, :, : channels + extra]
+        return _plain_attention(q, k, v, mask, dropout, scale, extra)
+    channels, rest = v.shape[-1], -q.shape[-1] % _WIDTH
+    if rest and q.device.type != "cpu":
+        q, k, v = (F.pad(x, (0, rest)) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    if torch.is_grad_enabled() and runs_eagerly():
+        out = _SecondDerivatives.apply(out, q, k, v, mask, scale)
+    return out[..., :channels]
 
 
 def _widened(
@@ -61,24 +75,26 @@ def _widened(
 
 
 def _plain_attention(
-    q: Float[Tensor, "rows 1 nodes d"], k: Float[Tensor, "rows 1 keys d"], v: Float[Tensor, "rows 1 keys e"],
-    mask: Bool[Tensor, "rows 1 1 keys"] | None, dropout: float = 0.0, extra: int = 0,
-) -> Float[Tensor, "rows 1 nodes e"]:  # fmt: skip
+    q: Float[Tensor, "rows heads nodes d"], k: Float[Tensor, "rows heads keys d"],
+    v: Float[Tensor, "rows heads keys e"], mask: Bool[Tensor, "rows 1 1 keys"] | None, dropout: float, scale: float,
+    extra: int = 0,
+) -> Float[Tensor, "rows heads nodes e"]:  # fmt: skip
     """The definition, with a mask of keys, in tiles of queries. The last ``extra`` keys are not dropped."""
     pairs = tile_numbers(q.device, _BLOCK_PAIRS, 4)
-    step = max(1, pairs // max(1, q.shape[0] * k.shape[2]))
+    step = max(1, pairs // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     seed = hashed_dropout.draw_seed(dropout, q.device)
     row, column = hashed_dropout.hashes(q[..., 0].numel(), k.shape[2], seed)
-    each, settings = (q.movedim(2, 0), row.view(q.shape[:3]).movedim(2, 0)), (dropout, extra)
+    each, settings = (q.movedim(2, 0), row.view(q.shape[:3]).movedim(2, 0)), (dropout, scale, extra)
     return map_tiles(_of_queries, step, each, k, v, mask, column, settings).movedim(0, 2)
 
 
 def _of_queries(
-    q: Float[Tensor, "some rows 1 d"], row: Int[Tensor, "some rows 1"], k: Float[Tensor, "rows 1 keys d"],
-    v: Float[Tensor, "rows 1 keys e"], mask: Bool[Tensor, "rows 1 1 keys"] | None, column: Int[Tensor, " keys"],
-    settings: tuple[float, int],
-) -> Float[Tensor, "some rows 1 e"]:  # fmt: skip
-    score, (dropout, extra) = q.movedim(0, 2) @ k.mT, settings
+    q: Float[Tensor, "some rows heads d"], row: Int[Tensor, "some rows heads"], k: Float[Tensor, "rows heads keys d"],
+    v: Float[Tensor, "rows heads keys e"], mask: Bool[Tensor, "rows 1 1 keys"] | None, column: Int[Tensor, " keys"],
+    settings: tuple[float, float, int],
+) -> Float[Tensor, "some rows heads e"]:  # fmt: skip
+    dropout, scale, extra = settings
+    score = (q.movedim(0, 2) * scale) @ k.mT
     score = score if mask is None else score.masked_fill(~mask, torch.finfo(q.dtype).min)
     weight = score.softmax(-1)
     if dropout:
@@ -95,17 +111,19 @@ class _SecondDerivatives(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(ctx, out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         ctx.save_for_backward(q, k, v, mask)
+        ctx.scale = scale
         return out.view_as(out)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         if not torch.is_grad_enabled():
-            return grad, None, None, None, None
+            return grad, None, None, None, None, None
         q, k, v, mask = ctx.saved_tensors
         q, k, v = (x.view_as(x) for x in (q, k, v))
         needed = ctx.needs_input_grad[1:4]
         wanted = [x for x, wants in zip((q, k, v), needed, strict=True) if wants]
-        found = iter(torch.autograd.grad(_plain_attention(q, k, v, mask), wanted, grad, create_graph=True))
-        return None, *(next(found) if wants else None for wants in needed), None
+        out = _plain_attention(q, k, v, mask, 0.0, ctx.scale)
+        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+        return None, *(next(found) if wants else None for wants in needed), None, None

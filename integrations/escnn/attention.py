@@ -40,7 +40,7 @@ class RdLiftingAttention(_Layer):
     def __init__(
         self, in_type: FieldType, out_type: FieldType, kernel_size: int | tuple[int, ...] | None = 5, *, heads: int = 8,
         head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
-        encoding: str | None = "axial", locality: float | str | None = "auto", content_heads: int | None = None,
+        encoding: str | None = "auto", locality: float | str | None = "auto", content_heads: int | None = None,
         context_type: FieldType | None = None, stride: int = 1, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -70,9 +70,12 @@ class R2LiftingAttention(RdLiftingAttention):
             symmetric under them; else a square.
         padding_mode (str): ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side,
             so that the layer is equivariant to rolls of the image; it needs a ``kernel_size``.
-        encoding (str): Encoding of relative positions. ``"axial"`` is one MLP for each axis, as published; ``"joint"``
-            one MLP of the whole offset. ``None`` is attention by content alone and needs ``kernel_size=None``; keys may
-            then come from an image of another size.
+        encoding (str): Encoding of relative positions. ``"rotary"``, for all pixels, rotates queries and keys by angles
+            omega . h^-1 x with learned frequencies and positions x in pixels from the middle of the image; torch's
+            fused attention then needs no table of pairs. ``"axial"`` is one MLP for each axis, as published;
+            ``"joint"`` one MLP of the whole offset. ``None`` is attention by content alone and needs
+            ``kernel_size=None``. With ``"rotary"`` and ``None``, keys may come from an image of another size.
+            ``"auto"`` means ``"rotary"`` over all pixels without locality, and otherwise ``"axial"``.
         locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
             offset and prefers pixels near it. ``None`` means no locality. ``"auto"`` means ``None`` over all pixels;
             within a window 4, and 1 for groups with elements that do not map the pixel grid to itself.
@@ -120,7 +123,7 @@ class RdGroupAttention(_Layer):
     def __init__(
         self, in_type: FieldType, out_type: FieldType, kernel_size: int | tuple[int, ...] | None = 5, *, heads: int = 8,
         head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
-        relation: str | None = None, encoding: str | None = "axial", locality: float | str | None = "auto",
+        relation: str | None = None, encoding: str | None = "auto", locality: float | str | None = "auto",
         content_heads: int | None = None, context_type: FieldType | None = None, stride: int = 1, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -154,9 +157,12 @@ class R2GroupAttention(RdGroupAttention):
             The others compare all elements, and name the u that the encoding sees: ``"ge_vit"`` (h^-1 t s^-1 t),
             ``"lifted"`` (t^-1 s), ``"relative"`` (t^-1 s with h = t only) and ``"gsa"`` (h^-1 t^-1 s), which is
             **not equivariant**, warns, and serves to reproduce the papers' comparison. ``None`` means ``"frame"``.
-        encoding (str): Encoding of relative positions. ``"axial"`` is one MLP for each axis, as published; ``"joint"``
-            one MLP of the whole offset. ``None`` is attention by content alone and needs ``kernel_size=None``; keys may
-            then come from an image of another size.
+        encoding (str): Encoding of relative positions. ``"rotary"``, for all pixels with ``"frame"``, rotates queries
+            and keys by angles omega . h^-1 x with learned frequencies and positions x in pixels from the middle of the
+            image; torch's fused attention then needs no table of pairs. ``"axial"`` is one MLP for each axis, as
+            published; ``"joint"`` one MLP of the whole offset. ``None`` is attention by content alone and needs
+            ``kernel_size=None``. With ``"rotary"`` and ``None``, keys may come from an image of another size.
+            ``"auto"`` means ``"rotary"`` over all pixels without locality with ``"frame"``, and otherwise ``"axial"``.
         locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
             offset and prefers pixels near it. With ``relation="relative"`` every head also prefers one group element at
             the start. ``None`` means no locality. ``"auto"`` means ``None`` over all pixels; within a window 4, and 1

@@ -12,7 +12,7 @@ BLOCK = {"norm", "crop"}  # its dropout is said at the block itself
 
 
 def layer(kind, group, in_channels=3, out_channels=7, **arguments):
-    return kind(group, in_channels, out_channels, **{"heads": 2, "kernel_size": 3} | arguments)
+    return kind(group, in_channels, out_channels, **{"heads": 2, "kernel_size": 3, "encoding": "axial"} | arguments)
 
 
 def lifting(group, **arguments):

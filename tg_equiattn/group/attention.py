@@ -36,7 +36,7 @@ class LiftingAttention(AttentionLayer):
         heads: Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x 3
             window, 27 a cube.
         head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
-            rounded up, and at least one for each part of the axial encoding.
+            rounded up, at least one for each part of the axial encoding, and even for ``"rotary"``.
         kernel_size: Odd side of the window in pixels, a side for each axis, such as ``(3, 5, 5)`` for thick slices, or
             ``None`` for attention to all pixels, at any image size. All group elements must keep the window. A window
             may be larger than the image; pixels outside are masked.
@@ -44,9 +44,12 @@ class LiftingAttention(AttentionLayer):
             pixel grid to itself (rotations by 45 degrees), since a square is not symmetric under them; else a square.
         padding_mode: ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side, so that
             the layer is equivariant to rolls of the image; it needs a ``kernel_size``.
-        encoding: Encoding of relative positions. ``"axial"`` is one MLP for each axis, as published; ``"joint"`` one
-            MLP of the whole offset. ``None`` is attention by content alone and needs ``kernel_size=None``; keys may
-            then come from an image of another size.
+        encoding: Encoding of relative positions. ``"rotary"``, for all pixels, rotates queries and keys by angles
+            :math:`\omega \cdot h^{-1} x` with learned frequencies and positions x in pixels from the middle of the
+            image; torch's fused attention then needs no table of pairs. ``"axial"`` is one MLP for each axis, as
+            published; ``"joint"`` one MLP of the whole offset. ``None`` is attention by content alone and needs
+            ``kernel_size=None``. With ``"rotary"`` and ``None``, keys may come from an image of another size.
+            ``"auto"`` means ``"rotary"`` over all pixels without locality, and otherwise ``"axial"``.
         locality: Strength of the locality in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e |h^{-1}(x_j - x_i)
             - \Delta_e|^2` to its scores; both parameters are learned. ``None`` means no locality, as in the
             papers. ``"auto"`` means ``None`` over all pixels; within a window 4, and 1 for groups with elements that do
@@ -83,7 +86,7 @@ class LiftingAttention(AttentionLayer):
     def __init__(
         self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
         head_channels: int | None = None, kernel_size: int | tuple[int, ...] | None = 5,
-        window_shape: str | None = None, padding_mode: str = "mask", encoding: str | None = "axial",
+        window_shape: str | None = None, padding_mode: str = "mask", encoding: str | None = "auto",
         locality: float | str | None = "auto", content_heads: int | None = None, context_channels: int | None = None,
         stride: int = 1, dropout: float = 0.0,
     ) -> None:  # fmt: skip
@@ -133,12 +136,12 @@ class GroupAttention(AttentionLayer):
 
     With one head for each offset, strong locality and no content this is a group convolution.
 
-    **All pixels.** ``kernel_size=None`` changes more than the number of keys. There is no locality by default, so
-    every pixel has weight in a new layer. Encodings see offsets divided by the image's longest side instead of the
-    window's radius. All heads have content. With ``"frame"`` the projections of queries and keys mix group elements too
-    (:class:`GroupLinear`), so that a head can compare element h with another one; keys start as the queries of an
-    element that differs from head to head. Time and memory grow with the square of the number of pixels. There is no
-    circular padding.
+    **All pixels.** ``kernel_size=None`` changes more than the number of keys. There is no locality by default, so every
+    pixel has weight in a new layer, and positions are rotary with ``"frame"``. Other encodings see offsets divided by
+    the image's longest side instead of the window's radius. All heads have content. With ``"frame"`` the projections of
+    queries and keys mix group elements too (:class:`GroupLinear`), so that a head can compare element h with another
+    one; keys start as the queries of an element that differs from head to head. Time grows with the square of the
+    number of pixels, and so does memory without rotary positions. There is no circular padding.
 
     Args:
         group: The finite group H. Its dimension (2 or 3) is that of the input. It may also be a group of scales times a
@@ -148,7 +151,7 @@ class GroupAttention(AttentionLayer):
         heads: Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x 3
             window, 27 a cube.
         head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
-            rounded up, and at least one for each part of the axial encoding.
+            rounded up, at least one for each part of the axial encoding, and even for ``"rotary"``.
         kernel_size: Odd side of the window in pixels, a side for each axis, such as ``(3, 5, 5)`` for thick slices, or
             ``None`` for attention to all pixels, at any image size. All group elements must keep the window. A window
             may be larger than the image; pixels outside are masked.
@@ -161,9 +164,12 @@ class GroupAttention(AttentionLayer):
             ``"relative"`` (:math:`t^{-1}s` with h = t only, :math:`|H|` times less work) and ``"gsa"``
             (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, warns, and serves to reproduce the papers'
             comparison. ``None`` means ``"frame"``, and with scales ``"relative"``, the only relation they allow.
-        encoding: Encoding of relative positions. ``"axial"`` is one MLP for each axis, as published; ``"joint"`` one
-            MLP of the whole offset. ``None`` is attention by content alone and needs ``kernel_size=None``; keys may
-            then come from an image of another size.
+        encoding: Encoding of relative positions. ``"rotary"``, for all pixels with ``"frame"``, rotates queries and
+            keys by angles :math:`\omega \cdot h^{-1} x` with learned frequencies and positions x in pixels from the
+            middle of the image; torch's fused attention then needs no table of pairs. ``"axial"`` is one MLP for each
+            axis, as published; ``"joint"`` one MLP of the whole offset. ``None`` is attention by content alone and
+            needs ``kernel_size=None``. With ``"rotary"`` and ``None``, keys may come from an image of another size.
+            ``"auto"`` means ``"rotary"`` over all pixels without locality with ``"frame"``, and otherwise ``"axial"``.
         locality: Strength of the locality in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e |h^{-1}(x_j - x_i)
             - \Delta_e|^2` to its scores; both parameters are learned. With ``"relative"`` every head starts with a
             preference for one group element as well. ``None`` means no locality, as in the papers. ``"auto"`` means

@@ -11,22 +11,33 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..grids import Phase, Window, between_grids, phases
+from ..grids import Phase, Window, between_grids, centred_positions, phases
 from ..groups import AnyGroup, DilationGroup, FiniteGroup
 from ..modes import full_precision
 from ..modules import NotScriptable, StoresSettings
 from ..ranks import merge_attentions
+from ..softmax_attention import softmax_attention_of_heads
 from ..tables import Tables
 from ..tiles import joined
 from .defaults import (
     check_sides,
     check_stride,
     default_content_heads,
+    default_encoding,
     default_relation,
     default_scale_window,
     default_strength,
 )
-from .encodings import CONTENT, RELATIONS, GroupEncoding, Locality, relation_index, rotated_offsets
+from .encodings import (
+    CONTENT,
+    RELATIONS,
+    GroupEncoding,
+    Locality,
+    RotaryEncoding,
+    relation_index,
+    rotated,
+    rotated_offsets,
+)
 from .heads import (
     Terms,
     attention_by_position,
@@ -88,7 +99,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self, group: AnyGroup, in_channels: checks.Count, out_channels: checks.Count, *,
         heads: checks.Count = 8, head_channels: checks.Count | None = None,
         kernel_size: int | tuple[int, ...] | None = 5, window_shape: str | None = None, padding_mode: str = "mask",
-        relation: str | None = None, encoding: str | None = "axial",
+        relation: str | None = None, encoding: str | None = "auto",
         locality: checks.NotNegative | str | None = "auto", content_heads: int | None = None,
         scale_window: int | None = None, context_channels: checks.Count | None = None, stride: int = 1,
         dropout: checks.Probability = 0.0,
@@ -100,6 +111,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self.crosses = context_channels is not None  # every call needs a context
         context_channels = in_channels if context_channels is None else context_channels
         self.group, self.in_channels, self.out_channels, self.dropout = group, in_channels, out_channels, dropout
+        encoding = default_encoding(encoding, self.relation, kernel_size, locality)
         self.heads, self.context_channels, self.encoding_name = heads, context_channels, encoding
         isometries = group.isometries
         lattice = bool(isometries.lattice.all())  # true if all elements map pixels to pixels
@@ -114,6 +126,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         arguments = None if row.index is None else len(isometries) * (self.scale_window or 1)
         if head_channels is None:  # as wide as the output, and a channel for each part of the axial encoding
             head_channels = max(-(-out_channels // heads), group.dim + (arguments is not None))
+            head_channels += head_channels % 2 if encoding == "rotary" else 0  # which rotates pairs of channels
         scales = isinstance(group, DilationGroup)
         every = scales or not self.separates or kernel_size is None or strength is None
         self.head_channels = head_channels
@@ -128,7 +141,9 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self.encoding: nn.Module | None = None
         if width:
             self._start(strength is not None)
-            if encoding is not None:
+            if encoding == "rotary":
+                self.encoding = RotaryEncoding(heads, group.dim, head_channels)
+            elif encoding is not None:
                 self.encoding = GroupEncoding(encoding, group.dim, head_channels, arguments)
         self.locality: Locality | None = None
         if strength is not None:
@@ -210,8 +225,9 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 Within a window, x and the context may also have n pixels and 2 n or 2 n - 1 pixels along every axis, in
                 either order: pixels of the coarser grid lie between those of the finer one, or on every second. The
                 window then has the keys at up to ``kernel_size / 2`` pixels of the finer grid. With ``encoding=None``
-                the context may have any size. ``None`` means x; it is allowed if the layer was made without
-                ``context_channels``.
+                or ``"rotary"`` the context may have any size. Rotary positions then assume that x and the context show
+                the same field of view: their longest sides have equal lengths. ``None`` means x; it is allowed if the
+                layer was made without ``context_channels``.
             context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. Masked pixels are not keys.
                 A query without a valid key has zero weights, so its output is the bias of the output projection.
                 It must be given with ``mask`` and a context, and must be ``None`` without a context: ``mask`` is then
@@ -264,8 +280,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             raise ValueError(
                 f"context must have the batch and the pixels of the input, {tuple(x.shape)}, got "
                 f"{tuple(context.shape)}; in a window without circular padding, of at least 3 pixels, one may have n "
-                "pixels along every axis and the other 2 n or 2 n - 1; with kernel_size=None and encoding=None it may "
-                "have another image size"
+                "pixels along every axis and the other 2 n or 2 n - 1; with kernel_size=None and encoding=None or "
+                "'rotary' it may have another image size"
             )
         if context_mask is None and mask is not None:
             raise ValueError(
@@ -276,7 +292,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
 
     def _fits(self, pixels: Sequence[int], keys: Sequence[int]) -> bool:
         """True if keys may lie on a grid of this size."""
-        if tuple(pixels) == tuple(keys) or (self.encoding is None and self.locality is None):
+        by_pairs = isinstance(self.encoding, GroupEncoding) or self.locality is not None
+        if tuple(pixels) == tuple(keys) or not by_pairs:
             return True
         grids = between_grids(pixels, keys)
         # all queries need keys, those of each phase of a finer grid too
@@ -330,6 +347,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         """Outputs of the heads. They are linear in ``value``, which may have any number of channels. Outputs may be
         sums over query elements; ``t`` chooses one of them. With ``step``, a layer in training counts a step."""
         pixels, keys = query.shape[4:], value.shape[4:]
+        if isinstance(self.encoding, RotaryEncoding):
+            return self._rotary_heads(query, key, value, key_mask, dropout)
         grids = None if pixels == keys or self.window.is_global else between_grids(pixels, keys)
         terms = self._terms(tuple(keys), value.device, grids)
         if t is not None and terms.element_index is not None:
@@ -346,6 +365,26 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             each = [self._heads(query, key, value, key_mask, dropout, n, step) for n in range(query.shape[3])]
             return torch.stack(each).sum(0)
         return self._between_grids(query, key, value, terms, grids, key_mask, dropout)
+
+    def _rotary_heads(
+        self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, dropout: float
+    ) -> Float[Tensor, "B heads channels H *spatial"]:
+        """Attention over all pixels with rotary positions in frames, by torch's kernels: pairs of a head and a group
+        element are its heads. Positions are in pixels of the queries' image."""
+        dtype, matrices = torch.promote_types(query.dtype, torch.float32), self.geometry(value.device)
+        encoding, longest = cast(RotaryEncoding, self.encoding), functools.partial(functools.reduce, torch.sym_max)
+
+        def in_frames(x: Tensor, unit: float) -> Float[Tensor, "B heads H pixels channels"]:
+            angles = encoding(unit * centred_positions(x.shape[4:], x.device, dtype), matrices.to(dtype))
+            return rotated(x.flatten(4).permute(0, 1, 3, 4, 2), angles.permute(2, 1, 0, 3))
+
+        values = value.flatten(4).permute(0, 1, 3, 4, 2).contiguous().expand(-1, -1, len(matrices), -1, -1)
+        keys = in_frames(key, longest(query.shape[4:]) / longest(key.shape[4:]))
+        mask = None if key_mask is None else key_mask.flatten(1).expand(len(query), -1)
+        operands = (x.flatten(1, 2) for x in (in_frames(query, 1.0), keys, values))
+        out = softmax_attention_of_heads(*operands, mask, dropout)
+        out = out.unflatten(1, (self.heads, -1)).permute(0, 1, 4, 2, 3).unflatten(-1, query.shape[4:])
+        return zero_where_masked(out, None if mask is None else mask.any(1))
 
     def _between_grids(
         self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, grids: tuple[bool, bool],

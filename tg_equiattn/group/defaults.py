@@ -55,6 +55,36 @@ def default_scale_window(
     return scale_window
 
 
+def default_encoding(
+    encoding: str | None, relation: str | None, kernel_size: int | tuple[int, ...] | None,
+    locality: float | str | None,
+) -> str | None:  # fmt: skip
+    """The encoding: by default ``"rotary"`` for frames and lifting (relation ``None``) over all pixels without
+    locality, else ``"axial"``. Raise ValueError for rotary positions where they are not possible."""
+    frames = relation in (None, "frame")
+    if encoding == "auto":
+        return "rotary" if frames and kernel_size is None and locality in (None, "auto") else "axial"
+    if encoding != "rotary":
+        return encoding
+    if not frames:
+        raise ValueError(
+            f"encoding must not be 'rotary' with relation={relation!r}, whose scores compare different group elements: "
+            "queries and keys are rotated in the frame of one element; use relation='frame', or encoding='axial'"
+        )
+    if kernel_size is not None:
+        raise ValueError(
+            f"encoding must not be 'rotary' with kernel_size={kernel_size!r}: rotary positions serve attention to all "
+            "pixels by torch's fused kernels, and windows, also circular ones, need the offset of each key; use "
+            "kernel_size=None, or encoding='axial'"
+        )
+    if locality not in (None, "auto"):
+        raise ValueError(
+            f"locality must be None or 'auto' with encoding='rotary', got {locality!r}: it is a table over offsets, "
+            "which torch's fused kernels do not take; use encoding='axial'"
+        )
+    return encoding
+
+
 def default_strength(
     locality: float | str | None, lattice: bool, encoding: str | None, kernel_size: int | tuple[int, ...] | None
 ) -> float | None:

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from .. import checks
 from ..grids import Window
 from ..groups import FiniteGroup, Group
-from ..modes import LayerNorm, full_precision
+from ..modes import LayerNorm, full_precision, runs_eagerly
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Num
 
-ENCODINGS = ("axial", "joint")
+ENCODINGS = ("axial", "joint")  # of offsets; rotary positions have a class of their own
 CONTENT = 0.3  # initial scale of queries with locality, so that positions determine the weights at the start
 CONTRAST = 2.0  # initial score of the preferred group element above that of the others
 
@@ -194,6 +194,67 @@ class GroupEncoding(nn.Module):
         return f"{self.name!r}, dim={self.dim}, channels={self.channels}, elements={self.elements}"
 
 
+class RotaryEncoding(nn.Module):
+    r"""Rotary positions in the frame of each group element: angles by which pairs of channels of queries and keys are
+    rotated.
+
+    .. math:: \theta_{ep}(h, x) = \omega_{ep} \cdot (h^{-1} x)
+
+    The score of a query at x_i and a key at x_j of element h then depends on :math:`h^{-1}(x_j - x_i)` only.
+    Frequencies :math:`\omega` of head e and pair p are learned, in radians per unit of x.
+
+    Args:
+        heads: Number of heads.
+        dim: Number of coordinates d of a position, 2 or 3.
+        channels: Channels of a head, at least 2. The last one of an odd number is not rotated.
+
+    Raises:
+        ValueError: if ``channels`` is less than 2.
+
+    Source: Su et al., RoFormer (2021); Heo et al. (2024, arXiv:2403.13298) for images with learned frequencies; in
+    frames: Platonic Transformers (2025, arXiv:2510.03511).
+    """
+
+    def __init__(self, heads: int, dim: int, channels: int) -> None:
+        super().__init__()
+        if channels < 2:
+            raise ValueError(
+                "head_channels must be at least 2 for rotary positions, which rotate pairs of channels, got "
+                f"{channels}; increase it, or use another encoding"
+            )
+        self.frequencies = nn.Parameter(torch.randn(heads, channels // 2, dim))
+
+    def forward(
+        self, positions: Float[Tensor, "*any dim"], matrices: Float[Tensor, "H dim dim"]
+    ) -> Float[Tensor, "*any H heads pairs"]:
+        with full_precision(positions.device):
+            omega = torch.einsum("hyx,epx->yhep", matrices, self.frequencies.to(matrices.dtype))  # omega . h^-1 x
+            return (positions.to(matrices.dtype) @ omega.flatten(1)).unflatten(-1, omega.shape[1:])
+
+    def extra_repr(self) -> str:
+        heads, pairs, dim = self.frequencies.shape
+        return f"heads={heads}, dim={dim}, channels={2 * pairs}"
+
+
+def rotated(x: Float[Tensor, "*any C"], angles: Float[Tensor, "*any C/2"]) -> Float[Tensor, "*any C"]:
+    """Rotate the pairs of neighbouring channels of x by angles, in their dtype. The result has the dtype of x."""
+    width = 2 * angles.shape[-1]
+    with full_precision(x.device):
+        pairs = x[..., :width].to(angles.dtype).unflatten(-1, (-1, 2))
+        if runs_eagerly():
+            if pairs.stride(-1) != 1 or any(n % 2 for n in (*pairs.stride()[:-1], pairs.storage_offset())):
+                pairs = pairs.contiguous()  # complex numbers are aligned
+            phases = torch.complex(angles.cos(), angles.sin())
+            out = torch.view_as_real(torch.view_as_complex(pairs) * phases)
+        else:  # compilers and exporters lack complex numbers
+            (a, b), cos, sin = pairs.unbind(-1), angles.cos(), angles.sin()
+            out = torch.stack([a * cos - b * sin, a * sin + b * cos], -1)
+        out = out.flatten(-2).to(x.dtype)
+    if width == x.shape[-1]:
+        return out
+    return torch.cat([out, x[..., width:].expand(*out.shape[:-1], -1)], -1)
+
+
 def starting_offsets(heads: int, window: Window, elements: int = 1) -> list[tuple[tuple[int, ...], int, int]]:
     """The initial offset, preferred group element and round of each head; no two heads have the same three.
 
@@ -279,10 +340,11 @@ class Locality(nn.Module):
 
 
 def no_weight_decay(model: nn.Module) -> set[str]:
-    """Names of the parameters of a model that should not decay: strengths, offsets and elements that heads prefer.
+    """Names of the parameters of a model that should not decay: frequencies of rotary positions, and strengths, offsets
+    and elements of locality.
 
-    Weight decay pulls these to zero, where all heads look at the same pixel. The names are those of
-    ``model.named_parameters()``. A model that has the method ``no_weight_decay`` of timm can return this set.
+    Weight decay pulls these to zero, where heads do not see positions, or all look at the same pixel. The names are
+    those of ``model.named_parameters()``. A model that has the method ``no_weight_decay`` of timm can return this set.
 
     Args:
         model (torch.nn.Module): Any module, also one of escnn.
@@ -299,5 +361,6 @@ def no_weight_decay(model: nn.Module) -> set[str]:
         >>> others = [p for name, p in model.named_parameters() if name not in names]
         >>> optimizer = torch.optim.AdamW([{"params": others}, {"params": constant, "weight_decay": 0.0}])
     """
-    places = {place: part for place, part in model.named_modules() if isinstance(part, Locality)}
+    kinds = (Locality, RotaryEncoding)
+    places = {place: part for place, part in model.named_modules() if isinstance(part, kinds)}
     return {f"{place}.{name}".lstrip(".") for place, part in places.items() for name, _ in part.named_parameters()}

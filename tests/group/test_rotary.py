@@ -1,0 +1,241 @@
+"""Rotary positions in frames: attention to all pixels by torch's fused kernels."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from attention_operands import assert_same
+
+from tg_equiattn.group.encodings import RotaryEncoding, rotated
+from tg_equiattn.groups import cyclic, dihedral, octahedral
+from tg_equiattn.nn import GEViT, GroupAttention, GroupTransformer, LiftingAttention, no_weight_decay
+from tg_equiattn.tables import Tables
+from tg_equiattn.testing import equivariance_error
+
+C4, D4, CUBE = cyclic(4), dihedral(4), octahedral()
+KINDS = [GroupAttention, LiftingAttention]
+MATRICES = {"C4": C4, "D4": D4, "cube": CUBE}
+
+
+def made(kind, group=C4, **options):
+    layer = kind(group, 3, 5, **{"heads": 2, "kernel_size": None, "head_channels": 5} | options).double()
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.normal_(std=0.6)
+    return layer
+
+
+def images(kind, group, *spatial, batch=2):
+    elements = [len(group)] if kind is GroupAttention else []
+    return torch.randn(batch, 3, *elements, *spatial, dtype=torch.float64)
+
+
+def positions(spatial):
+    """Positions of pixels, in words: x right and y up, in volumes x last, -y in the middle and z first."""
+    axes = torch.meshgrid(*[torch.arange(n).double() - (n - 1) / 2 for n in spatial], indexing="ij")
+    axes = [axis.flatten() for axis in axes]
+    return torch.stack([axes[-1], -axes[-2], *axes[:-2]], -1)
+
+
+def by_definition(layer, x, context=None, mask=None):
+    """The scores of each head and element from h^-1 (x_j - x_i), with matrices of rotation."""
+    group, (query, key, value) = layer.group, layer.project(x, context, layer.head_channels**-0.5)
+    if layer.lifts:
+        query, key, value = (t.unsqueeze(3).expand(-1, -1, -1, len(group), *t.shape[3:]) for t in (query, key, value))
+    pixels, keys = query.shape[4:], key.shape[4:]
+    offsets = positions(keys)[None] * max(pixels) / max(keys) - positions(pixels)[:, None]
+    outs = []
+    for h, matrix in enumerate(group.matrices):
+        q, k, v = (t[:, :, :, h].flatten(3).mT for t in (query, key, value))
+        angle = torch.einsum("epx,ijx->eijp", layer.encoding.frequencies, offsets @ matrix)
+        (q1, q2), (k1, k2) = ((t[..., :4:2], t[..., 1:4:2]) for t in (q, k))
+        dot = lambda a, b, w: torch.einsum("beip,bejp,eijp->beij", a, b, w)  # noqa: E731
+        scores = dot(q1, k1, angle.cos()) + dot(q2, k2, angle.cos()) + q[..., 4:] @ k[..., 4:].mT
+        scores = scores + dot(q2, k1, angle.sin()) - dot(q1, k2, angle.sin())
+        if mask is not None:
+            scores = scores.masked_fill(~mask.flatten(1)[:, None, None], -torch.inf)
+        outs.append((scores.softmax(-1) @ v).mT)
+    out = torch.stack(outs, 3)
+    return layer.out(out.flatten(1, 2).unflatten(-1, pixels))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("group", "spatial"), [(D4, (3, 4)), (CUBE, (2, 3, 2))])
+def test_definition(kind, group, spatial):
+    layer = made(kind, group)
+    x = images(kind, group, *spatial, batch=1).requires_grad_()
+    assert_same(layer(x), by_definition(layer, x), [x, *layer.parameters()], 1e-11)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MATRICES)
+def test_equivariance_to_every_element(kind, name):
+    """For images of any sides, even and odd; another table of matrices is seen."""
+    group = MATRICES[name]
+    layer = made(kind, group)
+    for spatial in ((4, 5), (5, 5)) if group.dim == 2 else ((3, 2, 4),):
+        assert equivariance_error(layer, group, images(kind, group, *spatial)) < 1e-13
+    matrices = group.matrices[[1, 0, *range(2, len(group))]]
+    layer.geometry = Tables(lambda: matrices)
+    assert equivariance_error(layer, group, images(kind, group, *spatial)) > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_translations(kind):
+    """Content that moves in a larger image, of which the rest is masked, has the same outputs."""
+    layer, small = made(kind, D4), images(kind, D4, 3, 4)
+    outs = []
+    for row, column in ((0, 0), (2, 1), (5, 3)):
+        x, mask = images(kind, D4, 9, 8), torch.zeros(1, 9, 8, dtype=torch.bool)
+        x[..., row : row + 3, column : column + 4] = small
+        mask[:, row : row + 3, column : column + 4] = True
+        outs.append(layer(x, mask)[..., row : row + 3, column : column + 4])
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], rtol=0, atol=1e-13)
+    torch.testing.assert_close(layer(small), outs[0], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_context_masks_and_queries_without_keys(kind):
+    """Keys on a grid of another size, with a mask; a query without a valid key has the bias of the output map."""
+    layer = made(kind, D4, context_channels=3)
+    x, context = images(kind, D4, 3, 4), images(kind, D4, 5, 5).requires_grad_()
+    mask = torch.rand(2, 5, 5) < 0.5
+    every = torch.ones(2, 3, 4, dtype=torch.bool)
+    found = layer(x, every, context=context, context_mask=mask)
+    assert_same(found, by_definition(layer, x, context, mask), [context, *layer.parameters()], 1e-11)
+    mask[1] = False
+    out = layer(x, every, context=context, context_mask=mask)
+    bias = layer.out.bias.view(-1, 1, 1, 1).expand_as(out[1])
+    torch.testing.assert_close(out[1], bias)
+    changed = torch.where(mask[:, None] if kind is LiftingAttention else mask[:, None, None], context, torch.nan)
+    torch.testing.assert_close(layer(x, every, context=changed, context_mask=mask), out)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_maps(kind):
+    """They sum to one, and outputs of heads are their sums of values; derivatives of them exist."""
+    layer, x = made(kind, D4), images(kind, D4, 3, 4).requires_grad_()
+    maps = layer.attention_map(x, [(0, 1), (2, 3)])
+    assert maps.shape == (2, 2, 2, 8, 1, 1, 3, 4)
+    torch.testing.assert_close(maps.sum((-1, -2)), torch.ones_like(maps[..., 0, 0]))
+    query, key, value = layer._operands(x, x)
+    heads = layer._heads(query, key, value, None, 0.0)
+    values = value.expand(-1, -1, -1, 8, -1, -1)
+    expected = torch.einsum("bnehxy,bevhxy->bnevh", maps[:, :, :, :, 0, 0], values)
+    torch.testing.assert_close(expected[:, 0], heads[..., 0, 1])
+    torch.autograd.grad(maps.square().sum(), x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_derivatives(kind):
+    """Of second order in reverse mode; in transforms of torch.func; in forward mode."""
+    layer, x = made(kind, cyclic(2), head_channels=2), images(kind, cyclic(2), 2, 2, batch=1)
+    inputs = x.requires_grad_(), layer.encoding.frequencies
+    call = lambda x, w: torch.func.functional_call(layer, {"encoding.frequencies": w}, (x,))  # noqa: E731
+    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
+    batch = images(kind, cyclic(2), 2, 2, batch=3)
+    torch.testing.assert_close(torch.vmap(lambda y: layer(y[None])[0])(batch), layer(batch))
+    tangent = torch.randn_like(batch)
+    _, forward = torch.func.jvp(layer, (batch,), (tangent,))
+    small = 1e-6 * tangent
+    torch.testing.assert_close(forward, (layer(batch + small) - layer(batch - small)) / 2e-6, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compile_and_export(kind):
+    layer, x = made(kind, D4).eval(), images(kind, D4, 3, 4)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))
+    sides = {x.ndim - 2: torch.export.Dim("height", min=2), x.ndim - 1: torch.export.Dim("width", min=2)}
+    program = torch.export.export(layer, (x,), dynamic_shapes={"x": sides}).module()
+    for spatial in ((3, 4), (5, 2)):
+        y = images(kind, D4, *spatial)
+        torch.testing.assert_close(program(y), layer(y))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_precision_and_dropout(kind):
+    """Phases are in float32 under autocast, also at distant pixels; dropped weights have the right mean."""
+    layer, x = made(kind, C4, dropout=0.4).float().eval(), images(kind, C4, 1, 60).float()
+    expected = layer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = layer(x)
+    assert out.dtype == torch.bfloat16
+    assert (out - expected).abs().mean() < 0.03 * expected.abs().mean()
+    small, layer = images(kind, C4, 2, 3, batch=1).float(), layer.train()
+    mean = layer(small.expand(4000, *small.shape[1:])).mean(0)
+    assert (mean - layer.eval()(small)[0]).abs().mean() < 0.05 * mean.abs().mean()
+
+
+def test_odd_channels_and_angles():
+    """The last channel of an odd number stays; lengths stay; angles of positions add up."""
+    encoding = RotaryEncoding(2, 2, 5).double()
+    x, places = torch.randn(7, 8, 2, 5, dtype=torch.float64), torch.randn(2, 7, 2, dtype=torch.float64)
+    one, other, both = (encoding(p, D4.matrices) for p in (*places, places.sum(0)))
+    out = rotated(x, one)
+    assert torch.equal(out[..., 4], x[..., 4])
+    torch.testing.assert_close(out.norm(dim=-1), x.norm(dim=-1))
+    torch.testing.assert_close(rotated(out, other), rotated(x, both))
+
+
+def test_defaults():
+    """Rotary over all pixels in frames and lifting without locality; tables elsewhere, and in presets of papers."""
+    name = lambda kind, **options: kind(C4, 4, 4, **options).encoding_name  # noqa: E731
+    for kind in KINDS:
+        assert name(kind, kernel_size=None) == "rotary"
+        assert name(kind, kernel_size=None, locality=4.0) == "axial"
+        assert name(kind, kernel_size=None, encoding="joint") == "joint"
+        assert name(kind, kernel_size=None, encoding=None) is None
+        assert name(kind) == "axial"
+    assert name(GroupAttention, kernel_size=None, relation="relative") == "axial"
+    assert GroupAttention(C4, 20, 20, kernel_size=None).head_channels == 4  # three, and one for pairs
+    for model, expected in ((GroupTransformer, "rotary"), (GEViT, "axial")):
+        modules = model(C4, 1, 3, channels=(4,), kernel_size=None).modules()
+        assert {m.encoding_name for m in modules if isinstance(m, tuple(KINDS))} == {expected}
+    assert no_weight_decay(GroupAttention(C4, 4, 4, kernel_size=None)) == {"encoding.frequencies"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel_size": 5}, "encoding must not be 'rotary' with kernel_size=5: .*use kernel_size=None, or"),
+        ({"kernel_size": 5, "padding_mode": "circular"}, "windows, also circular ones, need the offset of each key"),
+        ({"padding_mode": "circular"}, "padding_mode"),
+        ({"relation": "ge_vit"}, "with relation='ge_vit', whose scores compare different group elements"),
+        ({"locality": 4.0}, "locality must be None or 'auto' with encoding='rotary', got 4.0"),
+        ({"head_channels": 1}, "head_channels must be at least 2 for rotary positions, .* got 1; increase it"),
+        ({"content_heads": 1}, "content_heads=1 needs locality"),
+    ],
+)
+def test_refusals(options, message):
+    with pytest.raises(ValueError, match=message):
+        GroupAttention(C4, 4, 4, **{"kernel_size": None, "encoding": "rotary"} | options)
+
+
+def test_checkpoints_and_copies():
+    """Weights of tables are refused by the name of the argument; copies have the same outputs."""
+    layer, x = made(GroupAttention), images(GroupAttention, C4, 3, 4)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x), layer(x))
+    tables = GroupAttention(C4, 3, 5, heads=2, kernel_size=None, head_channels=5, encoding="axial", locality=None)
+    with pytest.raises(ValueError, match="encoding='rotary'"):
+        layer.load_state_dict(tables.state_dict(), strict=False)
+
+
+def test_no_table_of_pairs_is_kept_for_backward():
+    """What autograd keeps grows with the pixels, not with their pairs."""
+
+    def kept(side):
+        layer, sizes = GroupAttention(C4, 8, 8, kernel_size=None), {}
+
+        def pack(tensor):
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            layer(torch.randn(1, 8, 4, side, side))
+        return sum(sizes.values())
+
+    assert kept(24) < 5 * kept(12)
