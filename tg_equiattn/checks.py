@@ -211,7 +211,7 @@ def features(x: Tensor, channels: int, dim: int, elements: int | None, reference
     axes = (channels,) if elements is None else (channels, elements)
     tensor = isinstance(x, Tensor)
     if not tensor or x.ndim != 1 + len(axes) + dim or tuple(x.shape[1 : 1 + len(axes)]) != axes:
-        layout = f"({', '.join(['B', *map(str, axes), 'H, W' if dim == 2 else 'D, H, W'])})"
+        layout = f"({', '.join(['B', *map(str, axes), {1: 'N', 2: 'H, W', 3: 'D, H, W'}[dim]])})"
         wanted = f"have shape {layout}" if tensor else f"be a torch.Tensor of shape {layout}"
         raise ValueError(f"{name} must {wanted}, got {shape_of(x)}")
     if min(x.shape[1 + len(axes) :]) < 1:

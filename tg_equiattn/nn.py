@@ -8,6 +8,7 @@ from .ewald.charges import ChargeInteraction, PredictedChargeInteraction
 from .ewald.ewald_layer import EwaldAttention
 from .group.attention import GlobalGroupAttention, GroupAttention, LiftingAttention
 from .group.encodings import no_weight_decay
+from .group.frame_transformer import FrameTransformer, FrameTransformerBlock
 from .group.group_transformer import GEViT, GroupAttentionBlock, GroupTransformer
 from .group.layers import GlobalPooling, GroupLinear, RegularGlobalNorm, RegularLayerNorm
 from .linear.attention import PerformerAttention, RelativePerformer
@@ -16,6 +17,8 @@ __all__ = [
     "ChargeInteraction",
     "CliffordMLP",
     "EwaldAttention",
+    "FrameTransformer",
+    "FrameTransformerBlock",
     "GEViT",
     "GlobalGroupAttention",
     "GlobalPooling",

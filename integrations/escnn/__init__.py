@@ -30,20 +30,30 @@ from .attention import (  # noqa: E402  # noqa: E402
 )
 from .export import to_standard_torch  # noqa: E402
 from .masks import MaskedSequential  # noqa: E402
+from .transformers import (  # noqa: E402
+    R2FrameTransformer,
+    R2TransformerBlock,
+    R3FrameTransformer,
+    R3TransformerBlock,
+)
 from .types import between_fields, group_from_gspace  # noqa: E402
 
 __all__ = [
     "MaskedSequential",
     "R2AttentionBlock",
+    "R2FrameTransformer",
     "R2GlobalAttention",
     "R2GroupAttention",
     "R2LiftingAttention",
     "R2RegularLayerNorm",
+    "R2TransformerBlock",
     "R3AttentionBlock",
+    "R3FrameTransformer",
     "R3GlobalAttention",
     "R3GroupAttention",
     "R3LiftingAttention",
     "R3RegularLayerNorm",
+    "R3TransformerBlock",
     "between_fields",
     "group_from_gspace",
     "to_standard_torch",

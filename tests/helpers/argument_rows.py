@@ -79,7 +79,9 @@ LIFTING = {
     "in_channels": refused(3, 4), "out_channels": refused(12, 8), "heads": refused(2, 4),
     "head_channels": refused(3, 4), "kernel_size": refused(3, 5, None),
     "window_shape": refused("square", "disk", kernel_size=5), "padding_mode": refused("mask", "circular"),
-    "encoding": refused("axial", "joint"), "encoding: none": refused("axial", "joint", None, kernel_size=None),
+    "encoding": refused("axial", "joint"),
+    "encoding: none": refused("axial", "joint", "rotary", None, kernel_size=None),
+    "encoding: default": equal(SAME, "auto", "rotary", kernel_size=None),
     "locality": refused(4.0, None), "locality: strength": equal(START, 4.0, 1.0),
     "content_heads": refused(1, 2),
     "context_channels": refused(None, 5), "context_channels: given": equal("says that calls need a context", None, 3),
@@ -115,11 +117,19 @@ TRANSFORMER = {
     "norm": refused("batch", "layer", "global"),
     "attn_type": refused("group", "global"), "attn_kwargs": refused({}, {"padding_mode": "circular"}),
 }  # fmt: skip
+FRAMES = {
+    "group": refused(C4, D2), "channels": refused(8, 4), "heads": refused(2, 4), "heads: default": equal(SAME, None, 1),
+    "mlp_ratio": refused(2.0, 4.0), "dropout": equal(TRAINING, 0.0, 0.5), "drop_path": equal(TRAINING, 0.0, 0.5),
+}  # fmt: skip
 NORM = {"channels": refused(3, 4), "eps": refused(1e-5, 1e-2)}
 
 
 def pixels(*shape):
     return lambda: {"x": torch.randn(2, *shape, 5, 6), "context": torch.randn(2, *shape, 5, 6)}
+
+
+def pixels_alone(*shape):
+    return lambda: {"x": torch.randn(2, *shape, 5, 6)}
 
 
 def images():
@@ -142,6 +152,16 @@ MODULES = {
         {"group": C4, "in_channels": 3, "out_channels": 5}, pixels(3, 4), {
             "group": refused(C4, D2), "in_channels": refused(3, 4), "out_channels": refused(5, 4),
             "bias": refused(True, False),
+        },
+    ),
+    "FrameTransformerBlock": Table({"group": C4, "channels": 8, "heads": 2}, pixels_alone(8, 4), FRAMES),
+    "FrameTransformer": Table(
+        {
+            "group": C4, "in_channels": 1, "out_channels": 3, "patch_size": 2, "channels": 8, "num_layers": 2,
+            "heads": 2,
+        }, images, FRAMES | {
+            "in_channels": refused(1, 2), "out_channels": refused(3, 4), "patch_size": refused(1, 2),
+            "num_layers": refused(1, 2), "lifts": refused(True, False), "pool": refused(True, False),
         },
     ),
     "GroupTransformer": Table(
@@ -428,6 +448,9 @@ def on_fields(name):
         x = fields.field(made(spaces[0], 3), 2, *(3, 4, 5)[-spaces[0].dimensionality :])
         return {"input": x, "context": x}
 
+    def alone(made, n):
+        return {"input": fields.field(made(spaces[0], n), 2, *(2, 4, 6)[-spaces[0].dimensionality :])}
+
     def attention(**more):
         return fields.of(spaces[0], "GroupAttention")(**types(spaces[0]), heads=2, kernel_size=3, **more)
 
@@ -440,6 +463,18 @@ def on_fields(name):
     if kind == "AttentionBlock":
         attentions = refused(attention, crossing, lambda: attention(relation="relative"))
         return Table({"attention": crossing}, inputs, {"attention": attentions, **BLOCK})
+    if kind == "TransformerBlock":
+        fits = {"in_type": refused(fields.regular(spaces[0], 8), fields.regular(spaces[0], 4))}
+        rows = rows_of(FRAMES, "group", "channels") | fits
+        return Table({"in_type": fields.regular(spaces[0], 8), "heads": 2}, lambda: alone(fields.regular, 8), rows)
+    if kind == "FrameTransformer":
+        out_type = fields.regular(spaces[0], 12)
+        given = {"in_type": fields.trivial(spaces[0], 3), "out_type": out_type, "patch_size": 1, "channels": 8}
+        rows = rows_of(FRAMES, "group") | {
+            "in_type": refused(fields.trivial(spaces[0], 3), in_type, wider), "patch_size": refused(1, 2),
+            "out_type": refused(out_type, wider), "num_layers": refused(1, 2),
+        }  # fmt: skip
+        return Table(given | {"num_layers": 1, "heads": 2}, lambda: alone(fields.trivial, 3), rows)
     rows = {"LiftingAttention": LIFTING, "GroupAttention": GROUP, "GlobalAttention": GLOBAL}[kind]
     return Table(
         {**types(spaces[0]), "heads": 2, "kernel_size": 3}, inputs, {

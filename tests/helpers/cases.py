@@ -301,6 +301,21 @@ CORE = {
     "GroupTransformer": transformer(dihedral(2), 2, shape=(12, 10), channels=(6, 8), pools=(1,), crops=1),
     "GroupTransformer masked": transformer(masked=True, attn_kwargs={"padding_mode": "circular"}),
     "GroupTransformer batch": transformer(norm="batch"),
+    "GroupAttention rotary": attention(
+        layers.GroupAttention, 4, 3, 4, kernel_size=None, encoding="rotary", masked=True
+    ),
+    "LiftingAttention rotary": attention(layers.LiftingAttention, 3, 4, kernel_size=None, encoding="rotary"),
+    "FrameTransformerBlock": layer(lambda: layers.FrameTransformerBlock(C4, 4, heads=2), 2, 4, 4, 3, 4, masked=True),
+    "FrameTransformer": layer(
+        lambda: layers.FrameTransformer(dihedral(2), 2, 3, patch_size=2, channels=4, num_layers=1, heads=2),
+        2, 2, 4, 6, masked=True,
+    ),
+    "FrameTransformer fields": layer(
+        lambda: layers.FrameTransformer(
+            C4, 2, 3, patch_size=1, channels=4, num_layers=1, heads=2, lifts=False, pool=False
+        ),
+        2, 2, 4, 3, 4,
+    ),
     "GroupLinear": layer(lambda: layers.GroupLinear(C4, 3, 5), 2, 3, 4, 5, axes=(0, -1)),
     "Pointwise": layer(lambda: Pointwise(3, 5), 2, 3, 4, 5),
     "RegularGlobalNorm": layer(lambda: layers.RegularGlobalNorm(7), 2, 7, 4, 3, 5),
@@ -387,8 +402,10 @@ def fields_layer(kind, space, order, n, **options):
 
     space = getattr(gspaces, space)(*order)
     image, hidden = fields.trivial(space, n), fields.regular(space, n)
-    if "Norm" in kind:
+    if "Norm" in kind or "TransformerBlock" in kind:
         module = getattr(fields.escnn, kind)(hidden)
+    elif "FrameTransformer" in kind:
+        module = getattr(fields.escnn, kind)(image, hidden, patch_size=1, channels=4, num_layers=1)
     elif "Block" in kind:
         module = fields.block(fields.of(space, "GroupAttention")(hidden, hidden, **options))
     else:
@@ -404,7 +421,7 @@ def fields_layer(kind, space, order, n, **options):
 def on_fields(kind):
     volumes, more = kind.startswith("R3"), {"locality": 4.0} if "Lifting" in kind else {}
     space = ("invOnR3", ()) if volumes else ("flipRot2dOnR2", (2,))
-    channels = 3 if "Lifting" in kind else 3 * (2 if volumes else 4)
+    channels = 3 if "Lifting" in kind or "Frame" in kind else 3 * (2 if volumes else 4)
     sides = (2, 3, 4) if volumes else (5, 6)
     return Case(
         lambda: fields_layer(kind, *space, 3, heads=2, kernel_size=3, **more),
@@ -487,6 +504,7 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, **options):
 OUT = "2x1o+3x0e+1x1e+1x0o"
 ON_FIELDS = (
     "R2LiftingAttention", "R2GroupAttention", "R2GlobalAttention", "R2AttentionBlock", "R2RegularLayerNorm",
+    "R2TransformerBlock", "R2FrameTransformer", "R3TransformerBlock", "R3FrameTransformer",
     "R3LiftingAttention", "R3GroupAttention", "R3GlobalAttention", "R3AttentionBlock", "R3RegularLayerNorm",
 )  # fmt: skip
 CASES = {

@@ -23,12 +23,14 @@ PUBLIC = {
     "geometric_product group_attention lifting_attention linear_attention orthogonal_projection "
     "scalar_long_conv softmax_features vector_attention vector_long_conv window_attention",
     "nn": "ChargeInteraction "
-    "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "
+    "CliffordMLP EwaldAttention FrameTransformer FrameTransformerBlock GEViT GlobalGroupAttention GlobalPooling "
+    "GroupAttention GroupAttentionBlock "
     "GroupLinear GroupTransformer LiftingAttention PerformerAttention PredictedChargeInteraction "
     "RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
     "SE3HyenaOperator VectorSelfAttention VectorTransformer no_weight_decay",
-    "integrations.escnn": "MaskedSequential R2AttentionBlock R2GlobalAttention R2GroupAttention R2LiftingAttention "
-    "R2RegularLayerNorm R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention R3RegularLayerNorm "
+    "integrations.escnn": "MaskedSequential R2AttentionBlock R2FrameTransformer R2GlobalAttention R2GroupAttention "
+    "R2LiftingAttention R2RegularLayerNorm R2TransformerBlock R3AttentionBlock R3FrameTransformer R3GlobalAttention "
+    "R3GroupAttention R3LiftingAttention R3RegularLayerNorm R3TransformerBlock "
     "between_fields group_from_gspace to_standard_torch",
     "integrations.pyg": "EwaldAttention PeriodicRadiusGraph PixelGraph RelativeGPSBlock RelativePerformerConv "
     "ewald_settings",
