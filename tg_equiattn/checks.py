@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, ge
 import torch
 from torch import Tensor
 
-from .modes import has_autocast, is_batched, is_concrete
+from .torch_state import is_autocast, is_mapped, is_readable, is_traced, read
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])
 
@@ -43,7 +43,7 @@ def arguments(made: _Made) -> _Made:
 
     @functools.wraps(function)
     def checked(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():  # compilers trace no NumPy numbers
+        if is_traced():  # compilers trace no NumPy numbers
             return function(*arguments, **named)
         arguments, named = tuple(map(_python_number, arguments)), _python_number(named)
         for name, value in (*zip(names, arguments, strict=False), *named.items()):
@@ -226,10 +226,8 @@ def same_kind(x: Tensor, reference: Tensor, name: str = "input") -> None:
         raise ValueError(f"{name} must be a floating point tensor, got {x.dtype}")
     if x.device != reference.device:
         raise ValueError(f"{name} must be on {reference.device} as the parameters are, got {x.device}")
-    if x.dtype != reference.dtype:
-        autocast = has_autocast(x.device.type) and torch.is_autocast_enabled(x.device.type)
-        if not autocast or x.dtype == torch.float64:  # autocast does not convert float64
-            raise ValueError(f"{name} must be {reference.dtype} as the parameters are, got {x.dtype}")
+    if x.dtype != reference.dtype and (not is_autocast(x) or x.dtype == torch.float64):  # which autocast leaves
+        raise ValueError(f"{name} must be {reference.dtype} as the parameters are, got {x.dtype}")
     half_precision(**{name: x})
 
 
@@ -256,7 +254,7 @@ def half_precision(**tensors: Tensor) -> None:
     accuracy."""
     for name, x in tensors.items():
         half = x.dtype in (torch.float16, torch.bfloat16) and x.device.type == "cpu"
-        if half and not torch.is_autocast_enabled("cpu"):
+        if half and not is_autocast(x):
             raise ValueError(f"{name} must be float32 or float64 on the CPU, or under torch.autocast, got {x.dtype}")
 
 
@@ -315,7 +313,7 @@ def of_values(check: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(check)
     def checked(*arguments: Any, **more: Any) -> None:
-        if all(is_concrete(x) for x in arguments if isinstance(x, Tensor)):
+        if all(is_readable(x) for x in arguments if isinstance(x, Tensor)):
             check(*arguments, **more)
 
     return checked
@@ -359,10 +357,10 @@ def must_hold(condition: Tensor, message: str, detail: Callable[[], str] = str) 
     If reading the condition would wait for the device, the device raises a RuntimeError with the message instead.
     Under ``torch.vmap`` there is no check.
     """
-    if is_concrete(condition):
-        if not bool(condition):
-            raise ValueError(message + detail())
-    elif not is_batched(condition):
+    holds = read(condition)
+    if holds is False:
+        raise ValueError(message + detail())
+    if holds is None and not is_mapped(condition):
         torch._assert_async(condition, message)
 
 
@@ -378,7 +376,7 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor, known_s
     tensor("batch", batch, torch.int64, [(x.shape[0],)], x.device)
     if not known_sorted:
         must_hold((batch[1:] >= batch[:-1]).all(), "batch must be sorted, got a graph index that decreases")
-    if batch_size is None and is_batched(batch):
+    if batch_size is None and is_mapped(batch):
         raise ValueError("batch_size must be given where torch.vmap goes over batch, got None")
     if x.shape[0]:
         _check_ends(batch, batch_size)

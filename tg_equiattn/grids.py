@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import checks
 from .graphs.neighbors import NeighborList
-from .modes import cached
+from .torch_state import cached
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int, Num

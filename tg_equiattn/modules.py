@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from . import checks
 from .graphs.node_batch import NodeBatch
 from .ranks import Ranks
+from .torch_state import is_transformed
 
 
 def reset_children(module: nn.Module) -> None:
@@ -32,6 +33,23 @@ def with_zero_gradients(module: nn.Module, out: Tensor) -> Tensor:
     """
     empty = [p.flatten()[:0].sum() for p in module.parameters() if not is_lazy(p)]
     return out + sum(empty, out.new_zeros(())).to(out.dtype)
+
+
+class LayerNorm(nn.LayerNorm):
+    """``torch.nn.LayerNorm``, written out under transforms.
+
+    Nested transforms of ``torch.func`` and nested forward-mode differentiation take the mean and the deviation inside
+    torch's own operator for constants, and their second derivatives are wrong without a word (pytorch issue 196700).
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not is_transformed():
+            return super().forward(input)
+        axes = tuple(range(-len(self.normalized_shape), 0))
+        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        centred = wide - wide.mean(axes, keepdim=True)
+        out = centred * (centred.square().mean(axes, keepdim=True) + self.eps).rsqrt()
+        return (out * self.weight + self.bias).to(input.dtype)
 
 
 class NotScriptable:

@@ -13,41 +13,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from .modes import in_functorch_transform, is_exporting
-from .tiles import Call, gradients, is_whole, tiled
+from .tiles import Call, gradients, tiled
+from .torch_state import autograd_in_operator, is_fused, is_observed, is_transformed, is_whole, refuse_forward_mode
 
 FEW_NUMBERS = 1 << 13  # a CPU computes this many numbers in the time of a call of an operator
 _MORE = 1 << 7  # times as many on an accelerator
 _TILE_BYTES = 2 << 30  # memory of all tensors of a chunk on an accelerator
-DEFINITION, OPERATOR = "definition", "operator"
 
 
-def choose_form(x: Tensor, numbers: int, plain: bool = False) -> str:
-    """The form of an operator: ``DEFINITION`` or ``OPERATOR``.
+def by_operator(x: Tensor, numbers: int, plain: bool = False) -> bool:
+    """True if an operator runs, and not its definition.
 
     Args:
         x: an operand, on the device where the operator runs.
         numbers: size of each of the four large tensors that a compiled definition makes. Compilers for accelerators get
-            the definition if they fit in memory.
+            the definition if they fit in memory. Exported programs are for all sizes, so that no size can decide.
         plain: ask for the definition.
     """
-    if use_plain(plain):
-        return DEFINITION
-    if x.device.type == "cpu" or not torch.compiler.is_compiling() or is_exporting():
-        return OPERATOR  # exported programs are for all sizes, so that no size can decide
-    return DEFINITION if numbers <= tile_numbers(x.device, 0, 4) else OPERATOR
+    return not (plain or is_transformed() or (is_fused(x.device) and numbers <= tile_numbers(x.device, 0, 4)))
 
 
 def are_few(numbers: int, device: torch.device) -> bool:
     """True if a device computes so many numbers in the time of a call of an operator."""
     return 0 < numbers <= (FEW_NUMBERS if device.type == "cpu" else _MORE * FEW_NUMBERS)
-
-
-def use_plain(plain: bool = False) -> bool:
-    """True if an operator runs as its definition: if asked to, and in transforms."""
-    return plain or in_functorch_transform()
 
 
 def tile_numbers(device: torch.device, on_cpu: int, tensors: int) -> int:
@@ -61,21 +50,6 @@ def tile_numbers(device: torch.device, on_cpu: int, tensors: int) -> int:
         tensors: number of large tensors. On other devices they share 2 GiB, in float32.
     """
     return on_cpu if device.type == "cpu" else _TILE_BYTES // (4 * tensors)
-
-
-def refuse_forward_mode() -> None:
-    """Raise RuntimeError in forward-mode differentiation. Every operator calls this function.
-
-    Operators have no forward-mode rule, and torch would take their tangents for zero without a warning. Layers and
-    functions of the library use definitions instead, so only compiled or exported programs, and the backward of a graph
-    recorded earlier, call operators in forward-mode differentiation.
-    """
-    if forward_ad._current_level >= 0:
-        raise RuntimeError(
-            "forward-mode differentiation cannot go through an operator of tg_equiattn in a compiled or exported "
-            "program, or in the backward of a graph recorded before it began: tangents would be zero. Transform the "
-            "module itself, and compile after that"
-        )
 
 
 Plan = tuple[Call, tuple["Tensor | None", ...]]
@@ -118,9 +92,7 @@ def tile_operator(
 
     def backward_body(*tensors: Any) -> Any:
         refuse_forward_mode()
-        keys, hidden = torch._C.DispatchKey, torch._C._SetExcludeDispatchKeyGuard  # as torch.utils.checkpoint does
-        # autograd records nothing in the body of an operator, unless it is told to
-        with torch.no_grad(), hidden(keys.AutogradFunctionality, False), hidden(keys.ADInplaceOrView, False):
+        with autograd_in_operator():
             return pull_back(tensors[:num_results], tensors[num_results : 2 * num_results], tensors[2 * num_results :])
 
     def returns(count: int) -> str:
@@ -150,7 +122,7 @@ def tile_operator(
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # torch unpacks once where it checkpoints
         sums, operands = saved[:num_results], (*saved[num_results:], *ctx.settings)
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        if is_observed():
             out = backward_operator(*grads, *sums, *operands)
         else:  # derivatives of any order
             out = pull_back(grads, tuple(x.detach() for x in sums), operands)
@@ -159,7 +131,7 @@ def tile_operator(
     forward_operator.register_autograd(backward, setup_context=save)
 
     def call(*operands: Any, plain: bool = False) -> tuple[Tensor, ...]:
-        if use_plain(plain) or not is_whole(operands[0]):
+        if plain or is_transformed() or not is_whole(operands[0]):
             return run_tiles(*operands)
         out = forward_operator(*operands)
         return out if num_results > 1 else (out,)

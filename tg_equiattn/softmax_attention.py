@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import hashed_dropout
-from .modes import runs_eagerly
-from .operators import tile_numbers, use_plain
+from .operators import tile_numbers
 from .tiles import map_tiles
+from .torch_state import is_eager, is_transformed
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -52,13 +52,13 @@ def softmax_attention_of_heads(
     are not dropped."""
     if mask is not None:
         mask = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a softmax over no keys would be NaN
-    if dropout or use_plain():
+    if dropout or is_transformed():
         return _plain_attention(q, k, v, mask, dropout, scale, extra)
     channels, rest = v.shape[-1], -q.shape[-1] % _WIDTH
     if rest and q.device.type != "cpu":
         q, k, v = (F.pad(x, (0, rest)) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    if torch.is_grad_enabled() and runs_eagerly():
+    if torch.is_grad_enabled() and is_eager():
         out = _SecondDerivatives.apply(out, q, k, v, mask, scale)
     return out[..., :channels]
 

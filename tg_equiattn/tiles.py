@@ -17,8 +17,8 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from .modes import are_batched, full_precision, in_functorch_transform, is_whole, runs_eagerly
 from .ranks import Ranks
+from .torch_state import by_form, full_precision, is_eager, is_transformed, is_whole
 
 if TYPE_CHECKING:
     from jaxtyping import Shaped
@@ -67,14 +67,14 @@ def tiled(
     Raises:
         TypeError: if the function or the settings could read what they are not given.
     """
-    if runs_eagerly():
+    if is_eager():
         contents: list[Any] = []
         settings = {id(tile.settings): tile.settings for tile in tiles}
         _taken((function, *settings.values()), contents, contents)
         if contents:
             raise TypeError("settings of tiles must be frozen, got tensors among them: pass these as tensors")
     once = (False,) * len(tensors) if once is None else tuple(once)
-    return _run(Call(function, tuple(tiles), tuple(shapes), once, known), tensors)
+    return _run(Call(function, tuple(tiles), tuple(shapes), once, known), *tensors)
 
 
 def gradients(
@@ -99,7 +99,7 @@ def gradients(
     shapes = [Shape(x.shape, alone) for x, alone, want in zip(tensors, call.once, wanted, strict=True) if want]  # type: ignore[union-attr]
     alone = tuple(shape.once for shape in call.shapes) or (True,) * len(grads)
     once = (*call.once, *alone, *alone[: len(sums)])
-    return _run(Call(_pullback, tuple(pulled), tuple(shapes), once), (*tensors, *grads, *sums))
+    return _run(Call(_pullback, tuple(pulled), tuple(shapes), once), *tensors, *grads, *sums)
 
 
 def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -109,7 +109,7 @@ def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
     parameters and buffers: in backward it has those of the call. Where derivatives are not recorded, and in transforms
     and compilers, this is a plain call.
     """
-    if not runs_eagerly():
+    if not is_eager():
         return function(*arguments)
     tensors: list[Tensor] = []
     modules: list[nn.Module] = []
@@ -148,7 +148,7 @@ def map_tiles(
     if is_whole(tensors[0]) or nodes <= step:
         return function(*tensors, *others)
     parts = zip(*(x.split(step, dim) for x in tensors), strict=True)
-    if torch.is_grad_enabled() or not runs_eagerly():
+    if torch.is_grad_enabled() or not is_eager():
         return torch.cat([recomputed(function, *part, *others) for part in parts], dim)
     first = function(*next(parts), *others)
     size = list(first.shape)
@@ -176,11 +176,7 @@ class Call(NamedTuple):
     known: bool = False
 
 
-def _run(call: Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    return _Tiled.apply(call, *tensors) if runs_eagerly() and not are_batched(tensors) else _added(call, tensors)
-
-
-def _added(call: Call, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+def _added(call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
     sums: list[Tensor] = []
     for tile in call.tiles:
         parts = [x if x is None else _part(x, cut) for x, cut in zip(tensors, tile.cut, strict=True)]
@@ -209,7 +205,7 @@ def _part(x: Tensor, index: Any) -> Tensor:
 class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        ctx.call, sums = call, _added(call, tensors)
+        ctx.call, sums = call, _added(call, *tensors)
         ctx.save_for_backward(*tensors, *(sums if call.known else ()))
         return sums
 
@@ -221,6 +217,9 @@ class _Tiled(torch.autograd.Function):
         return None, *(next(slopes) if want else None for want in wanted)
 
 
+_run = by_form(_added, _Tiled.apply)
+
+
 def _pullback(
     settings: tuple[Callable[..., Any], Any, tuple[bool, ...], int], *tensors: Tensor | None
 ) -> tuple[Tensor, ...]:
@@ -229,7 +228,7 @@ def _pullback(
     function, tile_settings, wanted, count = settings
     recorded, inputs, rest = torch.is_grad_enabled(), list(tensors[: len(wanted)]), tensors[len(wanted) :]
     grads, known = rest[:count], rest[count:]
-    transformed = in_functorch_transform() or are_batched(grads)  # since the forward pass
+    transformed = is_transformed(*grads)  # since the forward pass
     more = {"known": known} if known and not (recorded or transformed) else {}  # what is known has no derivatives
     chosen = [n for n, want in enumerate(wanted) if want]
 

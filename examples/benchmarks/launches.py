@@ -140,7 +140,7 @@ def compiled(name: str) -> list[str]:
     from tg_equiattn.group import heads
 
     torch.set_num_threads(1)  # with more, loops stand in parallel regions
-    heads.choose_form = lambda *given: heads.DEFINITION  # type: ignore[assignment]
+    heads.by_operator = lambda *given: False  # type: ignore[assignment]
     layer, cells = LAYERS[name], []
     module = layer.make()
     inputs = {name: torch.randn_like(x) for name, x in layer.given("small").items()}

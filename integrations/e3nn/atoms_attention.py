@@ -19,8 +19,8 @@ from tg_equiattn.ewald.kernels import Interaction, Kernel, Sources
 from tg_equiattn.graphs.edge_products import edge_sum, gathered_edge_sum
 from tg_equiattn.graphs.edges import CSR, check_pairs
 from tg_equiattn.graphs.node_batch import NodeBatch
-from tg_equiattn.modes import full_precision, is_traced
 from tg_equiattn.modules import StoresSettings
+from tg_equiattn.torch_state import full_precision, is_traced
 
 from .ewald_attention import IrrepsEwaldAttention
 from .layout import IrrepsLike

@@ -22,7 +22,7 @@ from tg_equiattn.ewald.charges import (
 )
 from tg_equiattn.ewald.ewald_layer import EwaldLayer, EwaldSettings, Irrep
 from tg_equiattn.graphs.node_batch import NodeBatch
-from tg_equiattn.tables import Tables
+from tg_equiattn.torch_state import Tables
 
 from .layout import Features, IrrepsLike, check_features, describe
 

@@ -17,7 +17,7 @@ from tg_equiattn.chains.self_attention import VectorAttentionOperator
 from tg_equiattn.chains.sequences import ChainArguments
 from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.modules import NotScriptable, StoresSettings, reset_children
-from tg_equiattn.tables import Tables
+from tg_equiattn.torch_state import Tables
 
 from .layout import Features, IrrepsLike, check_features, columns_by_grade, columns_by_irrep, describe, grades_of
 

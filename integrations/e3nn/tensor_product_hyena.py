@@ -19,9 +19,8 @@ from tg_equiattn.chains.long_conv import bilinear_long_conv
 from tg_equiattn.chains.operator import FILTERS, OperatorSettings
 from tg_equiattn.chains.sequences import ChainArguments, Placement, Sequences
 from tg_equiattn.graphs.node_batch import NodeBatch, PaddedBatch, Slots
-from tg_equiattn.modes import full_precision
 from tg_equiattn.modules import NotScriptable, StoresSettings
-from tg_equiattn.tables import Tables
+from tg_equiattn.torch_state import Tables, full_precision
 
 from .layout import Features, IrrepsLike, channels, check_features, describe, like_its_copies
 

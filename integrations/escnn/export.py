@@ -6,13 +6,13 @@ import copy
 from collections import OrderedDict
 from typing import Any
 
-import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialModule
 from torch import Tensor, nn
 
 from tg_equiattn.group.layers import Masked
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
+from tg_equiattn.torch_state import is_jit_traced
 
 ATTENTION = (LiftingAttention, GroupAttention, GlobalGroupAttention)
 
@@ -32,7 +32,7 @@ class Exported(Masked, nn.Module):
         self, x: Tensor, mask: Tensor | None = None, context: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        if torch.onnx.is_in_onnx_export() and torch.jit.is_tracing():
+        if is_jit_traced(for_onnx=True):
             raise RuntimeError(
                 "the ONNX exporter with dynamo=False traces the model and would make a file for images of one size; "
                 "use torch.onnx.export(model, inputs, dynamo=True)"

@@ -13,7 +13,7 @@ from nequip.nn import GraphModuleMixin, model_modifier, with_edge_vectors_
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.modes import is_traced
+from tg_equiattn.torch_state import is_traced
 
 from ..e3nn.atoms_attention import Atoms, AtomsEwaldAttention
 from ..e3nn.atoms_charges import interact, layer_of_charges

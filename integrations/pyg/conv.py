@@ -19,9 +19,9 @@ from tg_equiattn.graphs.edges import check_edges, check_fields, images_of, lie_b
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.linear.nodes import Needs, check_pos
 from tg_equiattn.linear.random_features import DrawsFeatures
-from tg_equiattn.modes import is_readable
 from tg_equiattn.modules import NotScriptable, StoresSettings
 from tg_equiattn.nn import PerformerAttention
+from tg_equiattn.torch_state import is_readable
 
 _HOOKS = [f"_{part}_forward{kind}_hooks" for part in ("propagate", "message", "aggregate") for kind in ("_pre", "")]
 ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"

@@ -12,7 +12,7 @@ from tg_equiattn import checks
 from tg_equiattn.ewald.cells import Cells, cells_of
 from tg_equiattn.graphs import neighbor_list
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.modes import cached
+from tg_equiattn.torch_state import cached
 
 from .ewald import in_space
 

@@ -11,8 +11,8 @@ from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
 from tg_equiattn.nn import GroupAttentionBlock
-from tg_equiattn.tables import Tables
 from tg_equiattn.testing import TOLERANCE, act, equivariance_error
+from tg_equiattn.torch_state import Tables
 
 D2, D4, SCALES = dihedral(2), GROUPS["D4"], dyadic(3, cyclic(2))
 ABOUT_X = from_generators([[[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]])  # so that all three axes of the geometry matter

@@ -10,8 +10,8 @@ from torch import nn
 
 from tg_equiattn.groups import cyclic, dihedral, icosahedral, octahedral
 from tg_equiattn.nn import FrameTransformer, FrameTransformerBlock, GroupAttention, no_weight_decay
-from tg_equiattn.tables import Tables
 from tg_equiattn.testing import equivariance_error
+from tg_equiattn.torch_state import Tables
 
 C4, D4, C8, CUBE = cyclic(4), dihedral(4), cyclic(8), octahedral()
 

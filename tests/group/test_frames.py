@@ -10,8 +10,8 @@ from torch import nn
 from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupLinear, LiftingAttention
-from tg_equiattn.tables import Tables
 from tg_equiattn.testing import equivariance_error
+from tg_equiattn.torch_state import Tables
 
 
 def expanded(kernel, group):

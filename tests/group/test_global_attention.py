@@ -7,8 +7,8 @@ from group_layers import everywhere, image
 from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.tables import Tables
 from tg_equiattn.testing import equivariance_error
+from tg_equiattn.torch_state import Tables
 
 
 @pytest.mark.filterwarnings("ignore:parameters are zero")

@@ -10,8 +10,8 @@ from attention_operands import assert_same
 from tg_equiattn.group.encodings import RotaryEncoding, rotated
 from tg_equiattn.groups import cyclic, dihedral, octahedral
 from tg_equiattn.nn import GEViT, GroupAttention, GroupTransformer, LiftingAttention, no_weight_decay
-from tg_equiattn.tables import Tables
 from tg_equiattn.testing import equivariance_error
+from tg_equiattn.torch_state import Tables
 
 C4, D4, CUBE = cyclic(4), dihedral(4), octahedral()
 KINDS = [GroupAttention, LiftingAttention]

@@ -12,7 +12,6 @@ from tg_equiattn.grids import Window
 from tg_equiattn.group import heads
 from tg_equiattn.group.encodings import relation_index
 from tg_equiattn.groups import cyclic
-from tg_equiattn.operators import DEFINITION
 
 
 def operands(
@@ -48,7 +47,7 @@ def by_backend(function):
     """A public function, where asked by its definition in torch's operations, as under a transform."""
 
     def attend(*operands, backend="torch", **options):
-        patched = mock.patch.object(heads, "choose_form", return_value=DEFINITION)
+        patched = mock.patch.object(heads, "by_operator", return_value=False)
         with patched if backend == "plain" else contextlib.nullcontext():
             return function(*operands, **options)
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tg_equiattn.linear.random_features import RandomFeatures
-from tg_equiattn.tables import Tables
+from tg_equiattn.torch_state import Tables
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..modes import full_precision, is_traced
 from ..modules import reset_children
 from ..operators import tile_numbers
-from ..tables import Tables
 from ..tiles import map_tiles
+from ..torch_state import Tables, full_precision, is_traced
 from . import clifford_algebra as algebra
 
 if TYPE_CHECKING:

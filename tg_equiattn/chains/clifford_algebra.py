@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..modes import full_precision, is_traced
 from ..operators import are_few
+from ..torch_state import full_precision, is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ..graphs.node_batch import PaddedBatch
 from ..modules import reset_children
 from ..operators import tile_numbers
-from ..tables import Tables
 from ..tiles import map_tiles
+from ..torch_state import Tables
 from .long_conv import lag_convolution, ring_convolution
 from .sequences import Sequences
 

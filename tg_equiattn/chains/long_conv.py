@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..modes import full_precision, in_functorch_transform, is_exporting
 from ..operators import tile_numbers
-from ..tiles import is_whole, joined, map_tiles
+from ..tiles import joined, map_tiles
+from ..torch_state import by_form, full_precision, is_traced, is_whole
 from .clifford_algebra import cross_product
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class _Plan(NamedTuple):
     def of(cls, x: Tensor, lengths: Tensor | None, mode: str) -> _Plan:
         """The plan for sequences x with these ``lengths``."""
         length = x.shape[-1]
-        whole = mode == "circular" and lengths is None and not torch.compiler.is_compiling() and is_smooth(length)
+        whole = mode == "circular" and lengths is None and not is_traced() and is_smooth(length)
         total = length if whole else fast_length(2 * length)
         return cls(total, length, tuple(x.shape[:-1]), mode == "circular" and not whole)
 
@@ -256,7 +256,7 @@ def is_smooth(n: int) -> bool:
 def fast_length(n: int) -> int:
     """The smallest even length of at least n whose FFT is fast. While compiling it is the next multiple of 64, since n
     may be a symbol, which has no factors."""
-    if torch.compiler.is_compiling():
+    if is_traced():
         return (n + 63) // 64 * 64
     n = max(n + n % 2, 2)
     while not is_smooth(n):
@@ -312,7 +312,7 @@ def _product_of_spectra(x: Tensor, y: Tensor, plan: _Plan) -> Tensor:
             return x * y
         return products(*((y, x) if plan.swap else (x, y)), plan.scalars)
 
-    if not torch.compiler.is_compiling():
+    if not is_traced():
         return product(x.conj().resolve_conj() if plan.correlate else x, y)
     (a, b), (c, d) = (torch.view_as_real(spectrum).unbind(-1) for spectrum in (x, y))  # compilers fuse real ones only
     b = -b if plan.correlate else b
@@ -349,12 +349,6 @@ def _in_tiles(a: Tensor, b: Tensor, lengths: Tensor | None, plan: _Plan) -> Tens
         return joined(out)
 
 
-def _convolve(a: Tensor, b: Tensor, lengths: Tensor | None, plan: _Plan) -> Tensor:
-    # an autograd function of an exported program takes no sizes that may vary
-    plain = in_functorch_transform() or torch.jit.is_tracing() or is_exporting()
-    return _in_tiles(a, b, lengths, plan) if plain else _Convolution.apply(a, b, lengths, plan)
-
-
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, lengths: Tensor | None, plan: _Plan) -> Tensor:
@@ -368,9 +362,12 @@ class _Convolution(torch.autograd.Function):
         to_a = (grad, b, plan.towards(a, not swap, True)) if plan.correlate else (b, grad, plan.towards(a, swap, True))
         to_b = (grad, a, plan.towards(b, swap, False)) if plan.correlate else (a, grad, plan.towards(b, not swap, True))
         # compilers differentiate once, and stop at functions that call themselves
-        convolve: Callable[..., Tensor] = _in_tiles if torch.compiler.is_compiling() else _convolve
+        convolve: Callable[..., Tensor] = _in_tiles if is_traced() else _convolve
         grads = [
             convolve(x, y, lengths, plan) if wanted else None
             for wanted, (x, y, plan) in zip(ctx.needs_input_grad, (to_a, to_b), strict=False)
         ]
         return *grads, None, None
+
+
+_convolve = by_form(_in_tiles, _Convolution.apply, traced=True)

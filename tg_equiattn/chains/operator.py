@@ -18,9 +18,9 @@ from .. import checks
 from ..graphs.edges import check_edges
 from ..graphs.neighbors import NeighborList
 from ..graphs.node_batch import NodeBatch
-from ..modes import full_precision, runs_eagerly
 from ..modules import NotScriptable, StoresSettings, read_tokens, reset_children
 from ..tiles import map_tiles
+from ..torch_state import full_precision, is_eager
 from .clifford import GRADE_NAMES, POSITION, CliffordLinear, Grades, MultivectorMLP, features, joined, with_position
 from .convolutions import ShortConv
 from .sequences import ChainArguments, Placement, TokenBatch
@@ -188,7 +188,7 @@ class LocalContext(nn.Module):
         scalars = x.new_zeros(source.shape[0], 0) if edges.features is None else edges.features.to(x.dtype)
         tokens, step = torch.cat([x, pos]).T.contiguous(), self.message.tokens_per_block(x.device)
         sums = x.new_zeros(tokens.shape[0], self.messages.dim)
-        if torch.is_grad_enabled() or not runs_eagerly():
+        if torch.is_grad_enabled() or not is_eager():
             sums = sums.index_add(0, target, self._messages(tokens, source, target, scalars))
         else:  # messages of all edges together might not fit into memory
             for part in zip(*(y.split(16 * step) for y in (source, target, scalars)), strict=True):

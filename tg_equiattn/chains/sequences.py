@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import checks
 from ..graphs.neighbors import NeighborList
 from ..graphs.node_batch import NodeBatch, PaddedBatch, Slots, inverse
-from ..modes import as_numbers, is_readable, runs_eagerly
+from ..torch_state import is_eager, is_readable, read
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -240,7 +240,7 @@ def _sequences_of(node_batch: NodeBatch, along: ChainArguments) -> Sequences:
     sequence = (first.cumsum(0) - 1).clamp(min=0)
     spans, tokens = (step.new_zeros(count).index_add(0, sequence, x) for x in (step, step.sign()))
     slot, closed = step.cumsum(0) - 1, _closed(ring, sequence, count, valid)
-    if is_readable(spans) and (longest is None or spans.device.type == "cpu"):
+    if is_readable(spans, wait=longest is None):
         rows = _flat_rows(spans, longest)
     else:
         rows = _dense_rows(spans, longest)
@@ -276,14 +276,15 @@ def _number_of_chains(first: Bool[Tensor, " tokens"], num_chains: int | None) ->
     if num_chains is not None:
         checks.must_hold(count <= num_chains, note, lambda: f", {int(count)}, got {num_chains}")
         return num_chains
-    if not is_readable(count):
+    number = read(count, wait=True)
+    if number is None:
         raise ValueError("num_chains must be given with chain that is traced or that torch.vmap goes over, got None")
-    return max(1, as_numbers(count[None])[0])
+    return max(1, number)
 
 
 def _flat_rows(spans: Int[Tensor, " sequences"], longest: int | None) -> NodeBatch:
     """A batch of the slots of sequences, one sequence after the other. The spans are read."""
-    known = as_numbers(spans)
+    known = read(spans, wait=True)
     if longest is not None and max(known) > longest:
         raise ValueError(f"max_num_nodes must be at least {max(known)}, the largest span of index, got {longest}")
     nodes = sum(known)
@@ -406,7 +407,7 @@ class Placement:
         if order is not None:
             slots, chain = Slots.of_order(order), None if chain is None else chain[order]
             x, centred = slots.pack(x), slots.pack(centred)
-        if pos is not None and not self.checked and runs_eagerly() and node_batch.nodes:
+        if pos is not None and not self.checked and is_eager() and node_batch.nodes:
             self._check_length(centred, node_batch, chain)
         return x.T.contiguous(), TokenBatch(centred.T.contiguous(), node_batch, sequences, slots)
 

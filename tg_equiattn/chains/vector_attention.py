@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..modes import full_precision, runs_eagerly
 from ..operators import Plan, tile_numbers, tile_operator
-from ..tiles import WHOLE, Call, Shape, Tile, is_whole
+from ..tiles import WHOLE, Call, Shape, Tile
+from ..torch_state import full_precision, is_eager, is_whole, products_round
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -135,36 +135,21 @@ def _averages(
 ) -> Float[Tensor, "groups some 9"]:  # fmt: skip
     """sum_j softmax_j(|q_i x k_j| + bias_j) values_j. The derivative of a score of zero is zero."""
     square = _exact_product(of_queries, of_keys)
-    memory = square if runs_eagerly() and not torch.is_grad_enabled() else None  # fresh memory takes half of the time
+    memory = square if is_eager() and not torch.is_grad_enabled() else None  # fresh memory takes half of the time
     score = torch.clamp(square, min=torch.finfo(values.dtype).tiny ** 0.5, out=memory)
     score = torch.sqrt(score, out=memory)
     score = score if bias is None else torch.add(score, bias, out=memory)
     weight = torch.softmax(score, -1, out=memory)
-    return _sum_of_values(weight, values)
+    return _weighted_sum(weight, values)
 
 
 # Terms of |q x k|^2 cancel if vectors are nearly parallel, so rounded factors would give wrong scores. Where matrix
 # products may round their factors (TF32, bfloat16 on a CPU), these products are sums of elementwise ones.
 
 
-def _products_round(x: Tensor) -> bool:
-    """True if matrix products of float32 may round their factors."""
-    return x.dtype != torch.float64 and _float32_rounds()
-
-
-def _float32_rounds() -> bool:
-    try:
-        return torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:  # the precision was set by torch's newer settings
-        return True
-
-
-_float32_rounds._dynamo_marked_constant = True  # type: ignore[attr-defined]  # compilers cannot trace the setting
-
-
 def _exact_product(a: Float[Tensor, "groups n width"], b: Float[Tensor, "groups m width"]) -> Tensor:
     """a b^T with exact factors, for a small width."""
-    if not _products_round(a):
+    if not products_round(a):
         return a @ b.mT
     (first, second), *rest = zip(a[..., None, :].unbind(-1), b[..., None, :, :].unbind(-1), strict=True)
     out = first * second
@@ -173,9 +158,9 @@ def _exact_product(a: Float[Tensor, "groups n width"], b: Float[Tensor, "groups 
     return out
 
 
-def _sum_of_values(weight: Float[Tensor, "groups n m"], values: Float[Tensor, "groups m width"]) -> Tensor:
+def _weighted_sum(weight: Float[Tensor, "groups n m"], values: Float[Tensor, "groups m width"]) -> Tensor:
     """weight times values, with exact factors, for a small width."""
-    if not _products_round(weight):
+    if not products_round(weight):
         return weight @ values
     return torch.stack([(weight * x[..., None, :]).sum(-1) for x in values.unbind(-1)], -1)
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..modes import cached, is_batched, is_readable
 from ..ranks import Ranks
 from ..tiles import joined
+from ..torch_state import cached, is_mapped, is_readable
 from .harmonics import solid_harmonics
 from .kernels import Interaction
 
@@ -72,7 +72,7 @@ class Cells(NamedTuple):
 def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) -> Cells | None:
     """Check the cells of ``count`` graphs and return them on the device of ``like``; ``None`` if no graph repeats."""
     if cell is None:
-        none = isinstance(pbc, Tensor) and is_readable(pbc) and not bool(pbc.any())
+        none = isinstance(pbc, Tensor) and is_readable(pbc, wait=True) and not bool(pbc.any())
         if pbc is not None and not none:
             raise ValueError("cell must be given with pbc, got None")
         return None
@@ -190,7 +190,7 @@ def lattice_of(
     inverse, volume = _inverse(full)
     fractions = torch.einsum("bnx,bxa->bna", pos, inverse)
     fractions = fractions - torch.where(periodic[:, None], fractions.detach().round(), 0.0)
-    shared = bounds is None and is_readable(periodic) and bool(periodic.all())
+    shared = bounds is None and is_readable(periodic, wait=True) and bool(periodic.all())
     if bounds is None:
         boxes = full[:, None] / ratio[:, : 1 if shared else None, :, None]
         numbers, counts = _listed(boxes, [tuple(ends)] if shared else [(end,) for end in ends])
@@ -297,7 +297,7 @@ def _listed(
 ) -> tuple[Int[Tensor, "graphs vectors 4"], list[int]]:
     """Miller indices of the reciprocal vectors of each box, zero first. The last column is the number of vectors that
     an index stands for, zero for padding. Return also, for each end, the number of first indices up to it."""
-    if not is_readable(boxes):
+    if not is_readable(boxes, wait=True):
         raise ValueError("max_hkl must be given where cells are traced or mapped over, got None")
     numbers: list[Tensor] = []
     counts: list[int] = []
@@ -358,7 +358,7 @@ def _bounded(
     number = torch.arange(sum(counts), device=device)
     indices = _indices_at(number - first[kernel], most[kernel])
     stands = torch.where((indices == 0).all(1), 1, 2)
-    if is_batched(lengths):
+    if is_mapped(lengths):
         stands = torch.where(fits.all(), stands, torch.nan)
     else:
 

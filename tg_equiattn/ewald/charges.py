@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from .. import checks
 from ..graphs.edges import check_edges, check_graph_of_edges, check_pairs, images_of, lie_between, of_edges
 from ..graphs.node_batch import NodeBatch
-from ..modes import full_precision
 from ..modules import NotScriptable, StoresSettings
+from ..torch_state import full_precision
 from .cells import read_lattice
 from .ewald_attention import charge_energies, check_sums
 

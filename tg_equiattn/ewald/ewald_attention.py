@@ -11,9 +11,9 @@ from torch import Tensor
 
 from .. import checks
 from ..graphs.node_batch import NodeBatch, PaddedBatch
-from ..modes import full_precision, is_readable
-from ..operators import OPERATOR, choose_form, tile_numbers, use_plain
-from ..tiles import is_whole, recomputed
+from ..operators import tile_numbers
+from ..tiles import recomputed
+from ..torch_state import full_precision, is_fused, is_readable, is_transformed, is_whole
 from .cells import Cells, cells_of
 from .harmonics import solid_harmonics
 from .kernels import Coulomb, Interaction, Kernel, Product, Sources
@@ -136,7 +136,7 @@ def ewald_attention_impl(
     nodes = node_batch.centred(pos), query, *sources
     sized = cells is None or interaction.max_hkl is not None  # then nothing has to be read, and CUDA need not wait
     unread = sized and node_batch.known_sizes is None
-    if unread or not is_readable(pos) or not (cells is None or is_readable(cells.vectors)):
+    if unread or not is_readable(pos, wait=True) or not (cells is None or is_readable(cells.vectors, wait=True)):
         return _without_reading(nodes, interaction, node_batch, cells, method)
     groups = _choose(method, nodes[0], query.shape[-1] * sources[-1].shape[-1], interaction, node_batch, cells)
     if not groups:
@@ -262,7 +262,7 @@ def direct_sums(
     else:
         nodes = cells.vectors, *sources
         row *= math.prod(2 * n + 1 for n in images)
-    if is_whole(pos) and (use_plain() or choose_form(pos, 0) == OPERATOR):
+    if is_whole(pos) and (is_transformed() or not is_fused(pos.device)):
         return _tile(*settings, pos, query, pos, *nodes)
     limit = tile_numbers(pos.device, _PAIRS, 8)
     some_graphs, some_nodes = max(1, limit // max(1, row * count)), max(1, limit // row)

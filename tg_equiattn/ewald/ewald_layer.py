@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..graphs.node_batch import NodeBatch
-from ..modes import full_precision
 from ..modules import NotScriptable, StoresSettings, read_tokens, reset_children
 from ..ranks import Shared
-from ..tables import Tables
+from ..torch_state import Tables, full_precision
 from .cells import Cells, cells_of
 from .ewald_attention import check_sums, ewald_attention_impl
 from .harmonics import solid_harmonics

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..modes import cached, runs_eagerly
+from ..torch_state import by_form, cached
 
 Bounds = tuple[tuple[float, float], ...]
 # Tensors that nodes pass on: keys (..., heads, C, A) and values (..., heads, V); or one tensor in place of their
@@ -370,7 +370,7 @@ class _Ladder(torch.autograd.Function):
 def boys_functions(t: Tensor, lmax: int) -> Tensor:
     r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for t >= 0, of degrees 0 to ``lmax``. Compilers and transforms
     get plain operations."""
-    return _Ladder.apply(t, lmax) if runs_eagerly() else _boys(t, lmax)
+    return _ladder(t, lmax)
 
 
 def _boys(t: Tensor, lmax: int) -> Tensor:
@@ -391,6 +391,9 @@ def _boys(t: Tensor, lmax: int) -> Tensor:
     for degree in range(lmax):
         up.append(torch.sub(exponential, up[-1], alpha=2 * degree + 1) * inverse)
     return torch.where(small, torch.stack(down[::-1]), torch.stack(up))
+
+
+_ladder = by_form(_boys, _Ladder.apply)
 
 
 def _polynomial(coefficients: Sequence[float], t: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..graphs.node_batch import NodeBatch
-from ..modes import runs_eagerly
 from ..operators import tile_numbers
 from ..ranks import Ranks
-from ..tiles import is_whole, joined, recomputed
+from ..tiles import joined, recomputed
+from ..torch_state import is_eager, is_whole
 from .cells import TAPER, Cells, count_of_vectors, lattice_of
 from .kernels import Coulomb, Interaction, Kernel, Product, Range, Sources
 
@@ -219,7 +219,7 @@ def choices_of(
 ) -> dict[int, Choice]:  # fmt: skip
     """Choose the method of graphs with these ``sizes`` and with ``channels`` of each node and kernel. The rule of
     ``"auto"`` follows from measured times on one core of a CPU."""
-    nufft = nufft_available(pos.device.type) and runs_eagerly()
+    nufft = nufft_available(pos.device.type) and is_eager()
     if method == "nufft" and not nufft:
         raise ValueError(
             "method='nufft' needs finufft (the extra nufft) on a CPU, cufinufft (the extra nufft-cuda) on CUDA, and "

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..modes import full_precision, is_exporting, is_traced
-from ..operators import OPERATOR, are_few, choose_form, refuse_forward_mode, tile_numbers, use_plain
+from ..operators import are_few, by_operator, tile_numbers
+from ..torch_state import full_precision, is_exported, is_observed, is_traced, is_transformed, refuse_forward_mode
 from .edges import CSR
 from .neighbors import SortedPairs
 
@@ -54,9 +54,8 @@ def _by_operator(x: Tensor, row: Tensor) -> bool:
     dispatch modes, which count or record operations, see the operator. Exported programs have torch's own operations,
     so that they run without this library."""
     numbers = x.shape[0] * row.shape[0]
-    observed = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
-    few = x.device.type == "cpu" and not observed and are_few(numbers, x.device)
-    return not few and not is_exporting() and choose_form(x, numbers) == OPERATOR
+    few = x.device.type == "cpu" and not is_observed() and are_few(numbers, x.device)
+    return not few and not is_exported() and by_operator(x, numbers)
 
 
 def _matrix(relation: CSR | SortedPairs, x: Tensor) -> CSR:
@@ -160,7 +159,7 @@ def _register_derivatives(
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right, *fields = ctx.saved_tensors  # torch unpacks saved tensors once where it checkpoints
         matrix = CSR(*fields)
-        if use_plain():  # a transform has begun since the forward pass
+        if is_transformed(grad):  # a transform has begun since the forward pass
             results = torch.func.vjp(lambda *x: plain(*x, matrix), left, right)[1](grad)
         else:
             needed = zip(gradients, ctx.needs_input_grad, strict=False)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .. import checks
-from ..modes import in_functorch_transform, is_batched, is_concrete, ordinary_tensors
+from ..torch_state import Cache, is_mapped, is_readable, is_transformed
 from .edges import (
     CSR,
     check_edges,
@@ -43,7 +44,7 @@ class SortedPairs:
         self.target, self.source, self.nodes, self.offsets = target, source, nodes, offsets
         self.mask, self.features, self.self_features = mask, features, self_features
         self.between_positions = between_positions
-        self._cache: dict[Hashable, Any] = {}
+        self._cache = Cache()
         self._unrestricted: SortedPairs | None = None  # with the same CSR matrix
 
     @property
@@ -93,19 +94,14 @@ class SortedPairs:
         pairs = copy.copy(self)
         pairs.offsets = offsets_along(pos, self.offsets, self.target, self.source)
         pairs._unrestricted = self if self._unrestricted is None else self._unrestricted
-        if in_functorch_transform():  # what is kept there does not outlive the transform
-            pairs._cache = {}
+        if is_transformed():  # what is kept there does not outlive the transform
+            pairs._cache = Cache()
         return pairs
 
     def cached(self, make: Callable[..., _T], *arguments: int) -> _T:
-        """``make(self, *arguments)``, kept for the next call. While torch.compile traces, nothing is kept."""
-        if torch.compiler.is_compiling():
-            return make(self, *arguments)
-        key = make, *arguments
-        if key not in self._cache:
-            with ordinary_tensors(self.offsets, self.target, self.source):
-                self._cache[key] = make(self, *arguments)
-        return self._cache[key]
+        """``make(self, *arguments)``, kept for the next call."""
+        inputs, made = (self.offsets, self.target, self.source), functools.partial(make, self, *arguments)
+        return self._cache.get_or_make((make, *arguments), made, *inputs)
 
     @property
     def repeats(self) -> bool | None:
@@ -114,7 +110,7 @@ class SortedPairs:
 
 
 def _repeats(pairs: SortedPairs) -> bool | None:
-    if not is_concrete(pairs.target):
+    if not is_readable(pairs.target):
         return None
     index = pairs.target * pairs.nodes + pairs.source
     index = index if pairs.mask is None else index[pairs.mask]
@@ -170,7 +166,7 @@ class NeighborList(SortedPairs):
         offsets = offsets if offsets.is_floating_point() else offsets.long()
         if features is not None and not features.is_floating_point():
             features = features.double()
-        (source, target), concrete, self_features = edge_index.unbind(), is_concrete(edge_index), None
+        (source, target), concrete, self_features = edge_index.unbind(), is_readable(edge_index), None
         if not loops:
             distinct = source != target
             if features is not None and not (concrete and bool(distinct.all())):
@@ -325,7 +321,7 @@ def neighbor_list(
         tensor([[1, 0],
                 [0, 1]])
     """
-    if is_batched(pos):
+    if is_mapped(pos):
         raise ValueError(
             "pos must not be what torch.vmap goes through where near pairs are found from it, got such a tensor: give "
             "edge_index or neighbors"

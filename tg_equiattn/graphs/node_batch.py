@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..modes import as_numbers, in_functorch_transform, is_batched, is_concrete, is_readable
 from ..ranks import Ranks
+from ..torch_state import by_form, is_mapped, is_readable, read
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
@@ -44,10 +44,7 @@ class Slots(NamedTuple):
 
 
 class _Gather(torch.autograd.Function):
-    """x[index] along an axis, zero where ``mask`` is false; ``back`` and ``back_mask`` do the same for the inverse.
-
-    Its backward is a gather, too. The backward of autograd would add rows one by one.
-    """
+    """:func:`_gather`, whose backward is a gather, too. The backward of autograd would add rows one by one."""
 
     @staticmethod
     def forward(
@@ -66,13 +63,15 @@ class _Gather(torch.autograd.Function):
         return _gather(grad, ctx.dim, back, back_mask, index, mask), *[None] * 5
 
 
-def _gather(x: Tensor, dim: int, index: Tensor, mask: Tensor | None, back: Tensor, back_mask: Tensor | None) -> Tensor:
-    if not in_functorch_transform():
-        return _Gather.apply(x, dim, index, mask, back, back_mask)
+def _gathered(x: Tensor, dim: int, index: Tensor, mask: Tensor | None, *inverse: Tensor | None) -> Tensor:
+    """x[index] along an axis, zero where ``mask`` is false. The ``inverse`` has an index and a mask, too."""
     if not x.shape[dim]:
         x = torch.cat([x, x.new_zeros(*x.shape[:dim], 1, *x.shape[dim + 1 :])], dim)
     out = x.index_select(dim, index)
     return out if mask is None else torch.where(beside(mask, x, dim), out, 0.0)
+
+
+_gather = by_form(_gathered, _Gather.apply, traced=True)
 
 
 def beside(flags: Shaped[Tensor, " nodes"], x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> Tensor:
@@ -141,7 +140,7 @@ class NodeBatch:
         sized = batch_size is not None and max_num_nodes is not None
         if ranks is not None and batch is not None and batch_size is None:
             raise ValueError("batch_size must be given with batch and process_group, the same on all ranks, got None")
-        if whole and ranks is None and batch is not None and not sized and not is_readable(batch):
+        if whole and ranks is None and batch is not None and not sized and not is_readable(batch, wait=True):
             raise ValueError(_UNREAD)
         index, order, nodes = batch, None, x.shape[0]
         if any_order and isinstance(batch, Tensor) and batch.dtype == torch.int64 and not known_sorted(batch):
@@ -155,11 +154,11 @@ class NodeBatch:
             _check_bound(nodes, max_num_nodes)
             return cls.dense(1 if nodes or batch_size else 0, nodes, None, x.device)
         sizes = torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
-        if ranks is None and (sized or not whole) and not is_concrete(sizes):
+        if ranks is None and (sized or not whole) and not is_readable(sizes):
             if max_num_nodes is not None:
                 checks.must_hold((sizes <= max_num_nodes).all(), "max_num_nodes must be at least any graph")
             return cls(nodes, sizes, index, max_num_nodes, order=order)
-        known = as_numbers(sizes)
+        known = read(sizes, wait=True)
         longest = max([0 if ranks is None else 1, *known])  # kernels run on ranks without nodes, too
         _check_bound(longest, max_num_nodes)
         totals = sizes if ranks is None else ranks.sum(sizes)
@@ -180,13 +179,12 @@ class NodeBatch:
         """
         if valid is None:
             sizes = torch.full((count,), length, device=device)
-            return cls(count * length, sizes, None, length, [length] * count if is_readable(sizes) else None)
+            return cls(count * length, sizes, None, length, [length] * count if is_readable(sizes, wait=True) else None)
         if valid.dtype == torch.bool:
             sizes, mask = valid.sum(1), valid
         else:
             sizes, mask = valid, torch.arange(length, device=device) < valid[:, None]
-        known = as_numbers(sizes) if is_concrete(sizes) else None
-        return cls(count * length, sizes, None, length, known, mask.flatten())
+        return cls(count * length, sizes, None, length, read(sizes), mask.flatten())
 
     @property
     def count(self) -> int:
@@ -218,9 +216,10 @@ class NodeBatch:
         """The sizes as numbers; CUDA waits for those that are not known."""
         if self.known_sizes is not None:
             return self.known_sizes
-        if not is_readable(self.sizes):
+        sizes = read(self.sizes, wait=True)
+        if sizes is None:
             raise ValueError(_UNREAD)
-        return as_numbers(self.sizes)
+        return sizes
 
     def zero_padding(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> Tensor:
         """Values of nodes, along an axis, with zeros in place of padding, which may hold anything."""
@@ -364,7 +363,7 @@ def _check_bound(longest: int, max_num_nodes: int | None) -> None:
 
 def known_sorted(batch: Int[Tensor, " nodes"]) -> bool:
     """True if an index is sorted, or if this has to be assumed: under ``torch.vmap``."""
-    return is_batched(batch) or (is_concrete(batch) and bool((batch[1:] >= batch[:-1]).all()))
+    return is_mapped(batch) or (is_readable(batch) and bool((batch[1:] >= batch[:-1]).all()))
 
 
 class PaddedBatch:

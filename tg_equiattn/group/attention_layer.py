@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from .. import checks
 from ..grids import Phase, Window, between_grids, centred_positions, phases
 from ..groups import AnyGroup, DilationGroup, FiniteGroup
-from ..modes import full_precision
 from ..modules import NotScriptable, StoresSettings
 from ..ranks import merge_attentions
 from ..softmax_attention import softmax_attention_of_heads
-from ..tables import Tables
 from ..tiles import joined
+from ..torch_state import Tables, full_precision, is_inference, ordinary_tensors
 from .defaults import (
     check_sides,
     check_stride,
@@ -336,8 +335,9 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             offsets = self.offsets(spatial, device, dtype)
         else:
             offsets = self.geometry_between(device, dtype)[list(self.between).index(grids)]
-        encodings = (None, None) if self.encoding is None else self.encoding(offsets / unit)
-        biases = (None, None) if self.locality is None else self.locality(offsets)
+        with full_precision(device):
+            encodings = (None, None) if self.encoding is None else self.encoding(offsets / unit)
+            biases = (None, None) if self.locality is None else self.locality(offsets)
         return Terms(*encodings, *biases, index)  # type: ignore[call-arg]
 
     def _heads(
@@ -468,8 +468,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             and of queries without a valid key, are zero. Heads without content also give weights to pixels outside of
             the image, where values are zero, so near the border their weights inside the image sum to less than one.
         """
-        if torch.is_inference_mode_enabled():  # inference mode has no derivatives
-            with torch.inference_mode(False), torch.no_grad():
+        if is_inference():  # inference mode has no derivatives
+            with ordinary_tensors(), torch.no_grad():
                 given: Any = (t.pixels if isinstance(t, Checked) else t for t in (x, mask, context, context_mask))
                 copies: list[Any] = [t if t is None else t.clone() for t in given]
                 return self.attention_map(copies[0], pixel, copies[1], context=copies[2], context_mask=copies[3])

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from .. import hashed_dropout
 from ..grids import Window
-from ..modes import full_precision
+from ..torch_state import full_precision
 from .windows import MASKED_SCORE, Shifts, key_elements, key_penalty, pixel_hashes, shifts
 
 if TYPE_CHECKING:

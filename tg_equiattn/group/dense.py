@@ -16,7 +16,8 @@ from torch import Tensor
 
 from .. import hashed_dropout
 from ..operators import Plan, tile_numbers, tile_operator
-from ..tiles import WHOLE, Call, Shape, Tile, is_whole
+from ..tiles import WHOLE, Call, Shape, Tile
+from ..torch_state import is_whole
 from .windows import key_elements, key_penalty, offsets_of_pairs, pixel_hashes, query_elements
 
 if TYPE_CHECKING:

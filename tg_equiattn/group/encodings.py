@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from .. import checks
 from ..grids import Window
 from ..groups import FiniteGroup, Group
-from ..modes import LayerNorm, full_precision, runs_eagerly
+from ..modules import LayerNorm
+from ..torch_state import by_form, full_precision
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Num
@@ -135,7 +136,7 @@ def _coordinate_mlp(in_features: int, out_features: int, hidden: int = 16) -> nn
 
 
 class GroupEncoding(nn.Module):
-    r"""Encoding of rotated offsets and group elements u. It runs in the dtype of its parameters, also under autocast.
+    r"""Encoding of rotated offsets and group elements u. It runs in the dtype of its parameters.
 
     .. math:: \rho_{axial} = [\,\mathrm{mlp}_1((h^{-1}D)_1), ..., \mathrm{mlp}_d((h^{-1}D)_d), \mathrm{table}(u)\,],
         \quad \rho_{joint} = \mathrm{mlp}(h^{-1}D) + \mathrm{table}(u)
@@ -179,16 +180,15 @@ class GroupEncoding(nn.Module):
     def forward(
         self, offsets: Float[Tensor, "frames offsets dim"]
     ) -> tuple[Float[Tensor, "frames offsets channels"], Float[Tensor, "elements channels"] | None]:
-        with full_precision(offsets.device):
-            if self.name != "axial":
-                return self.mlp(offsets.to(self.mlp[0].weight.dtype)), self.table
-            points = offsets.flatten(0, 1).to(self.axes[0][0].weight.dtype)
-            parts = [mlp(points[:, axis : axis + 1]) for axis, mlp in enumerate(self.axes)]
-            axial = torch.cat(parts, -1).unflatten(0, offsets.shape[:2])
-            if self.table is None:
-                return axial, None
-            width = self.table.shape[1]
-            return F.pad(axial, (0, width)), F.pad(self.table, (self.channels - width, 0))
+        if self.name != "axial":
+            return self.mlp(offsets.to(self.mlp[0].weight.dtype)), self.table
+        points = offsets.flatten(0, 1).to(self.axes[0][0].weight.dtype)
+        parts = [mlp(points[:, axis : axis + 1]) for axis, mlp in enumerate(self.axes)]
+        axial = torch.cat(parts, -1).unflatten(0, offsets.shape[:2])
+        if self.table is None:
+            return axial, None
+        width = self.table.shape[1]
+        return F.pad(axial, (0, width)), F.pad(self.table, (self.channels - width, 0))
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, dim={self.dim}, channels={self.channels}, elements={self.elements}"
@@ -241,18 +241,24 @@ def rotated(x: Float[Tensor, "*any C"], angles: Float[Tensor, "*any C/2"]) -> Fl
     width = 2 * angles.shape[-1]
     with full_precision(x.device):
         pairs = x[..., :width].to(angles.dtype).unflatten(-1, (-1, 2))
-        if runs_eagerly():
-            if pairs.stride(-1) != 1 or any(n % 2 for n in (*pairs.stride()[:-1], pairs.storage_offset())):
-                pairs = pairs.contiguous()  # complex numbers are aligned
-            phases = torch.complex(angles.cos(), angles.sin())
-            out = torch.view_as_real(torch.view_as_complex(pairs) * phases)
-        else:  # compilers and exporters lack complex numbers
-            (a, b), cos, sin = pairs.unbind(-1), angles.cos(), angles.sin()
-            out = torch.stack([a * cos - b * sin, a * sin + b * cos], -1)
-        out = out.flatten(-2).to(x.dtype)
+        out = _rotated_pairs(pairs, angles).flatten(-2).to(x.dtype)
     if width == x.shape[-1]:
         return out
     return torch.cat([out, x[..., width:].expand(*out.shape[:-1], -1)], -1)
+
+
+def _by_parts(pairs: Float[Tensor, "*any 2"], angles: Float[Tensor, "*any"]) -> Float[Tensor, "*any 2"]:
+    (a, b), cos, sin = pairs.unbind(-1), angles.cos(), angles.sin()
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+def _by_complex_numbers(pairs: Float[Tensor, "*any 2"], angles: Float[Tensor, "*any"]) -> Float[Tensor, "*any 2"]:
+    if pairs.stride(-1) != 1 or any(n % 2 for n in (*pairs.stride()[:-1], pairs.storage_offset())):
+        pairs = pairs.contiguous()  # complex numbers are aligned
+    return torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(angles.cos(), angles.sin()))
+
+
+_rotated_pairs = by_form(_by_parts, _by_complex_numbers)  # compilers and exporters lack complex numbers
 
 
 def starting_offsets(heads: int, window: Window, elements: int = 1) -> list[tuple[tuple[int, ...], int, int]]:
@@ -327,13 +333,12 @@ class Locality(nn.Module):
     def forward(
         self, offsets: Float[Tensor, "frames offsets d"]
     ) -> tuple[Float[Tensor, "heads frames offsets"], Float[Tensor, "heads elements"] | None]:
-        with full_precision(offsets.device):
-            dtype = torch.promote_types(self.locality_strength.dtype, torch.float32)  # float16 overflows
-            locality_strength, centre = self.locality_strength.to(dtype), self.centre.to(dtype)
-            # this absolute value has a gradient at zero, so that alpha can leave zero
-            factor = -F.leaky_relu(locality_strength, -1.0)
-            distance = (offsets.to(dtype) - centre[:, None, None]).square().sum(-1)
-            return factor[:, None, None] * distance, self.preference
+        dtype = torch.promote_types(self.locality_strength.dtype, torch.float32)  # float16 overflows
+        locality_strength, centre = self.locality_strength.to(dtype), self.centre.to(dtype)
+        # this absolute value has a gradient at zero, so that alpha can leave zero
+        factor = -F.leaky_relu(locality_strength, -1.0)
+        distance = (offsets.to(dtype) - centre[:, None, None]).square().sum(-1)
+        return factor[:, None, None] * distance, self.preference
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, locality_strength={self.start}, elements={self.elements}"

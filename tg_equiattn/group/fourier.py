@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..groups import FiniteGroup
-from ..modes import cached, full_precision, runs_eagerly
+from ..torch_state import by_form, cached, full_precision, is_autocast
 from .encodings import relation_index
 
 if TYPE_CHECKING:
@@ -92,10 +92,16 @@ def block_product(
     added to all group elements."""
     elements = sum(d * m for d, m in kinds)
     constant = None if bias is None else bias * elements**0.5  # the coefficient of the trivial irrep, which is first
-    if not runs_eagerly() or torch._C._is_any_autocast_enabled():
-        parts = zip(x.split(_sizes(x, kinds), -1), _of_copies(blocks, kinds), strict=True)
-        return torch.cat([F.linear(part, each, None if n else constant) for n, (part, each) in enumerate(parts)], -1)
-    return _Product.apply(kinds, x.flatten(0, -2), constant, *blocks).unflatten(0, x.shape[:-1])
+    if is_autocast(x):
+        return _products(kinds, x, constant, *blocks)
+    return _products_of_rows(kinds, x.flatten(0, -2), constant, *blocks).unflatten(0, x.shape[:-1])
+
+
+def _products(
+    kinds: Irreps, x: Float[Tensor, "*any H*in"], constant: Tensor | None, *blocks: Tensor
+) -> Float[Tensor, "*any H*out"]:
+    parts = zip(x.split(_sizes(x, kinds), -1), _of_copies(blocks, kinds), strict=True)
+    return torch.cat([F.linear(part, each, None if n else constant) for n, (part, each) in enumerate(parts)], -1)
 
 
 def block_product_of_pixels(
@@ -139,7 +145,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         (x, *blocks), kinds, grad = ctx.saved_tensors, ctx.kinds, grad.contiguous()
-        to_x = _Product.apply(kinds, grad, None, *(block.T for block in blocks))
+        to_x = _products_of_rows(kinds, grad, None, *(block.T for block in blocks))
         parts = iter(zip(grad.split(_sizes(grad, kinds), 1), x.split(_sizes(x, kinds), 1), strict=True))
         to_blocks = []
         for _, copies in kinds:
@@ -149,3 +155,6 @@ class _Product(torch.autograd.Function):
                 total = torch.addmm(total, one.T, other)
             to_blocks.append(total)
         return None, to_x, None if ctx.constants is None else grad[:, : ctx.constants].sum(0), *to_blocks
+
+
+_products_of_rows = by_form(_products, _Product.apply)

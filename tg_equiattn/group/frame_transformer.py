@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from .. import checks
 from ..grids import centred_positions, transform_grid
 from ..groups import FiniteGroup, Group
-from ..modes import full_precision
 from ..modules import NotScriptable
 from ..softmax_attention import softmax_attention_of_heads
-from ..tables import Tables
+from ..torch_state import Tables, full_precision
 from .encodings import RotaryEncoding, relation_index, rotated
 from .fourier import fourier_basis
 from .layers import GroupLinear, Masked

@@ -19,10 +19,10 @@ from torch import Tensor
 from .. import checks, hashed_dropout
 from ..grids import Window
 from ..linear.linear_attention import Inputs, complete_lse, feature_attention
-from ..modes import full_precision, runs_eagerly
-from ..operators import DEFINITION, choose_form
+from ..operators import by_operator
 from ..ranks import merge_attentions
 from ..softmax_attention import softmax_attention
+from ..torch_state import by_form, full_precision
 from .definition import windowed_attention_definition
 from .dense import dense_attention
 from .windowed import windowed_attention
@@ -87,8 +87,7 @@ def attention_of_heads(
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     others = () if index is None else index.shape[1 : None if recorded else -1]
     numbers = query.shape[0] * math.prod((*offsets.shape[:-1], *query.shape[4:], *others))
-    definition = choose_form(query, numbers // 4, plain) == DEFINITION
-    attend = windowed_attention_definition if definition else windowed_attention
+    attend = windowed_attention if by_operator(query, numbers // 4, plain) else windowed_attention_definition
     out, lse = attend(query, key, value, offsets, elements, index, key_mask, seed, window, dropout, step)
     # A query without a valid key has the score MASKED_SCORE for each key. Attention gives it an average of masked
     # values, and its backward cannot tell how many there are: the fill removes both. All heads and elements of a pixel
@@ -276,8 +275,7 @@ def lifting_by_position(
 
 def _weights(space_bias: Tensor) -> Tensor:
     """Softmax weights of offsets."""
-    with full_precision(space_bias.device):
-        return space_bias.to(torch.promote_types(space_bias.dtype, torch.float32)).softmax(-1)
+    return space_bias.to(torch.promote_types(space_bias.dtype, torch.float32)).softmax(-1)
 
 
 def _convolve(
@@ -287,8 +285,8 @@ def _convolve(
     at = shifts(window.sides, window.selection)
     x, padding = (at.pad(x, circular=True), [0] * window.dim) if window.circular else (x, at.reach())
     filters = at.to_square(filters).to(x.dtype)
-    if len(filters) == groups > 1 and x.device.type == "cpu" and torch.is_grad_enabled() and runs_eagerly() and len(x):
-        return _Depthwise.apply(x, filters, padding)
+    if len(filters) == groups > 1 and x.device.type == "cpu" and torch.is_grad_enabled() and len(x):
+        return _depthwise(x, filters, padding)
     return _conv(x, filters, None if bias is None else bias.to(x.dtype), padding=padding, groups=groups)
 
 
@@ -296,15 +294,20 @@ def _conv(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     return (F.conv2d if x.ndim == 4 else F.conv3d)(x, *arguments, **options)
 
 
+def _by_channel(x: Tensor, filters: Float[Tensor, "c 1 *sides"], padding: list[int]) -> Tensor:
+    """The convolution of each channel with its own filter."""
+    return _conv(x, filters, padding=padding, groups=len(filters))
+
+
 class _Depthwise(torch.autograd.Function):
-    """The convolution of each channel with its own filter. Its derivatives are convolutions of this kind, too. Forward
-    and backward take a fifth of torch's time on a CPU, where torch's gradient of such filters is slow."""
+    """:func:`_by_channel`, whose derivatives are convolutions of this kind, too. Forward and backward take a fifth of
+    torch's time on a CPU, where torch's gradient of such filters is slow."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, filters: Float[Tensor, "c 1 *sides"], padding: list[int]) -> Tensor:
         ctx.save_for_backward(x, filters)
         ctx.padding = padding
-        return _conv(x, filters, padding=padding, groups=len(filters))
+        return _by_channel(x, filters, padding)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
@@ -315,6 +318,9 @@ class _Depthwise(torch.autograd.Function):
         images, of_images = x.reshape(1, -1, *x.shape[2:]), grad.reshape(-1, 1, *grad.shape[2:])
         to_filters = _conv(images, of_images, padding=ctx.padding, groups=batch * len(filters))
         return to_x, to_filters.view(batch, *filters.shape).sum(0), None
+
+
+_depthwise = by_form(_by_channel, _Depthwise.apply)
 
 
 def attention_weights(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import checks
 from ..groups import Group
 from ..modules import StoresSettings
-from ..tables import Tables
+from ..torch_state import Tables
 from .encodings import relation_index
 from .fourier import block_matrices, block_product, block_product_of_pixels, fourier_basis, irreps
 from .windows import Checked, Mask, enter, fill_where_masked, leave, zero_where_masked

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from .. import hashed_dropout
-from ..modes import in_functorch_transform
 from ..operators import Plan, are_few, tile_numbers, tile_operator
 from ..tiles import WHOLE, Call, Shape, Tile, joined
+from ..torch_state import is_transformed
 from .definition import attend
 from .windows import Block, FlatImages, flat_images, flat_operands, key_elements, query_elements
 
@@ -188,7 +188,7 @@ def _tile(
     """Attention of some rows, from queries with a channel of ones. If the results are ``known``, only derivatives are
     wanted."""
     at, dropout = settings
-    if in_functorch_transform():  # which has begun since the forward pass: views by strides have no rules there
+    if is_transformed():  # which has begun since the forward pass: views by strides have no rules there
         return _by_definition(at, dropout, query, key, value, table, elements, index, penalty, row, column)
     if _has_three_factors(value, index, row):
         results = _three_factors(at, query, key, value, table, elements, index, penalty)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import checks, hashed_dropout
 from ..grids import Window
-from ..modes import cached
+from ..torch_state import cached, is_jit_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -287,7 +287,7 @@ def flat_images(
 
 def flat_operands(query, key, value, offset_table, element_table, index, mask, seed, window: Window, step=1) -> tuple:
     """The first operands of :func:`.windowed.attention_by_tiles`: images with joined rows, and the window."""
-    spatial = [int(n) for n in query.shape[4:]] if torch.jit.is_tracing() else query.shape[4:]  # has no lists of sizes
+    spatial = [int(n) for n in query.shape[4:]] if is_jit_traced() else query.shape[4:]  # has no lists of sizes
     geometry: Any = spatial, window.sides, window.selection, window.circular, step
     at, ones = flat_images(*geometry), [0, 0] * (window.dim - 1) + [0, 1]
     flat = F.pad(query.transpose(2, 3), (0, at.margins[-1], *ones), value=1.0).flatten(-2)  # one channel is one

@@ -14,9 +14,9 @@ from .. import checks
 from ..graphs.neighbors import NeighborList
 from ..graphs.node_batch import NodeBatch
 from ..grids import PixelGrid
-from ..modes import LayerNorm
-from ..modules import NotScriptable, StoresSettings, reset_children, with_zero_gradients
+from ..modules import LayerNorm, NotScriptable, StoresSettings, reset_children, with_zero_gradients
 from ..ranks import Shared
+from ..torch_state import is_traced
 from .linear_attention import Inputs
 from .nodes import Needs, read_nodes
 from .positions import (
@@ -295,7 +295,7 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
             x, self.needs, self.ranks, mask, batch, batch_size, max_num_nodes, pos, grid, neighbors,
             whole=self.features is None,
         )  # fmt: skip
-        if self.suggests is not None and not torch.compiler.is_compiling():
+        if self.suggests is not None and not is_traced():
             self._suggest_method(nodes.node_batch)
         projection = variance = None
         if self.features is not None:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from .. import checks
 from ..graphs.node_batch import NodeBatch, PaddedBatch, Slots
-from ..modes import full_precision, is_whole
 from ..operators import are_few, tile_numbers
 from ..tiles import Shape, Tile, tiled
+from ..torch_state import full_precision, is_traced, is_whole
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -242,7 +242,7 @@ def graph_rows(node_batch: NodeBatch) -> PaddedBatch:
     """Rows of whole graphs, or of chunks of graphs if most graphs are much shorter than the longest one, or if no bound
     of their sizes is known. Chunks have the ``graph`` of each row."""
     average = max(1, node_batch.nodes // max(1, node_batch.count))
-    known = node_batch.longest is not None and (node_batch.known_sizes is not None or not torch.compiler.is_compiling())
+    known = node_batch.longest is not None and (node_batch.known_sizes is not None or not is_traced())
     if node_batch.even or node_batch.ranks is not None or (known and node_batch.bound <= 2 * average):
         return node_batch.padded()
     length = max(_SHORTEST_ROW, average if known else -(-average // 4))

@@ -12,9 +12,9 @@ from ..graphs.edge_products import edge_dot, edge_sum
 from ..graphs.edges import CSR, whole_offsets
 from ..graphs.neighbors import NeighborList, SortedPairs
 from ..graphs.node_batch import NodeBatch, PaddedBatch, Parts
-from ..modes import full_precision
 from ..softmax_attention import softmax_attention
 from ..tiles import joined
+from ..torch_state import full_precision
 from .linear_attention import (
     Inputs,
     check_operands,

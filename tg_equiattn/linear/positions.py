@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..modes import full_precision, in_functorch_transform, is_traced
+from ..graphs.neighbors import SortedPairs
 from ..modules import reset_children
-from ..tables import Tables
+from ..torch_state import Tables, full_precision, is_traced, is_transformed
 from .linear_attention import Inputs, linear_attention_impl
 from .near_pairs import Near, clipped_attention_impl, pair_attention_impl, window_attention_impl
 from .nodes import Needs, Nodes
@@ -104,8 +104,13 @@ class WindowPosition(Position):
         nn.init.zeros_(self.far_bias)
 
     def forward(self, inputs: Inputs, nodes: Nodes) -> Float[Tensor, "heads nodes e"]:
-        pairs, values = nodes.near, None
-        offsets = pairs.offsets
+        with full_precision(inputs.query.device):
+            near = self._near(inputs, nodes.near)
+        return window_attention_impl(inputs, near, nodes.node_batch)
+
+    def _near(self, inputs: Inputs, pairs: SortedPairs) -> Near:
+        """Biases of the pairs, and terms of their values."""
+        offsets, values = pairs.offsets, None
         if not offsets.is_floating_point():
             offsets = offsets.to(torch.promote_types(inputs.query.dtype, torch.float32))
         offsets = torch.cat([offsets, offsets.new_zeros(1, self.needs.dim)])  # a node with itself comes last
@@ -121,12 +126,11 @@ class WindowPosition(Position):
         if self.edge_bias is not None:
             if pairs.features is None:
                 raise ValueError("edge_attr must be given with edge_dim, got None")
-            with full_precision(offsets.device):
-                dtype = self.edge_bias.weight.dtype
-                bias = bias + self.edge_bias(pairs.features.to(dtype)).T
-                if pairs.self_features is not None:
-                    self_bias = self_bias + self.edge_bias(pairs.self_features.to(dtype)).T
-        return window_attention_impl(inputs, Near(pairs, bias, self_bias, self.far_bias, values), nodes.node_batch)
+            dtype = self.edge_bias.weight.dtype
+            bias = bias + self.edge_bias(pairs.features.to(dtype)).T
+            if pairs.self_features is not None:
+                self_bias = self_bias + self.edge_bias(pairs.self_features.to(dtype)).T
+        return Near(pairs, bias, self_bias, self.far_bias, values)
 
     @checks.of_values
     def _warn_of_cutoff(self, bias: Float[Tensor, " pairs"], mask: Bool[Tensor, " pairs"] | None) -> None:
@@ -232,11 +236,10 @@ class OffsetDistance(_OffsetBias):
 
     def features(self, offsets: Float[Tensor, "pairs dim"]) -> Float[Tensor, "pairs 16"]:
         """sinc(n |x| / r) for n = 1 ... 16: analytic in the squared distance, zero beyond r."""
-        with full_precision(offsets.device):
-            return self._waves(self._square(offsets))
+        return self._waves(self._square(offsets))
 
     def _waves(self, square: Float[Tensor, " pairs"]) -> Float[Tensor, "pairs 16"]:
-        if not (square.requires_grad or is_traced(square) or in_functorch_transform()):
+        if not (square.requires_grad or is_traced(square) or is_transformed()):
             phase = math.pi * square.clamp(max=1).sqrt()  # faster; not differentiable at 0
             phases = phase * torch.arange(1, RADIAL + 1, device=square.device)[:, None]
             return phases.sin().div_(phases).masked_fill_(phase == 0, 1.0).T
@@ -254,11 +257,10 @@ class OffsetDistance(_OffsetBias):
     def forward(
         self, offsets: Float[Tensor, "pairs dim"], features: Float[Tensor, "pairs features"] | None = None
     ) -> Float[Tensor, "heads pairs"]:
-        with full_precision(offsets.device):
-            square = self._square(offsets)
-            bias = self.last(self._waves(square) if features is None else features).T
-            inside = square < 1
-            return (bias + 1 - 1 / torch.where(inside, 1 - square, 1.0)).masked_fill(~inside, -math.inf)
+        square = self._square(offsets)
+        bias = self.last(self._waves(square) if features is None else features).T
+        inside = square < 1
+        return (bias + 1 - 1 / torch.where(inside, 1 - square, 1.0)).masked_fill(~inside, -math.inf)
 
 
 def _divisors() -> Float[Tensor, " 16"]:
@@ -279,8 +281,7 @@ class _Hidden(nn.Linear):
         nn.init.uniform_(self.bias, -2.0, 2.0)
 
     def forward(self, offsets: Float[Tensor, "pairs dim"]) -> Float[Tensor, "pairs 32"]:
-        with full_precision(offsets.device):
-            return nn.functional.silu(super().forward(offsets.to(self.weight.dtype) / self.cutoff))
+        return nn.functional.silu(super().forward(offsets.to(self.weight.dtype) / self.cutoff))
 
 
 class OffsetMLP(_OffsetBias):
@@ -302,8 +303,7 @@ class OffsetMLP(_OffsetBias):
     def forward(
         self, offsets: Float[Tensor, "pairs dim"], features: Float[Tensor, "pairs features"] | None = None
     ) -> Float[Tensor, "heads pairs"]:
-        with full_precision(offsets.device):
-            return self.last(self.first(offsets) if features is None else features).T
+        return self.last(self.first(offsets) if features is None else features).T
 
 
 class OffsetValues(nn.Module):

@@ -10,8 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..modes import as_fake, goes_through, is_ordinary, ordinary_tensors
 from ..modules import whole_numbers
+from ..torch_state import (
+    Cache,
+    is_backward,
+    is_ordinary,
+    is_traced,
+    is_transformed_tensor,
+    may_be_checkpointed,
+    ordinary_tensors,
+    untraced,
+)
 from .linear_attention import orthogonal_projection
 
 if TYPE_CHECKING:
@@ -81,7 +90,7 @@ class RandomFeatures(nn.Module):
         super().__init__()
         self.num_random_features, self.dim, self.paired = num_random_features, dim, paired
         self._number = 0  # of the draw
-        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # of the directions
+        self._copies = Cache()  # of the directions
         self._calls: dict[int, tuple[tuple[int, int], bool]] = {}  # see _draw_of_call
         self._draw_of_copies = self._mark = (-1, -1)
         self.register_buffer("seed_digits", torch.empty(_BYTES))
@@ -98,7 +107,7 @@ class RandomFeatures(nn.Module):
         written over the old ones, so that a captured graph reads them."""
         if num_random_features not in (None, self.num_random_features):
             checks.positive(num_random_features=num_random_features)
-            self.num_random_features, self._copies = num_random_features, {}
+            self.num_random_features, self._copies = num_random_features, Cache()
         if generator is None:
             self._number += 1
         else:
@@ -108,7 +117,7 @@ class RandomFeatures(nn.Module):
     def forward(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The directions on a device in a dtype."""
         directions = self.directions(device, dtype)
-        if not self.training or torch.compiler.is_compiling():
+        if not self.training or is_traced():
             return directions
         draw = self._draw_of_call()
         if draw != self._draw():
@@ -117,11 +126,11 @@ class RandomFeatures(nn.Module):
 
     def directions(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The directions of the present draw."""
-        if goes_through(self.seed_digits):
+        if is_transformed_tensor(self.seed_digits):
             settings = self._draw()[1], self.num_random_features, self.dim, self.paired
             return _directions_of(self.seed_digits, *settings).to(device, dtype)
         self._update_copies((device, dtype))
-        return as_fake(self._copies[device, dtype])
+        return self._copies.kept((device, dtype))
 
     def _draw_of_call(self) -> tuple[int, int]:
         """The seed and the number of the draw for a call in training.
@@ -134,9 +143,8 @@ class RandomFeatures(nn.Module):
         with ordinary_tensors():
             state = zlib.crc32(torch.get_rng_state().numpy().data)
             torch.rand((), device="cpu")
-        if torch._C._current_graph_task_id() == -1:  # not repeated in backward
-            # a checkpoint runs a call without gradients, or with hooks for saved tensors
-            if not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if not is_backward():  # not repeated in backward
+            if may_be_checkpointed():
                 calls[state] = draw, True
             if len(calls) > _CALLS:
                 del calls[next(iter(calls))]
@@ -154,6 +162,7 @@ class RandomFeatures(nn.Module):
         calls[state] = of_call, False
         return of_call
 
+    @untraced
     def _update_copies(self, *kinds: tuple[torch.device, torch.dtype]) -> None:
         """Write the current draw over all copies of the directions, and make those that are missing: before each call,
         and once while torch.compile traces."""
@@ -167,6 +176,7 @@ class RandomFeatures(nn.Module):
             self._copies |= {kind: exact.to(*kind) for kind in kinds if kind not in self._copies}
         self._draw_of_copies = draw
 
+    @untraced
     def _draw(self) -> tuple[int, int]:
         """The seed and the number of the draw. Digits of the seed are read if they have been written to or replaced;
         this read waits for an accelerator."""
@@ -175,9 +185,6 @@ class RandomFeatures(nn.Module):
         if mark != self._mark and is_ordinary(digits):
             self.seed, self._mark = seed_of(digits), mark
         return self.seed, self._number
-
-    # constants while torch.compile traces
-    _update_copies._dynamo_marked_constant = _draw._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RandomFeatures:
         """Make the copy where the module moves to, so that no call has to wait for it."""
