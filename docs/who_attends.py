@@ -8,9 +8,8 @@ from matplotlib.patches import Polygon, Rectangle
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from tg_equiattn.functional import lifting_attention
-from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import LiftingAttention
 
 STATIC = Path(__file__).parent / "_static"
 QUERY, NEAR, FAR = "tab:red", "tab:blue", "tab:orange"
@@ -26,24 +25,19 @@ def bare(axis, title: str = "") -> None:
     axis.set(xticks=[], yticks=[], title=title)
 
 
-def pixel_weights(image: torch.Tensor) -> torch.Tensor:
-    """Weights (pixel, group element, key pixel) of one head whose bias prefers the pixel to the right, in its frame."""
-    side, group, window = image.shape[-1], cyclic(4), Window(2, 5)
-    frames = torch.einsum(
-        "hba,Db->hDa", group.matrices, window.offsets().double()
-    )  # h⁻¹ D, rotations are orthogonal
-    bias = -0.5 * (frames - torch.tensor([1.0, 0.0], dtype=torch.float64)).square().sum(-1)
-    content = (2 * image - 1).view(1, 1, 1, side, side)  # bright pixels look for bright ones
-    every_pixel = torch.eye(side * side).view(1, 1, side * side, side, side)
-    out = lifting_attention(
-        content,
-        content,
-        every_pixel,
-        torch.zeros(4, len(bias[0]), 1),
-        window=window,
-        space_bias=bias.float()[None],
+@torch.no_grad()
+def pixel_weights(image: torch.Tensor, pixel: tuple[int, int]) -> torch.Tensor:
+    """Weights (group element, *key pixel) of a pixel in a head that prefers the pixel to the right, in its frame."""
+    layer = LiftingAttention(
+        cyclic(4), 1, 1, heads=1, head_channels=1, encoding="joint", locality=0.5
     )
-    return out[0, 0].permute(2, 3, 1, 0).reshape(side * side, 4, side, side)
+    for linear in (layer.query, layer.key):  # bright pixels look for bright ones
+        linear.weight.fill_(2.0)
+        linear.bias.fill_(-1.0)
+    for parameter in layer.encoding.parameters():  # scores depend on positions by locality alone
+        parameter.zero_()
+    layer.locality.centre.copy_(torch.tensor([[1.0, 0.0]]))
+    return layer.attention_map(image[None, None], pixel)[0, 0, :, 0, 0]
 
 
 def pixels() -> None:
@@ -57,7 +51,7 @@ def pixels() -> None:
     ):
         line[0].imshow(picture, cmap="gray", vmin=0, vmax=1.3)
         bare(line[0], name)
-        weights = pixel_weights(picture)[row * side + column]
+        weights = pixel_weights(picture, (row, column))
         for h, axis in enumerate(line[1:]):
             axis.imshow(weights[h], cmap="Blues", vmin=0, vmax=float(weights.max()))
             bare(axis, f"h = {90 * h}°")

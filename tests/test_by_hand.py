@@ -3,6 +3,7 @@
 import math
 
 import torch
+from attention_operands import group_attention
 
 from tg_equiattn import functional as F
 from tg_equiattn.graphs import NeighborList
@@ -20,9 +21,9 @@ def check(out, *wanted):
 
 def test_lifting_attention():
     # queries 1 and keys 0, ln 3 weigh two pixels 1 : 3, with a bias of ln 3 to the right: (1 : 9) and (1 : 3)
-    query, key, value = torch.ones(1, 1, 1, 1, 2), torch.tensor([[[[[0, LOG3]]]]]), torch.tensor([[[[[0.0, 10]]]]])
+    query, key, value = (torch.tensor(x).view(1, 1, 1, 1, 1, 2) for x in ((1.0, 1.0), (0.0, LOG3), (0.0, 10.0)))
     right = ((WINDOW.offsets() == torch.tensor([1, 0])).all(1) * LOG3)[None, None]
-    check(F.lifting_attention(query, key, value, torch.zeros(1, 9, 1), window=WINDOW, space_bias=right), 9.0, 7.5)
+    check(group_attention(query, key, value, torch.zeros(1, 9, 1), window=WINDOW, space_bias=right), 9.0, 7.5)
 
 
 def test_group_attention():
@@ -30,7 +31,7 @@ def test_group_attention():
     zero, value = torch.zeros(1, 1, 1, 2, 1, 1), torch.tensor([0.0, 8.0]).view(1, 1, 1, 2, 1, 1)
     encodings, index = (torch.zeros(2, 9, 1), torch.zeros(2, 1)), relation_index(cyclic(2), "relative")
     bias = torch.tensor([[0.0, LOG3]])
-    check(F.group_attention(zero, zero, value, *encodings, index, window=WINDOW, group_bias=bias), 6.0, 2.0)
+    check(group_attention(zero, zero, value, *encodings, index, window=WINDOW, group_bias=bias), 6.0, 2.0)
 
 
 def test_linear_attention_with_relative_positions():

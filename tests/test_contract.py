@@ -172,7 +172,7 @@ def test_vmap_over_graphs_needs_their_number():
 MIXED = ["GroupAttention", "PerformerAttention ragged window"]
 
 
-@pytest.mark.parametrize("name", ["group_attention frames", pytest.param("GroupAttention", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["GroupAttention"])
 def test_programs_refuse_forward_mode_instead_of_zero_tangents(name):
     """Exported ones, which run our operators, here those that compile nothing; after that all is as before."""
     case = Problem(name)

@@ -5,7 +5,7 @@ import torch
 from cases import CASES, run
 
 NAMES = [name for name in CASES if "masked" in name] + [
-    "group_attention frames", "vector_long_conv causal", "SE3HyenaOperator", "VectorSelfAttention",
+    "vector_long_conv causal", "SE3HyenaOperator", "VectorSelfAttention",
     "EwaldAttention",
 ]  # fmt: skip
 OF_NODES = {"x", "context", "query", "key", "value", "q", "k", "scalars", "vectors", "pos"}

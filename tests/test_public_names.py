@@ -11,6 +11,7 @@ from hosts import HOSTS
 from public_names import LIBRARY, PUBLIC, ROOT, nodes
 
 import tg_equiattn
+from tg_equiattn import functional
 
 
 def file_of(place):
@@ -75,6 +76,15 @@ def test_public_names_can_be_imported(place):
         pytest.importorskip(HOSTS[place.rsplit(".", 1)[1]])
     module = importlib.import_module(f"tg_equiattn.{place}")
     assert [name for name in PUBLIC[place] if not hasattr(module, name)] == []
+
+
+def test_old_functions_name_what_replaces_them():
+    for name, new in functional._OLD.items():
+        with pytest.raises(ImportError, match=rf"tg_equiattn\.functional\.{name} is now "):
+            getattr(functional, name)
+        assert re.search(r"tg_equiattn\.nn\.(\w+)", new)[1] in PUBLIC["nn"]
+    with pytest.raises(AttributeError, match=r"module 'tg_equiattn\.functional' has no attribute 'other'"):
+        functional.other  # noqa: B018
 
 
 def test_modules_of_the_core_need_no_import_of_their_own():

@@ -6,17 +6,10 @@ import pytest
 import torch
 
 from tg_equiattn import functional as F
-from tg_equiattn.grids import PixelGrid, Window
-from tg_equiattn.group.encodings import relation_index
-from tg_equiattn.groups import cyclic
+from tg_equiattn.grids import PixelGrid
 
 pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
 
-IMAGES = dict.fromkeys(("query", "key", "value"), torch.ones(2, 3, 5, 4, 5, 6))
-GROUP = IMAGES | {
-    "offset_encoding": torch.ones(4, 9, 5), "element_encoding": torch.ones(4, 5),
-    "index": relation_index(cyclic(4), "ge_vit"), "window": Window(2, 3),
-}  # fmt: skip
 NEAR = PixelGrid((5, 7), 3).neighbors()
 WINDOW = {
     **dict.fromkeys(("query", "key", "value"), torch.ones(35, 3, 5)), "projection": torch.ones(11, 5),
@@ -31,10 +24,6 @@ EWALD = dict.fromkeys(("query", "key"), torch.ones(6, 2, 4, 3)) | {
     "value": torch.ones(6, 2, 2), "pos": torch.arange(18.0).view(6, 3).sin(), "kernels": [F.Coulomb(**KERNELS)],
 }  # fmt: skip
 CUBE = torch.eye(3)
-
-
-def group(name, value):
-    return lambda: F.group_attention(**GROUP | {name: value})
 
 
 def linear(*tensors, **options):
@@ -70,25 +59,6 @@ def kernels(**change):
 
 
 REFUSED = [
-    ("query must have shape", group("query", torch.ones(3, 5, 4, 5, 6))),
-    ("key must have the pixels of query", group("key", torch.ones(2, 3, 5, 4, 5, 5))),
-    ("value must be float32 of shape", group("value", torch.ones(2, 3, 5, 3, 5, 6))),
-    ("key must be float32 of shape .*, got torch.float64", group("key", IMAGES["key"].double())),
-    ("query must be a floating point tensor, got torch.int32", group("query", IMAGES["query"].int())),
-    ("offset_encoding must be float32 of shape", group("offset_encoding", torch.ones(3, 9, 5))),
-    ("offset_encoding must be on cpu as the input is, got meta",
-     group("offset_encoding", torch.ones(4, 9, 5, device="meta"))),
-    (r"element_encoding must have shape \(4, 5\), got None", group("element_encoding", None)),
-    ("element_encoding must be a floating point tensor, got torch.int32",
-     group("element_encoding", torch.ones(4, 5).int())),
-    ("index must be int64 of shape", group("index", GROUP["index"][:, :3])),
-    ("index must be a permutation", group("index", GROUP["index"] * 0)),
-    ("index must be on cpu as the input is, got meta", group("index", GROUP["index"].to("meta"))),
-    (r"dropout must be a number in \[0, 1\), got 1.0", group("dropout", 1.0)),
-    ("window must be a tg_equiattn.grids.Window, got int", group("window", 3)),
-    ("must have 3 spatial axes", group("window", Window(3, 3))),
-    ("index must be given with element_encoding or group_bias, got None", group("index", None)),
-    (r"mask must be bool of shape \(2 or 1, 5, 6\)", group("mask", torch.ones(2, 5, 6))),
     ("query, key and value must be", linear(Q, Q[..., :3], Q, W)),
     (r"projection must be \(m, 7\), got \(11, 5\)", linear(Q, Q, Q, W[:, :5])),
     ("projection must not require", linear(Q, Q, Q, W.clone().requires_grad_())),
@@ -137,6 +107,6 @@ def test_refused(message, call):
         call()
 
 
-@pytest.mark.parametrize("call", [group("dropout", 0.0), window(), ewald()])
+@pytest.mark.parametrize("call", [window(), ewald()])
 def test_what_is_changed_is_good(call):
     call()

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from attention_operands import RELATIONS, Largest, table_operands
+from attention_operands import RELATIONS, Largest, group_attention, table_operands
 
-from tg_equiattn.functional import group_attention
 from tg_equiattn.grids import Window
 from tg_equiattn.group.definition import windowed_attention_definition
 from tg_equiattn.group.dense import dense_attention
@@ -175,21 +174,6 @@ def test_keys_of_another_image(relation):
     valid = torch.ones(2, 2, 3, dtype=torch.bool)
     expected, found = (derivatives(f(*operands), lse, operands, valid) for f in (written, attend))
     assert_equal(found, expected)
-
-
-def test_keys_of_another_image_are_refused_where_offsets_matter():
-    (query, *_), _ = table_operands("frame", Window(2, 3), (2, 3))
-    (_, key, value, *_), _ = table_operands("frame", Window(2, 3), (4, 1))
-    rho, window = torch.zeros(3, 15, 3, dtype=torch.float64), Window(2, None)
-    with pytest.raises(ValueError, match="key must have the pixels of query"):
-        group_attention(query, key, value, rho, window=window)
-    with pytest.raises(ValueError, match="offset_encoding must be given for a window"):
-        group_attention(query, query, query, None, window=Window(2, 3))
-    mask, rho = torch.ones(1, 2, 2, dtype=torch.bool), torch.zeros(3, 9, 3, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"key_mask must be bool of shape \(2 or 1, 2, 3\)"):
-        group_attention(query, query, query, rho, window=Window(2, 3), key_mask=mask)
-    with pytest.raises(ValueError, match=r"key_mask must be given with mask, got None; .* key_mask=mask"):
-        group_attention(query, query, query, rho, window=Window(2, 3), mask=torch.ones(1, 2, 3, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(("side", "recorded", "operators"), [(16, True, 0), (64, False, 0), (64, True, 1)])

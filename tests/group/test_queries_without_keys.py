@@ -7,7 +7,6 @@ import pytest
 import torch
 from group_layers import LAYERS, image, images_by_oracle
 
-from tg_equiattn import functional
 from tg_equiattn.group.windows import fill_where_masked
 from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
 
@@ -85,26 +84,3 @@ def test_maps(name, group, options, randomise):
     assert total[2, mask[2].flatten()].any()
     far = layer.window.is_global or name.startswith("global")
     assert bool(total[0, mask[0].flatten()].all()) == far
-
-
-@pytest.mark.parametrize("kernel_size", [3, None])
-@pytest.mark.parametrize("name", ["lifting", "frame", "ge_vit", "relative"])
-def test_functions(name, kernel_size, randomise):
-    """A function computes what its layer does between projections; NaN in masked places of operands has no effect."""
-    options = {"content_heads": 2} if name in ("lifting", "frame") else {}
-    layer, images, (mask, seen) = problem(name, D2, options | {"kernel_size": kernel_size}, randomise)
-    keys = {"key_mask": seen}
-    if name == "lifting":  # it has one mask
-        mask, keys = seen, {}
-    operands = zip(layer.project(*images), (mask, seen, seen), strict=True)
-    q, k, v = (fill_where_masked(y, m, torch.nan) for y, m in operands)
-    rho, of_elements, space_bias, group_bias, index = layer._terms((3, 4), q.device)
-    more = {"mask": mask, "window": layer.window} | keys
-    if name == "lifting":
-        heads = functional.lifting_attention(q, k, v, rho, space_bias=space_bias, **more)
-    else:
-        biases = {"space_bias": space_bias, "group_bias": group_bias}
-        heads = functional.group_attention(q, k, v, rho, of_elements, index, **biases, **more)
-    assert not heads[1].any()
-    out = fill_where_masked(layer.out(heads.flatten(1, 2)), mask, 0.0)
-    same([[out]], [[call(layer, images, (mask, seen))]])

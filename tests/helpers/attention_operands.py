@@ -7,10 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tg_equiattn import functional
 from tg_equiattn.grids import Window
 from tg_equiattn.group import heads
 from tg_equiattn.group.encodings import relation_index
+from tg_equiattn.group.heads import Terms, attention_of_heads
 from tg_equiattn.groups import cyclic
 
 
@@ -43,18 +43,17 @@ def table_operands(relation, window, spatial, elements=3, heads=2, channels=3, v
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes], index
 
 
-def by_backend(function):
-    """A public function, where asked by its definition in torch's operations, as under a transform."""
-
-    def attend(*operands, backend="torch", **options):
-        patched = mock.patch.object(heads, "by_operator", return_value=False)
-        with patched if backend == "plain" else contextlib.nullcontext():
-            return function(*operands, **options)
-
-    return attend
-
-
-group_attention = by_backend(functional.group_attention)
+def group_attention(
+    query, key, value, offset_encoding, element_encoding=None, index=None, *, window, space_bias=None, group_bias=None,
+    key_mask=None, dropout=0.0, backend="torch",
+):  # fmt: skip
+    """Attention of heads with scores divided by the root of the number of channels; with ``backend="plain"`` by its
+    definition in torch's operations, as under a transform."""
+    terms = Terms(offset_encoding, element_encoding, space_bias, group_bias, index)
+    query = query.to(torch.promote_types(query.dtype, torch.float32)) * query.shape[2] ** -0.5
+    patched = mock.patch.object(heads, "by_operator", return_value=False)
+    with patched if backend == "plain" else contextlib.nullcontext():
+        return attention_of_heads(query, key, value, terms, window, key_mask, dropout)[0]
 
 
 def gradients(out, tensors):

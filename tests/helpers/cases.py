@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tg_equiattn import functional as F
 from tg_equiattn import nn as layers
 from tg_equiattn.graphs import NeighborList
-from tg_equiattn.grids import PixelGrid, Window
-from tg_equiattn.group.encodings import relation_index
+from tg_equiattn.grids import PixelGrid
 from tg_equiattn.group.layers import Pointwise, RegularBatchNorm, SpatialCrop, SpatialMaxPool
 from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
 from tg_equiattn.linear.attention import MeanReadout, PerformerBlock
@@ -96,15 +95,6 @@ def transformer(group=C4, in_channels=1, *, shape=(5, 6), masked=False, **option
     return layer(
         lambda: layers.GroupTransformer(group, in_channels, 3, **options), 2, in_channels, *shape, masked=masked
     )
-
-
-def group_attention():
-    pixel, window = (2, 2, 5, 3, 4, 5), Window(2, 3)
-    return function(
-        lambda **t: F.group_attention(**t, window=window), query=pixel, key=pixel, value=(2, 2, 7, 3, 4, 5),
-        offset_encoding=(3, 9, 5), space_bias=(2, 3, 9), group_bias=(2, 3), element_encoding=(3, 5),
-        index=lambda: relation_index(cyclic(3), "ge_vit"),
-    )  # fmt: skip
 
 
 def lengths():
@@ -245,12 +235,6 @@ IONS = {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "cutoff": 2.0}
 
 
 CORE = {
-    "group_attention": group_attention(),
-    "lifting_attention": function(
-        lambda **t: F.lifting_attention(**t, window=Window(2, 3)),
-        query=(2, 2, 5, 4, 6), key=(2, 2, 5, 4, 6), value=(2, 2, 7, 4, 6), offset_encoding=(3, 9, 5),
-        space_bias=(2, 3, 9),
-    ),
     "linear_attention": function(
         lambda projection, **t: F.linear_attention(**t, projection=projection.detach()), **QKV
     ),
@@ -264,11 +248,6 @@ CORE = {
     "vector_attention": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3)),
     "LiftingAttention": attention(layers.LiftingAttention, 4, 6, locality=4.0),
     "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
-    "group_attention frames": function(
-        lambda mask, **t: F.group_attention(**t, mask=mask, key_mask=mask, window=Window(2, 3)),
-        query=(2, 2, 5, 3, 4, 6), key=(2, 2, 5, 3, 4, 6), value=(2, 2, 7, 3, 4, 6), offset_encoding=(3, 9, 5),
-        space_bias=(2, 3, 9), mask=lambda: torch.rand(1, 4, 6) < 0.7,
-    ),
     "GroupAttention": attention(layers.GroupAttention, 4, 4, 6),
     "GroupAttention ge_vit": attention(layers.GroupAttention, 4, 4, 6, relation="ge_vit"),
     "GroupAttention all pixels": attention(layers.GroupAttention, 4, 3, 4, kernel_size=None),

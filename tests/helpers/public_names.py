@@ -20,7 +20,7 @@ PUBLIC = {
     "graphs": "NeighborList mean_edge_length neighbor_list",
     "testing": "act dilation_errors equivariance_error off_lattice_errors",
     "functional": "Coulomb Gaussian Kernel charge_energies ewald_attention "
-    "geometric_product group_attention lifting_attention linear_attention orthogonal_projection "
+    "geometric_product linear_attention orthogonal_projection "
     "scalar_long_conv softmax_features vector_attention vector_long_conv window_attention",
     "nn": "ChargeInteraction "
     "CliffordMLP EwaldAttention FrameTransformer FrameTransformerBlock GEViT GlobalGroupAttention GlobalPooling "

@@ -194,8 +194,9 @@ class GroupAttention(AttentionLayer):
         ValueError: if an argument is not allowed, or does not fit another one.
 
     Source: GSA-Nets Eq. 16; GE-ViT Eq. 16-17. u comes from the Cayley table, so the layer is equivariant for dihedral
-    groups as well. ``"frame"`` is ours; see :func:`~tg_equiattn.functional.group_attention`. Scales: GSA-Nets App. E,
-    Eq. 21, without its factor :math:`1/h^{d+1}`.
+    groups as well. Scores are divided by the square root of the head width; the published code divides by that of the
+    layer's input width. ``"frame"`` is ours; Platonic Transformers (arXiv:2510.03511) use frames in three dimensions.
+    Scales: GSA-Nets App. E, Eq. 21, without its factor :math:`1/h^{d+1}`.
 
     Example:
         >>> import torch
