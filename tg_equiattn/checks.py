@@ -57,6 +57,27 @@ def arguments(made: _Made) -> _Made:
     return cast(_Made, made)
 
 
+def arguments_of(base: type, *without: str) -> Callable[[_Made], _Made]:
+    """Decorate a class that passes ``**arguments`` on: it shows the keyword-only arguments of another class, except
+    some, as its own. An argument of both has the annotation and the default of the decorated class."""
+
+    def decorate(made: Any) -> Any:
+        constructor = made.__init__
+        others, own = (inspect.signature(kind.__init__).parameters.values() for kind in (cast(Any, base), made))
+        named = {p.name: p for p in (*others, *own) if p.kind is p.KEYWORD_ONLY and p.name not in without}
+        first = {p.name: p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD}
+
+        @functools.wraps(constructor)
+        def shown(*arguments: Any, **named: Any) -> None:
+            constructor(*arguments, **named)
+
+        shown.__signature__ = inspect.Signature([*{**first, **named, **first}.values()])  # type: ignore[attr-defined]
+        made.__init__ = shown
+        return made
+
+    return decorate
+
+
 def check(kind: Kind, **arguments: Any) -> None:
     """Raise ValueError unless every argument is of a kind."""
     for name, value in arguments.items():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
+from tg_equiattn import checks
 from tg_equiattn.linear.random_features import DrawsFeatures
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention, RegularLayerNorm
 
@@ -17,10 +18,13 @@ from .types import count_fields
 class _Layer(RdAttentionModule):
     """An attention layer of the core between two field types."""
 
+    kind: ClassVar[Any]  # the layer of the core
+
     def __init__(
-        self, kind: Any, in_type: FieldType, out_type: FieldType, context_type: FieldType | None, **arguments: Any
-    ) -> None:
-        group, lifts = self.group_of(in_type, out_type), kind is LiftingAttention
+        self, in_type: FieldType, out_type: FieldType, kernel_size: int | tuple[int, ...] | None = 5, *,
+        context_type: FieldType | None = None, **arguments: Any,
+    ) -> None:  # fmt: skip
+        group, lifts = self.group_of(in_type, out_type), self.kind.lifts
         channels = count_fields("in_type", in_type, not lifts), count_fields("out_type", out_type, True)
         if context_type is not None:
             arguments["context_channels"] = count_fields("context_type", context_type, not lifts)
@@ -28,7 +32,8 @@ class _Layer(RdAttentionModule):
                 raise ValueError(
                     f"context_type must have the gspace of in_type, {in_type.gspace}, got {context_type.gspace}"
                 )
-        super().__init__(kind(group, *channels, **arguments), group, in_type, out_type, lifts, context_type)
+        core = self.kind(group, *channels, kernel_size=kernel_size, **arguments)
+        super().__init__(core, group, in_type, out_type, lifts, context_type)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         stride: Any = self.core.stride
@@ -36,18 +41,9 @@ class _Layer(RdAttentionModule):
         return (batch, size, *(-(-side // stride) for side in sides))
 
 
+@checks.arguments_of(LiftingAttention, "context_channels")
 class RdLiftingAttention(_Layer):
-    def __init__(
-        self, in_type: FieldType, out_type: FieldType, kernel_size: int | tuple[int, ...] | None = 5, *, heads: int = 8,
-        head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
-        encoding: str | None = "auto", locality: float | str | None = "auto", content_heads: int | None = None,
-        context_type: FieldType | None = None, stride: int = 1, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            LiftingAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
-            kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, encoding=encoding,
-            locality=locality, content_heads=content_heads, stride=stride, dropout=dropout,
-        )  # fmt: skip
+    kind = LiftingAttention
 
 
 class R2LiftingAttention(RdLiftingAttention):
@@ -119,18 +115,9 @@ class R3LiftingAttention(RdLiftingAttention):
     dim = 3
 
 
+@checks.arguments_of(GroupAttention, "context_channels", "scale_window")
 class RdGroupAttention(_Layer):
-    def __init__(
-        self, in_type: FieldType, out_type: FieldType, kernel_size: int | tuple[int, ...] | None = 5, *, heads: int = 8,
-        head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
-        relation: str | None = None, encoding: str | None = "auto", locality: float | str | None = "auto",
-        content_heads: int | None = None, context_type: FieldType | None = None, stride: int = 1, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            GroupAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
-            kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, relation=relation,
-            encoding=encoding, locality=locality, content_heads=content_heads, stride=stride, dropout=dropout,
-        )  # fmt: skip
+    kind = GroupAttention
 
 
 class R2GroupAttention(RdGroupAttention):
@@ -206,18 +193,9 @@ class R3GroupAttention(RdGroupAttention):
     dim = 3
 
 
+@checks.arguments_of(GlobalGroupAttention, "context_channels")
 class RdGlobalAttention(DrawsFeatures, _Layer):
-    def __init__(
-        self, in_type: FieldType, out_type: FieldType, kernel_size: int | tuple[int, ...] = 5, *, heads: int = 8,
-        head_channels: int | None = None, window_shape: str | None = None, padding_mode: str = "mask",
-        relation: str = "frame", encoding: str = "axial", locality: float | str | None = "auto",
-        num_random_features: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            GlobalGroupAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
-            kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, relation=relation,
-            encoding=encoding, locality=locality, num_random_features=num_random_features, dropout=dropout,
-        )  # fmt: skip
+    kind = GlobalGroupAttention
 
 
 class R2GlobalAttention(RdGlobalAttention):

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from escnn.nn import FieldType
 
+from tg_equiattn import checks
 from tg_equiattn.nn import FrameTransformer, FrameTransformerBlock
 
 from .module import RdModule
 from .types import count_fields
 
 
+@checks.arguments_of(FrameTransformerBlock)
 class RdTransformerBlock(RdModule):
-    def __init__(
-        self, in_type: FieldType, *, heads: int | None = None, mlp_ratio: float = 4.0, dropout: float = 0.0,
-        drop_path: float = 0.0,
-    ) -> None:  # fmt: skip
+    def __init__(self, in_type: FieldType, **arguments: Any) -> None:
         group, channels = self.group_of(in_type, in_type), count_fields("in_type", in_type, True)
-        core = FrameTransformerBlock(
-            group, channels, heads=heads, mlp_ratio=mlp_ratio, dropout=dropout, drop_path=drop_path
-        )
-        super().__init__(core, group, in_type, in_type)
+        super().__init__(FrameTransformerBlock(group, channels, **arguments), group, in_type, in_type)
 
 
 class R2TransformerBlock(RdTransformerBlock):
@@ -65,18 +63,13 @@ class R3TransformerBlock(RdTransformerBlock):
     dim = 3
 
 
+@checks.arguments_of(FrameTransformer, "lifts", "pool")
 class RdFrameTransformer(RdModule):
-    def __init__(
-        self, in_type: FieldType, out_type: FieldType, *, patch_size: int = 16, channels: int, num_layers: int,
-        heads: int | None = None, mlp_ratio: float = 4.0, dropout: float = 0.0, drop_path: float = 0.0,
-    ) -> None:  # fmt: skip
+    def __init__(self, in_type: FieldType, out_type: FieldType, *, patch_size: int = 16, **arguments: Any) -> None:
         group = self.group_of(in_type, out_type)
         lifts = all(r.is_trivial() for r in in_type.representations)
         counts = count_fields("in_type", in_type, not lifts), count_fields("out_type", out_type, True)
-        core = FrameTransformer(
-            group, *counts, patch_size=patch_size, channels=channels, num_layers=num_layers, heads=heads,
-            mlp_ratio=mlp_ratio, lifts=lifts, pool=False, dropout=dropout, drop_path=drop_path,
-        )  # fmt: skip
+        core = FrameTransformer(group, *counts, patch_size=patch_size, lifts=lifts, pool=False, **arguments)
         super().__init__(core, group, in_type, out_type, lifts)
         self.patch_size = patch_size
         self.check_size = (2 * patch_size, 3 * patch_size, 2 * patch_size)[: group.dim]

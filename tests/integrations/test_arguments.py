@@ -97,6 +97,10 @@ def test_an_unknown_argument_is_refused_by_the_public_class(host, name):
         ("pyg", "RelativePerformerConv", "num_heads", "heads"), ("pyg", "RelativeGPSBlock", "attn_type", "attn"),
         ("e3nn", "IrrepsEwaldAttention", "num_heads", "heads"),
         ("nn", "GroupTransformer", "kernal_size", "kernel_size"),
+        # arguments of the base class or of the core that a layer does not have
+        ("nn", "LiftingAttention", "relation", None), ("nn", "GlobalGroupAttention", "stride", None),
+        ("escnn", "R2GroupAttention", "context_channels", None),
+        ("escnn", "R2FrameTransformer", "pool", None),
     ],
 )  # fmt: skip
 def test_the_right_word(host, name, argument, right):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..groups import DilationGroup, FiniteGroup, Group
+from ..groups import Group
 from ..linear.random_features import DrawsFeatures, RandomFeatures
 from .attention_layer import AttentionLayer
 from .heads import attention_of_heads, global_attention, lifting_by_position
@@ -19,6 +19,7 @@ from .layers import Pointwise, pointwise
 FAR = 4.0  # initial f of every second head; with strong locality the weights of a window sum to about e^2 to e^3
 
 
+@checks.arguments_of(AttentionLayer, "relation", "scale_window")
 class LiftingAttention(AttentionLayer):
     r"""Lifting self-attention: images or volumes in, regular features out. By default, one head of eight has content.
 
@@ -82,19 +83,6 @@ class LiftingAttention(AttentionLayer):
     """
 
     lifts = True
-
-    def __init__(
-        self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
-        head_channels: int | None = None, kernel_size: int | tuple[int, ...] | None = 5,
-        window_shape: str | None = None, padding_mode: str = "mask", encoding: str | None = "auto",
-        locality: float | str | None = "auto", content_heads: int | None = None, context_channels: int | None = None,
-        stride: int = 1, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            window_shape=window_shape, padding_mode=padding_mode, encoding=encoding, locality=locality,
-            content_heads=content_heads, context_channels=context_channels, stride=stride, dropout=dropout,
-        )  # fmt: skip
 
     def _attend(self, x: Tensor, context: Tensor, key_mask: Tensor | None, dropout: float) -> Tensor:
         """Heads without content and the projections of their values and outputs are one convolution."""
@@ -207,6 +195,7 @@ class GroupAttention(AttentionLayer):
     """
 
 
+@checks.arguments_of(AttentionLayer, "content_heads", "scale_window", "stride")
 @checks.arguments
 class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
     r"""Global group self-attention of regular features: exact weights within a window, random features beyond.
@@ -270,17 +259,12 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
 
     def __init__(
         self, group: Group, in_channels: int, out_channels: int, *, heads: int = 8,
-        head_channels: int | None = None, kernel_size: int | tuple[int, ...] = 5, window_shape: str | None = None,
-        padding_mode: str = "mask", relation: str = "frame", encoding: str = "axial",
-        locality: float | str | None = "auto", num_random_features: checks.Count | None = None,
-        context_channels: int | None = None, dropout: float = 0.0,
+        kernel_size: int | tuple[int, ...] = 5, relation: str = "frame", encoding: str = "axial",
+        num_random_features: checks.Count | None = None, **arguments: Any,
     ) -> None:  # fmt: skip
         checks.choice("relation", relation, ("frame", "relative"))
-        super().__init__(
-            group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            window_shape=window_shape, padding_mode=padding_mode, relation=relation, encoding=encoding,
-            locality=locality, context_channels=context_channels, dropout=dropout,
-        )  # fmt: skip
+        settings = {"kernel_size": kernel_size, "relation": relation, "encoding": encoding}
+        super().__init__(group, in_channels, out_channels, heads=heads, **settings | arguments)
         width = self.head_channels
         if num_random_features is None:
             num_random_features = max(16, int(width * math.log(width)))
