@@ -138,7 +138,7 @@ def ewald_attention_impl(
     unread = sized and node_batch.known_sizes is None
     if unread or not is_readable(pos, wait=True) or not (cells is None or is_readable(cells.vectors, wait=True)):
         return _without_reading(nodes, interaction, node_batch, cells, method)
-    groups = _choose(method, nodes[0], query.shape[-1] * sources[-1].shape[-1], interaction, node_batch, cells)
+    groups = _choose(method, nodes[0], interaction, node_batch, cells)
     if not groups:
         features = query.new_zeros(*query.shape[:2], sources[-1].shape[-1])
         return interaction.product([(features, query.new_zeros(1, 2 * n + 1)) for n in range(interaction.lmax + 1)])
@@ -152,11 +152,9 @@ def ewald_attention_impl(
 
 
 def _choose(
-    method: str, pos: Float[Tensor, "nodes 3"], channels: int, interaction: Interaction, node_batch: NodeBatch,
-    cells: Cells | None,
-) -> dict[Choice, list[int]]:  # fmt: skip
-    """Choose the method of each graph, with so many ``channels`` of each node and kernel. Return the graphs of each
-    choice; empty graphs are left out."""
+    method: str, pos: Float[Tensor, "nodes 3"], interaction: Interaction, node_batch: NodeBatch, cells: Cells | None
+) -> dict[Choice, list[int]]:
+    """Choose the method of each graph. Return the graphs of each choice; empty graphs are left out."""
     repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
     if method == "direct" and any(repeats):
         raise ValueError("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat, got 'direct'")
@@ -167,7 +165,7 @@ def _choose(
         if method == "direct" or (method == "auto" and local and not repeats[graph] and size < MANY)
     }  # fmt: skip
     if others := {graph: size for graph, size in sizes.items() if size and graph not in choices}:
-        choices |= choices_of(method, others, pos, channels, interaction, node_batch, cells)
+        choices |= choices_of(method, others, pos, interaction, node_batch, cells)
     chosen: dict[Choice, list[int]] = {}
     for graph, size in sizes.items():
         if size:

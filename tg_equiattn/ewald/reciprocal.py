@@ -8,7 +8,7 @@ import importlib
 import math
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from ..ranks import Ranks
 from ..tiles import joined, recomputed
 from ..torch_state import is_eager, is_whole
 from .cells import TAPER, Cells, count_of_vectors, lattice_of
-from .kernels import Coulomb, Interaction, Kernel, Product, Range, Sources
+from .kernels import Coulomb, Interaction, Product, Range, Sources
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
@@ -174,14 +174,10 @@ def _plan(
 
 Mix = tuple[Product, "Ranks | None"]
 _VECTORS = 1 << 23  # numbers in the largest tensor of a tile of reciprocal vectors on a CPU
-Images = tuple[int, int, int]
 MANY = 4000  # open graphs with fewer nodes are summed directly
 _WIDE = 1000  # reciprocal vectors per node; with more, a cell is far wider than the graph in it
 _WARNED = 30_000  # reciprocal vectors from which on wide cells get a warning
-# costs of a reciprocal vector, for each node and for each channel, of a pair of images, for a Coulomb kernel and for
-# others, and of sums over images by themselves, relative to that of a channel of a node; from measured times on one
-# core of a CPU, forward and backward
-_PHASE, _VECTOR, _COULOMB_PAIR, _PAIR, _CALL = 10, 200, 1000, 400, 5e6
+Images = tuple[int, int, int]
 
 
 class Term(NamedTuple):
@@ -214,11 +210,11 @@ class Choice(NamedTuple):
 
 
 def choices_of(
-    method: str, sizes: Mapping[int, int], pos: Tensor, channels: int, interaction: Interaction, node_batch: NodeBatch,
+    method: str, sizes: Mapping[int, int], pos: Tensor, interaction: Interaction, node_batch: NodeBatch,
     cells: Cells | None,
 ) -> dict[int, Choice]:  # fmt: skip
-    """Choose the method of graphs with these ``sizes`` and with ``channels`` of each node and kernel. The rule of
-    ``"auto"`` follows from measured times on one core of a CPU."""
+    """Choose the method of graphs with these ``sizes``. The rule of ``"auto"`` follows from measured times on one core
+    of a CPU."""
     nufft = nufft_available(pos.device.type) and is_eager()
     if method == "nufft" and not nufft:
         raise ValueError(
@@ -237,7 +233,7 @@ def choices_of(
             sides = each.select(graphs).extents(points, None, node_batch.ranks)[0][~repeats].tolist()
         by_images = local and auto and crystal and interaction.max_hkl is None
         extents = _Extents(volumes[graph], sides, planes[graph])
-        terms, vectors = _terms(extents, interaction, (size, channels) if by_images else None)
+        terms, vectors = _terms(extents, interaction, size if by_images else None)
         most, is_open = max([1.0, *vectors]), len(sides) == 3
         if not is_open and sum(vectors) > max(_WARNED, _WIDE * size):
             warnings.warn(
@@ -264,42 +260,40 @@ class _Extents(NamedTuple):
 
 
 def _terms(
-    extents: _Extents, interaction: Interaction, size: tuple[int, int] | None
+    extents: _Extents, interaction: Interaction, nodes: int | None
 ) -> tuple[tuple[Term, ...], list[float]]:
-    """Choose the terms that cost least. Return them and the number of reciprocal vectors of each part of a kernel.
+    """The form of the sum over each kernel, and the number of reciprocal vectors of each part of a kernel.
 
-    With a ``size`` of a crystal, its numbers of nodes and channels, parts of kernels that decay fast may be summed over
-    images. Widths follow from cells and not from positions.
+    In crystals of so many ``nodes``, a kernel or its short-range part is summed over the images within its margin if
+    there are fewer pairs of these images than its reciprocal vectors are worth: a vector takes about as long as 20
+    pairs, and as a tenth of a pair for each node. Widths follow from cells and not from positions.
     """
     scaled, is_open, terms, counts = interaction.scaled_cutoff, len(extents.sides) == 3, [], []
+    plane = min(extents.planes)
 
-    def options(kernel: Kernel, bounds: tuple[float, float], reach: Range) -> Iterator[tuple[Term, list[Range]]]:
-        """Terms, and the ranges of their parts in reciprocal space."""
-        if not (is_open and isinstance(kernel, Coulomb)):
-            yield Term(), [reach]
-        if size is not None and not reach.long_range:
-            yield Term(None, _images(reach.margin, extents)), []
-        if isinstance(kernel, Coulomb) and (is_open or size is not None):
-            for width in (bounds[1] * 2 ** (n / 2) for n in range(20)):
-                short, long = kernel.split_ranges(bounds[0], width, scaled)
-                yield (Term(width), [short, long]) if is_open else (Term(width, _images(short.margin, extents)), [long])
+    def vectors(part: Range) -> float:
+        return count_of_vectors(extents.volume * _box(extents.sides, part), TAPER * part.cutoff)
 
     for kernel in interaction.kernels:
-        for bounds, reach in zip(kernel.bounds, kernel.ranges(scaled), strict=True):
-            priced = []
-            for term, ranges in options(kernel, bounds, reach):
-                each = [count_of_vectors(extents.volume * _box(extents.sides, x), TAPER * x.cutoff) for x in ranges]
-                pair = _COULOMB_PAIR if isinstance(kernel, Coulomb) else _PAIR
-                priced.append((_cost(sum(each), term.images, pair, *size or (1, 1)), term, each))
-            _, term, each = min(priced, key=lambda option: option[0])
+        coulomb = isinstance(kernel, Coulomb)
+        for (low, high), whole in zip(kernel.bounds, kernel.ranges(scaled), strict=True):
+            term, parts = Term(), [vectors(whole)]
+            if coulomb and is_open:
+                options = [high * 2 ** (n / 2) for n in range(20)]
+                splits = {width: [*map(vectors, Coulomb.split_ranges(low, width, scaled))] for width in options}
+                width = min(splits, key=lambda width: sum(splits[width]))
+                term, parts = Term(width), splits[width]
+            elif nodes is not None and (coulomb or not whole.long_range):
+                width, rest = None, []
+                if coulomb:  # the smallest width above its own whose images are used up to half a plane distance
+                    width = (math.floor(scaled * high / plane + 0.5) + 0.5) * plane / scaled
+                    rest = [vectors(Coulomb.split_ranges(low, width, scaled)[1])]
+                images = _images(whole.margin if width is None else scaled * width, extents)
+                if nodes**2 * math.prod(2 * n + 1 for n in images) < (parts[0] - sum(rest)) * (20 + nodes / 10):
+                    term, parts = Term(width, images), rest
             terms.append(term)
-            counts += each
+            counts += parts
     return tuple(terms), counts
-
-
-def _cost(vectors: float, images: Images | None, pair: float, nodes: int, channels: int) -> float:
-    near = 0.0 if images is None else _CALL + pair * nodes**2 * math.prod(2 * n + 1 for n in images)
-    return near + vectors * (nodes * (_PHASE + channels) + _VECTOR * (1 + channels))
 
 
 def _images(margin: float, extents: _Extents) -> Images:
