@@ -43,6 +43,11 @@ def _mesh(axes: Iterable[tuple[int, int]], device: torch.device | str) -> Int[Te
     return torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
 
 
+def longest(sides: Sequence[int]) -> int:
+    """The longest side of a grid, also of one with symbols for sizes."""
+    return functools.reduce(torch.sym_max if any(isinstance(side, torch.SymInt) for side in sides) else max, sides)
+
+
 def centred_positions(spatial: Sequence[int], device: torch.device, dtype: torch.dtype) -> Float[Tensor, "pixels dim"]:
     """Positions of pixels in pixels from the middle of the image, x right and y up, so that an isometry of the image
     acts on them as a matrix."""
@@ -161,9 +166,7 @@ class Window:
         """The offset length, in pixels along an axis, that encodings see as 1."""
         if not self.is_global:
             return max(*self.sides, 2) // 2
-        sides = self._grid(spatial)
-        larger = torch.sym_max if any(isinstance(side, torch.SymInt) for side in sides) else max
-        return larger(functools.reduce(larger, sides) - 1, 1)
+        return longest((longest(self._grid(spatial)) - 1, 1))
 
 
 class Phase(NamedTuple):

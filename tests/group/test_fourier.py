@@ -1,6 +1,7 @@
 """Group-linear maps in the Fourier basis: the form with blocks is the form with one matrix."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from small_groups import GROUPS
 from torch import nn
 
 from tg_equiattn.group.fourier import fourier_basis, irreps
+from tg_equiattn.group.layers import TRANSFORM
 from tg_equiattn.groups import FiniteGroup, cyclic, dihedral, icosahedral, octahedral, trivial
 from tg_equiattn.nn import GroupLinear
 from tg_equiattn.testing import equivariance_error
@@ -26,7 +28,7 @@ def both(group, channels=3, out_channels=5, **options):
     if layer.bias is not None:
         nn.init.normal_(layer.bias)
     other = copy.deepcopy(layer)
-    layer.in_blocks, other.in_blocks = False, True
+    layer.saving, other.saving = 0.0, math.inf
     return layer, other
 
 
@@ -92,19 +94,20 @@ def test_weights_of_a_few_and_of_many_channels_load_in_both_forms():
     """Parameters do not depend on the form, which many channels have by default."""
     group = dihedral(4)
     few, many = GroupLinear(group, 8, 8), GroupLinear(group, 64, 64)
-    assert [few.in_blocks, many.in_blocks, GroupLinear(trivial(), 512, 512).in_blocks] == [False, True, False]
+    assert few.saving < TRANSFORM < many.saving
+    assert GroupLinear(trivial(), 512, 512).saving == 0
     dense, blocks = both(group, 3, 5)
     assert [*dense.state_dict()] == [*blocks.state_dict()] == ["weight", "bias", "_extra_state"]
     dense.load_state_dict(blocks.state_dict())
     x = torch.randn(2, 64, 8, 4, 4)
-    torch.testing.assert_close(many(x), both_of(many)(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(many(x), as_one_matrix(many)(x), rtol=1e-5, atol=1e-5)
     assert equivariance_error(many.double(), group, x.double()) < 1e-13
 
 
-def both_of(layer):
-    """A copy of a layer in the other form."""
+def as_one_matrix(layer):
+    """A copy of a layer in the form with one matrix."""
     other = copy.deepcopy(layer)
-    other.in_blocks = not layer.in_blocks
+    other.saving = 0.0
     return other
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..grids import Phase, Window, between_grids, centred_positions, phases
+from ..grids import Phase, Window, between_grids, centred_positions, longest, phases
 from ..groups import AnyGroup, DilationGroup, FiniteGroup
 from ..modules import NotScriptable, StoresSettings
 from ..ranks import merge_attentions
@@ -372,7 +372,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         """Attention over all pixels with rotary positions in frames, by torch's kernels: pairs of a head and a group
         element are its heads. Positions are in pixels of the queries' image."""
         dtype, matrices = torch.promote_types(query.dtype, torch.float32), self.geometry(value.device)
-        encoding, longest = cast(RotaryEncoding, self.encoding), functools.partial(functools.reduce, torch.sym_max)
+        encoding = cast(RotaryEncoding, self.encoding)
 
         def in_frames(x: Tensor, unit: float) -> Float[Tensor, "B heads H pixels channels"]:
             angles = encoding(unit * centred_positions(x.shape[4:], x.device, dtype), matrices.to(dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -113,9 +113,11 @@ class FrameTransformerBlock(NotScriptable, Masked, nn.Module):
         key_mask = None if checked is None else checked.pixels.flatten(1)
         if key_mask is not None:
             places = torch.where(key_mask[..., None], places, 0.0)
-        rows = (basis.T @ x.flatten(3).permute(0, 3, 2, 1)).flatten(2)  # (B, tokens, |H| channels)
+        with full_precision(x.device):
+            rows = (basis.T @ x.flatten(3).permute(0, 3, 2, 1)).flatten(2)  # (B, tokens, |H| channels)
         rows = self.transform(rows, places, key_mask)
-        out = (basis @ rows.unflatten(2, (len(basis), -1))).permute(0, 3, 2, 1).reshape(x.shape)
+        with full_precision(x.device):
+            out = (basis @ rows.unflatten(2, (len(basis), -1))).permute(0, 3, 2, 1).reshape(x.shape)
         return zero_where_masked(out, None if isinstance(mask, Checked) else checked)
 
     def transform(
@@ -269,7 +271,7 @@ class FrameTransformer(NotScriptable, Masked, nn.Module):
         rows, patches = self._coefficients(x, mask)
         basis = self.fourier(rows.device, rows.dtype)[0]
         if not self.pool:
-            out = self._on_grid(self.head.multiply(rows, self.gain), x)  # type: ignore[operator]
+            out = self._on_grid(cast(GroupLinear, self.head).multiply(rows, self.gain), x)
             return zero_where_masked(out, patches)
         if patches is None:
             mean = rows.mean(1)
@@ -304,10 +306,11 @@ class FrameTransformer(NotScriptable, Masked, nn.Module):
         with full_precision(x.device):
             weight = basis.T @ weight.permute(2, 0, 1, 3).flatten(1)  # coefficients of the filters
         bias = F.pad(self.bias * len(basis) ** 0.5, (0, (len(basis) - 1) * self.channels))
-        rows = F.linear(self._patches(x.flatten(1, axis - 1)), weight.view(len(bias), -1), bias)
+        rows = F.linear(self._patches(x.flatten(1, axis - 1)), weight.view(len(bias), -1), bias).to(weight.dtype)
         places = centred_positions(self._grid(x.shape[axis:]), x.device, torch.promote_types(x.dtype, torch.float32))
+        keys = None if patches is None else patches.pixels.flatten(1)
         for block in self.blocks:
-            rows = block.transform(rows, places[None], None if patches is None else patches.pixels.flatten(1))
+            rows = cast(FrameTransformerBlock, block).transform(rows, places[None], keys)
         return _normalised(rows), patches
 
     def _patches(self, x: Float[Tensor, "B channels *spatial"]) -> Float[Tensor, "B patches channels*pixels"]:

@@ -369,7 +369,9 @@ class Pointwise(nn.Conv1d):
         return f"{self.in_channels}, {self.out_channels}"
 
 
-TRANSFORM = 80  # matrix products take this many products in the time in which a coefficient is transformed and back
+# Matrix products take this many products in the time in which a coefficient is transformed and back. The number of
+# accelerators is an estimate: their products are faster beside their memory, and each operation is a launch.
+TRANSFORM, ON_ACCELERATORS = 80, 320
 
 
 @checks.arguments
@@ -421,7 +423,7 @@ class GroupLinear(StoresSettings):
         self.irreps = irreps(group)
         saved = len(group) ** 2 - sum(d * d * m for d, m in self.irreps)  # products of two channels
         channels = in_channels * out_channels / (in_channels + out_channels)
-        self.in_blocks = saved * channels > TRANSFORM * len(group)  # the faster form
+        self.saving = saved * channels / len(group)  # products saved for each coefficient
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -454,7 +456,7 @@ class GroupLinear(StoresSettings):
         if x.ndim < 3 or tuple(x.shape[1:3]) != (self.in_channels, elements):
             raise ValueError(f"input must have shape (B, {self.in_channels}, {elements}, ...), got {tuple(x.shape)}")
         checks.same_kind(x, self.weight)
-        if self.in_blocks:
+        if self.saving > (TRANSFORM if x.device.type == "cpu" else ON_ACCELERATORS):
             basis, pixels = self.fourier(x.device, x.dtype)[0], math.prod(x.shape[3:])
             coefficients = basis.T @ x.transpose(1, 2).flatten(2)  # (B, |H|, in_channels pixels)
             columns = coefficients.view(x.shape[0], elements * self.in_channels, pixels)
