@@ -13,9 +13,8 @@ INSTALLED = {name: case for name, case in CASES.items() if importlib.util.find_s
 INPUTS = {name: case.inputs(0) for name, case in INSTALLED.items()}
 OF_PAIRS = {"edge_index", "edge_attr", "edge_offset", "edge_vectors", "target", "source", "offsets"}
 OF_GRAPHS = {"cell", "pbc", "total_charge"}
-OWN_ORDER = {"window_attention"}  # its biases are in the order of sorted pairs
 SLOW = {name for name in CASES if name.startswith(("Irreps", "LongTensor", "R3"))} - {"IrrepsSE3HyenaOperator"}
-FLAT = [name for name, inputs in INPUTS.items() if "batch" in inputs and name not in OWN_ORDER]
+FLAT = [name for name, inputs in INPUTS.items() if "batch" in inputs]
 PADDED = [name for name, inputs in INPUTS.items() if "lengths" in inputs]
 
 

@@ -10,7 +10,7 @@ from tg_equiattn.graphs import NeighborList
 from tg_equiattn.grids import Window
 from tg_equiattn.group.encodings import relation_index
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import ChargeInteraction
+from tg_equiattn.nn import ChargeInteraction, PerformerAttention
 
 LOG3, WINDOW = math.log(3), Window(2, 3)
 
@@ -37,14 +37,15 @@ def test_group_attention():
 def test_linear_attention_with_relative_positions():
     # features exp(0) = 1 weigh all pairs 2 = exp(ln 2); near are the node itself, with 1 more, and its neighbor, with 3
     # more; the third node is far: (3 · 0 + 5 · 10 + 2 · 100) / 10, (5 · 0 + 3 · 10 + 2 · 100) / 10, (300 + 20) / 7
-    zero, value = torch.zeros(3, 1, 1), torch.tensor([0.0, 10.0, 100.0]).view(3, 1, 1)
-    near, bias = (
-        NeighborList(torch.tensor([[0, 1], [1, 0]]), 3, torch.tensor([[-1.0], [1.0]])),
-        torch.full((1, 2), LOG3),
-    )
-    far = torch.tensor([math.log(2)])
-    out = F.window_attention(zero, zero, value, torch.zeros(4, 1), bias, torch.zeros(1), near, far_bias=far)
-    check(out, 25.0, 23.0, 320 / 7)
+    layer = PerformerAttention(1, 1, cutoff=2, pos_dim=1, method="features")
+    parameters = layer.query.weight, layer.key.weight, layer.value.weight, layer.out.weight, layer.out.bias
+    parameters += layer.positions.far_bias, layer.positions.variance.log, layer.positions.offset_bias.table
+    numbers = 0, 0, 1, 1, 0, math.log(2), math.log(0.5), torch.tensor([[LOG3, 0, LOG3]])
+    with torch.no_grad():
+        for parameter, number in zip(parameters, numbers, strict=True):
+            parameter.copy_(torch.as_tensor(number))
+    near = NeighborList(torch.tensor([[0, 1], [1, 0]]), 3, torch.tensor([[-1.0], [1.0]]))
+    check(layer(torch.tensor([[0.0], [10.0], [100.0]]), neighbors=near), 25.0, 23.0, 320 / 7)
 
 
 def test_ewald_attention():

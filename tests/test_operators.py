@@ -10,6 +10,7 @@ from tg_equiattn.chains.long_conv import lag_convolution
 from tg_equiattn.graphs.edge_products import csr_edge_dot, csr_edge_sum
 from tg_equiattn.grids import PixelGrid, Window
 from tg_equiattn.group.windows import flat_operands
+from tg_equiattn.nn import PerformerAttention
 
 pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
 
@@ -47,10 +48,13 @@ def test_operators_pass_the_check_of_torch(name):
     opcheck(operator, operands())
 
 
+FEATURES = {"position": None, "key_channels": 8, "num_random_features": 50, "method": "features"}
+
+
 @pytest.mark.parametrize(
     ("function", "shapes", "measure"),
     [
-        (lambda *qkv: F.linear_attention(*qkv, torch.randn(50, 8)), [(1, 2, 999, 8)] * 3, max),  # no node's features
+        (PerformerAttention(16, 16, 2, **FEATURES), [(999, 16)], max),  # no node's features
         (F.vector_long_conv, [(2, 997, 3, 3)] * 2, sum),
         (lambda x, h: lag_convolution(x, h), [(3, 2, 3, 997), (2, 1993)], max),  # no spectrum
     ],

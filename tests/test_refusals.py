@@ -6,17 +6,10 @@ import pytest
 import torch
 
 from tg_equiattn import functional as F
-from tg_equiattn.grids import PixelGrid
 
 pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
 
-NEAR = PixelGrid((5, 7), 3).neighbors()
-WINDOW = {
-    **dict.fromkeys(("query", "key", "value"), torch.ones(35, 3, 5)), "projection": torch.ones(11, 5),
-    "pair_bias": torch.ones(3, len(NEAR.offsets)), "self_bias": torch.ones(3), "neighbors": NEAR,
-}  # fmt: skip
-FEW = dict.fromkeys(("query", "key", "value"), torch.ones(30, 3, 5))
-Q, W, V, S, X = torch.ones(2, 3, 5, 7), torch.ones(11, 7), torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2), torch.ones(8)
+V, X = torch.ones(3, 5, 2, 3), torch.ones(8)
 
 BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
 KERNELS = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS}
@@ -24,18 +17,6 @@ EWALD = dict.fromkeys(("query", "key"), torch.ones(6, 2, 4, 3)) | {
     "value": torch.ones(6, 2, 2), "pos": torch.arange(18.0).view(6, 3).sin(), "kernels": [F.Coulomb(**KERNELS)],
 }  # fmt: skip
 CUBE = torch.eye(3)
-
-
-def linear(*tensors, **options):
-    return lambda: F.linear_attention(*tensors, **options)
-
-
-def flat(**options):
-    return linear(Q[0], Q[0], Q[0], W, **options)
-
-
-def window(**change):
-    return lambda: F.window_attention(**WINDOW | change)
 
 
 def attention(*arguments):
@@ -59,17 +40,6 @@ def kernels(**change):
 
 
 REFUSED = [
-    ("query, key and value must be", linear(Q, Q[..., :3], Q, W)),
-    (r"projection must be \(m, 7\), got \(11, 5\)", linear(Q, Q, Q, W[:, :5])),
-    ("projection must not require", linear(Q, Q, Q, W.clone().requires_grad_())),
-    ("mask must be None", flat(mask=torch.ones(3, dtype=torch.bool))),
-    ("batch must be None", linear(Q, Q, Q, W, batch=torch.zeros(2).long())),
-    ("batch must be sorted, got a graph index that decreases", flat(batch=torch.tensor([0, 1, 0]))),
-    ("batch must be given where batch_size is 2, got None", flat(batch_size=2)),
-    ("query, key and value must be", window(key=torch.ones(5, 3, 5))),
-    (r"pair_bias must have shape \(3, \d+\), got \(2,", window(pair_bias=WINDOW["pair_bias"][:2])),
-    ("neighbors must be of 30 nodes, got 35", window(**FEW)),
-    ("neighbors must not join nodes of different graphs", window(batch=torch.arange(35) // 18)),
     ("q must hold vectors, 3 components", attention(V[..., :2], V[..., :2], V[..., :2])),
     (r"q must have 4 axes, got shape \(5, 2, 3\)", attention(V[0], V[0], V[0])),
     (r"k must have the shape of q, \(3, 5, 2, 3\), got \(3, 4, 2, 3\)", attention(V, V[:, :4], V)),
@@ -107,6 +77,6 @@ def test_refused(message, call):
         call()
 
 
-@pytest.mark.parametrize("call", [window(), ewald()])
+@pytest.mark.parametrize("call", [ewald()])
 def test_what_is_changed_is_good(call):
     call()

@@ -7,8 +7,6 @@ from .chains.long_conv import scalar_long_conv, vector_long_conv
 from .chains.vector_attention import vector_attention
 from .ewald.ewald_attention import charge_energies, ewald_attention
 from .ewald.kernels import Coulomb, Gaussian, Kernel
-from .linear.linear_attention import linear_attention, orthogonal_projection, softmax_features
-from .linear.near_pairs import window_attention
 
 __all__ = [
     "Coulomb",
@@ -17,18 +15,18 @@ __all__ = [
     "charge_energies",
     "ewald_attention",
     "geometric_product",
-    "linear_attention",
-    "orthogonal_projection",
     "scalar_long_conv",
-    "softmax_features",
     "vector_attention",
     "vector_long_conv",
-    "window_attention",
 ]
 
 _OLD = {  # old names, and what to write instead
     "group_attention": "part of a layer: use tg_equiattn.nn.GroupAttention",
     "lifting_attention": "part of a layer: use tg_equiattn.nn.LiftingAttention",
+    "linear_attention": "part of a layer: use tg_equiattn.nn.PerformerAttention(..., position=None)",
+    "orthogonal_projection": "part of a layer: use tg_equiattn.nn.PerformerAttention",
+    "softmax_features": "part of a layer: use tg_equiattn.nn.PerformerAttention",
+    "window_attention": "part of a layer: use tg_equiattn.nn.PerformerAttention",
 }
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from . import checks
 from .graphs.node_batch import NodeBatch
@@ -31,7 +30,7 @@ def with_zero_gradients(module: nn.Module, out: Tensor) -> Tensor:
 
     DistributedDataParallel waits for a gradient of every parameter on every rank.
     """
-    empty = [p.flatten()[:0].sum() for p in module.parameters() if not is_lazy(p)]
+    empty = [p.flatten()[:0].sum() for p in module.parameters() if not isinstance(p, nn.UninitializedParameter)]
     return out + sum(empty, out.new_zeros(())).to(out.dtype)
 
 

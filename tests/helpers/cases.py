@@ -150,12 +150,11 @@ def ragged(step):
     return [RAGGED[0] + step, RAGGED[1] - 2 * step, *RAGGED[2:], *[3] * step]
 
 
-def near(loops=True, sizes=RAGGED):
-    """Random pairs of a ragged batch with whole offsets, some of a node with itself if ``loops``."""
+def near(sizes):
+    """Random pairs of a ragged batch with whole offsets, some of a node with itself."""
     batch = batch_of(sizes)
     pairs = ((batch[:, None] == batch) & (torch.rand(len(batch), len(batch)) < 0.4)).nonzero()
     pairs = pairs[torch.randperm(len(pairs))]
-    pairs = pairs if loops else pairs[pairs[:, 0] != pairs[:, 1]]
     return {"target": pairs[:, 0], "source": pairs[:, 1], "offsets": torch.randint(-2, 3, (len(pairs), 2)).double()}
 
 
@@ -183,7 +182,7 @@ def performer(position="window", form="grid", **options):
     def inputs(step):
         batch = batch_of(ragged(step))
         nodes = {"x": d(len(batch), 12), "pos": d(len(batch), 2), "batch": batch, "batch_size": len(ragged(step))}
-        return {**nodes, **near(sizes=ragged(step))}
+        return {**nodes, **near(ragged(step))}
 
     return Case(lambda: Call(on_nodes, make()), inputs)
 
@@ -195,21 +194,6 @@ def relative_performer(**options):
     return fixed(lambda: layers.RelativePerformer(2, 5, **options), images)
 
 
-def window(query, key, value, projection, bias, self_bias, far_bias, target, source, offsets, batch):
-    pairs = NeighborList(torch.stack([source, target]), len(query), offsets)
-    ragged = {"batch": batch, "batch_size": len(RAGGED)}
-    biases = bias, self_bias, pairs
-    return F.window_attention(query, key, value, projection.detach(), *biases, far_bias=far_bias, **ragged)
-
-
-def window_inputs():
-    pairs, n = near(loops=False), sum(RAGGED)
-    tensors = {"query": d(n, 3, 5), "key": d(n, 3, 5), "value": d(n, 3, 7), "projection": d(11, 5)}
-    biases = {"bias": d(3, len(pairs["target"])), "self_bias": d(3), "far_bias": d(3)}
-    return {**tensors, **biases, **pairs, "batch": batch_of(RAGGED)}
-
-
-QKV = {"query": (3, 2, 13, 5), "key": (3, 2, 13, 5), "value": (3, 2, 13, 7), "projection": (11, 5)}
 SCALARS = {"q": (3, 11, 2), "k": (3, 11, 2)}
 VECTORS = {"q": (3, 11, 2, 3), "k": (3, 11, 2, 3)}
 
@@ -235,11 +219,6 @@ IONS = {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "cutoff": 2.0}
 
 
 CORE = {
-    "linear_attention": function(
-        lambda projection, **t: F.linear_attention(**t, projection=projection.detach()), **QKV
-    ),
-    "window_attention": fixed(lambda: Call(window), window_inputs),
-    "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
     "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
     "scalar_long_conv": function(F.scalar_long_conv, **SCALARS),
     "scalar_long_conv causal": function(lambda **t: F.scalar_long_conv(**t, mode="causal"), **SCALARS, lengths=lengths),

@@ -3,9 +3,8 @@
 import functools
 
 import torch
-from oracles import attention_by_definition, relation_argument, separable_by_definition
+from oracles import attention_by_definition, positive_features, relation_argument, separable_by_definition
 
-from tg_equiattn.functional import softmax_features
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention
 
 BLOCK = {"norm", "crop"}  # its dropout is said at the block itself
@@ -105,9 +104,9 @@ def oracle(layer, x, relation, context=None, there=None, mask=None):
     def far(query, key, arguments):
         projection = layer.features.directions(query.device, query.dtype)
         root = layer.head_channels**-0.25
-        phi_q = softmax_features(query * root, projection)  # (B, heads, m)
-        phi_k = softmax_features(key.movedim(2, -1) * root, projection)  # (B, heads, S, keys, m)
-        weight = torch.einsum("bnm,bnskm->bnks", phi_q, phi_k)
+        phi_q = positive_features(query * root, projection)  # (B, heads, m)
+        phi_k = positive_features(key.movedim(2, -1) * root, projection)  # (B, heads, S, keys, m)
+        weight = torch.einsum("bnm,bnskm->bnks", phi_q, phi_k) / len(projection)
         return weight * layer.far_bias[:, arguments].exp()[:, None] / number
 
     out = attention_by_definition(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import math
@@ -191,6 +192,7 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
                 for t in (query, key)
             )
     edges = {(i, j): o for j, i, o in zip(*edge_index.tolist(), offsets, strict=True) if i != j}
+    times = collections.Counter((i, j) for j, i in edge_index.T.tolist() if i != j)
     bonds = {}
     if features is not None:
         for j, i, f in zip(*edge_index.tolist(), features, strict=True):
@@ -217,7 +219,7 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
                     bond = bonds.get((i, j))
                     if bond is not None:
                         score = score + attention.positions.edge_bias.weight @ bond
-                    near = of_key[j] * (score + offset_bias(attention, offset)).exp()
+                    near = (times[i, j] or 1) * of_key[j] * (score + offset_bias(attention, offset)).exp()
                     weight = weight + near
                     if attention.positions.offset_values is not None:
                         total = total + near[:, None] * offset_value(attention, offset)

@@ -20,8 +20,7 @@ PUBLIC = {
     "graphs": "NeighborList mean_edge_length neighbor_list",
     "testing": "act dilation_errors equivariance_error off_lattice_errors",
     "functional": "Coulomb Gaussian Kernel charge_energies ewald_attention "
-    "geometric_product linear_attention orthogonal_projection "
-    "scalar_long_conv softmax_features vector_attention vector_long_conv window_attention",
+    "geometric_product scalar_long_conv vector_attention vector_long_conv",
     "nn": "ChargeInteraction "
     "CliffordMLP EwaldAttention FrameTransformer FrameTransformerBlock GEViT GlobalGroupAttention GlobalPooling "
     "GroupAttention GroupAttentionBlock "

@@ -259,9 +259,7 @@ class _Extents(NamedTuple):
     planes: list[float]
 
 
-def _terms(
-    extents: _Extents, interaction: Interaction, nodes: int | None
-) -> tuple[tuple[Term, ...], list[float]]:
+def _terms(extents: _Extents, interaction: Interaction, nodes: int | None) -> tuple[tuple[Term, ...], list[float]]:
     """The form of the sum over each kernel, and the number of reciprocal vectors of each part of a kernel.
 
     In crystals of so many ``nodes``, a kernel or its short-range part is summed over the images within its margin if

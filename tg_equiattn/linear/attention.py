@@ -140,8 +140,8 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         edge_dim: Number of features of a near pair. A linear map of them is added to its score. Default ``None``: near
             pairs have no features. Only for ``position="window"``.
         num_random_features: Number m of random features. More are more exact and slower. Their directions come in
-            opposite pairs and have a variance that each head learns (:func:`tg_equiattn.functional.softmax_features`).
-            Default ``None``: :math:`\max(64, \lfloor d \ln d \rfloor)`.
+            opposite pairs and have a variance that each head learns. Default ``None``: :math:`\max(64, \lfloor d \ln d
+            \rfloor)`.
         method: ``"features"`` estimates :math:`\exp(\langle q_i, k_j \rangle / \sqrt{d})` in linear time. ``"pairs"``
             computes it for all pairs of a graph, in quadratic time; use it for graphs of up to some hundred nodes. The
             two are different functions: a trained layer keeps its method. Default ``None``: ``"features"``, with one

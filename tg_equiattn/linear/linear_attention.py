@@ -1,10 +1,23 @@
 r"""Linear attention: softmax attention estimated by positive orthogonal random features (FAVOR+), in O(N) memory.
 
+Directions w with variance s give the features of x, which is a query or key divided by d^(1/4):
+
+    phi_m(x) = s^(d/4) / sqrt(m) exp(sqrt(s) <w_m, x> + (1 - s) |w_m|^2 / 4 - |x|^2 / 2),  E phi(q) phi(k) = exp(q k)
+
+The expectation is the same for every s > 1/2. With s = 1 the features are those of FAVOR+; with a larger s the error of
+large queries and keys is smaller.
+
 With the logarithms u of the features, linear attention consists of two softmax attentions. The m features attend to the
 nodes, and then the nodes attend to the features:
 
     summary   content_m = sum_j softmax_j(u_m(k_j)) v_j,   key_lse_m = logsumexp_j u_m(k_j)
     readout   out_i = sum_m softmax_m(u_m(q_i) + key_lse_m) content_m,   lse_i = logsumexp_m(u_m(q_i) + key_lse_m)
+
+The maximum that is subtracted before exponentials is that of one graph, head and feature (keys) or of one query. So
+other graphs of the batch have no effect, no epsilon is needed, and vectors of norm 100 do not overflow.
+
+Sources: Choromanski et al., Rethinking attention with Performers (2021), Eq. 5 and Lemma 1; Likhosherstov et al.,
+Chefs' random tables (2022), FAVOR++, for the variance (A = (1 - s) / 4 there).
 """
 
 from __future__ import annotations
@@ -18,7 +31,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import checks
 from ..graphs.node_batch import NodeBatch, PaddedBatch, Slots
 from ..operators import are_few, tile_numbers
 from ..tiles import Shape, Tile, tiled
@@ -32,167 +44,10 @@ _TILE_NODES = 256  # smallest number of nodes of a tile
 _SHORTEST_ROW = 16  # slots of a row, where a graph takes several
 
 
-def orthogonal_projection(num_random_features: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
-    r"""Draw directions of random features: orthogonal within blocks of ``dim`` rows, each row N(0, I).
-
-    Blocks are Haar-distributed orthogonal matrices (QR of a Gaussian with the signs of R's diagonal), and every row
-    gets the length of an independent Gaussian vector. So each row has its exact distribution, and the estimate is
-    unbiased.
-
-    Args:
-        num_random_features: Number of directions m.
-        dim: Width d of queries and keys.
-        generator: CPU generator for the draw. Default ``None``: torch's default generator.
-
-    Returns:
-        ``(num_random_features, dim)`` float64 on the CPU, so that all devices get the same numbers.
-
-    Raises:
-        ValueError: If ``num_random_features`` or ``dim`` is not a positive integer.
-
-    Source: Choromanski et al., Rethinking attention with Performers (2021), section 3.
-    """
-    checks.positive(num_random_features=num_random_features, dim=dim)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, device="cpu", generator=generator)
-
-    blocks = math.ceil(num_random_features / dim)
-    haar, triangle = torch.linalg.qr(normal(blocks, dim, dim))
-    haar = haar * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]
-    return haar.flatten(0, 1)[:num_random_features] * normal(num_random_features, dim).norm(dim=1, keepdim=True)
-
-
-def softmax_features(x: Tensor, projection: Tensor, variance: float | Tensor = 1.0) -> Tensor:
-    r"""Positive random features of the softmax kernel.
-
-    .. math:: \phi_m(x) = \tfrac{1}{\sqrt M} s^{d/4}
-        \exp\!\big(\sqrt s\, \langle w_m, x \rangle + \tfrac{1 - s}{4} |w_m|^2 - \tfrac12 |x|^2\big), \qquad
-        \mathbb{E}_w \langle \phi(q), \phi(k) \rangle = \exp\langle q, k \rangle
-
-    Directions have variance s instead of 1, and features have the weights of importance sampling. The expectation is
-    the same for every s > 1/2. With s = 1 the features are those of FAVOR+; with a larger s the error of large queries
-    and keys is smaller.
-
-    Attention does not call this function: :func:`linear_attention` works with logarithms, which do not overflow.
-
-    Args:
-        x: Queries or keys, ``(..., d)``.
-        projection: Directions w, ``(M, d)``, as :func:`orthogonal_projection` draws them.
-        variance: The variance s, greater than 1/2. Default 1.
-
-    Returns:
-        ``(..., M)``, positive.
-
-    Source: Choromanski et al. (2021), Eq. 5 and Lemma 1; Likhosherstov et al., Chefs' random tables (2022), FAVOR++,
-    for the variance (A = (1 - s) / 4 there).
-
-    Example:
-        >>> import torch
-        >>> q, k = torch.tensor([[0.3, -0.2]]), torch.tensor([[0.1, 0.4]])
-        >>> w = orthogonal_projection(4096, 2, torch.Generator().manual_seed(0)).float()
-        >>> estimate = softmax_features(q, w) @ softmax_features(k, w).T
-        >>> bool((estimate / (q @ k.T).exp() - 1).abs() < 0.02)
-        True
-    """
-    s = variance.to(x) if isinstance(variance, Tensor) else x.new_full((), variance)
-    logs = s.sqrt() * (x @ projection.T) + log_weights(projection, s) / 2 - x.square().sum(-1, keepdim=True) / 2
-    return logs.exp() / math.sqrt(projection.shape[0])
-
-
 def log_weights(projection: Float[Tensor, "features d"], variance: Float[Tensor, ...]) -> Tensor:
     """Logarithms (..., features) of the importance weights of directions that are drawn with a variance."""
     s = variance[..., None]
     return torch.addcmul(s.log() * (projection.shape[1] / 2), s - 1, projection.square().sum(1), value=-0.5)
-
-
-def linear_attention(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, *, mask: Tensor | None = None,
-    batch: Tensor | None = None, batch_size: int | None = None,
-) -> Tensor:  # fmt: skip
-    r"""Softmax attention estimated by random features, in time and memory linear in the number of keys.
-
-    .. math:: \mathrm{out}_i = \frac{\sum_j \langle \phi(q_i), \phi(k_j) \rangle\, v_j}
-        {\sum_j \langle \phi(q_i), \phi(k_j) \rangle}, \qquad
-        \langle \phi(q), \phi(k) \rangle \approx \exp(\langle q, k \rangle / \sqrt d)
-
-    With the logarithms :math:`u = \log \phi` of the features, this is two softmaxes: one over the keys of a graph for
-    each feature m, with log-sum-exp :math:`\ell_m`, and one over the features for each query. It is computed so:
-
-    .. math:: \mathrm{out}_i = \sum_m \mathrm{softmax}_m\big(u_m(q_i) + \ell_m\big)
-        \sum_j \mathrm{softmax}_j\big(u_m(k_j)\big)\, v_j .
-
-    The maximum that is subtracted before exponentials is that of one graph, head and feature (keys) or of one query.
-    So other graphs of the batch have no effect, no epsilon is needed, and vectors of norm 100 do not overflow. Half
-    precision is computed in float32.
-
-    Args:
-        query: Queries, dense ``(B, heads, N, d)`` as in torch's ``scaled_dot_product_attention``, or ragged
-            ``(N, heads, d)`` with ``batch``.
-        key: Keys, shaped as ``query``.
-        value: Values, ``(B, heads, N, e)`` or ``(N, heads, e)``.
-        projection: Directions of the random features, ``(m, d)``. Draw them with :func:`orthogonal_projection`.
-        mask: Bool ``(B, N)``, true for valid nodes; for dense input only. Masked keys have no weight, even if they are
-            NaN, and outputs of masked queries are zero. Default ``None``: all nodes are valid.
-        batch: Graph index of each node, sorted int64 ``(N,)``; for ragged input only. Default ``None``: one graph.
-        batch_size: Number of graphs. Default ``None``: read from ``batch``, for which CUDA synchronises.
-
-    Returns:
-        Tensor shaped as ``value``.
-
-    Raises:
-        ValueError: If shapes do not fit each other, if ``projection`` requires a gradient, if ``mask`` is given with
-            ragged input or ``batch`` with dense input, or if ``batch`` is not sorted.
-
-    Source: Choromanski et al., Rethinking attention with Performers (2021); relative-performer section 2.1.
-
-    Example:
-        >>> import torch
-        >>> q, k, v = torch.randn(3, 2, 4, 100, 8)
-        >>> linear_attention(q, k, v, torch.randn(64, 8)).shape
-        torch.Size([2, 4, 100, 8])
-    """
-    check_operands(query, key, value, projection, (3, 4))
-    if query.ndim == 3:
-        if mask is not None:
-            raise ValueError("mask must be None where query is ragged, (N, heads, d), got a mask: leave its nodes out")
-        node_batch = NodeBatch.flat(query, batch, batch_size, whole=False)
-        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        inputs = Inputs(query, key, value, projection)
-        return linear_attention_impl(inputs, node_batch)[0].transpose(0, 1)
-    if batch is not None:
-        raise ValueError("batch must be None where query is dense, (B, heads, N, d), got a tensor: use mask")
-    checks.mask(mask, (query.shape[0], query.shape[2]))
-    shape, valid, flat_mask = value.shape, None, None
-    if mask is not None:
-        valid, flat_mask = mask[:, None, :, None], mask.repeat_interleave(query.shape[1], 0)
-        query, key, value = (torch.where(valid, x, 0.0) for x in (query, key, value))
-    query, key, value = (x.flatten(0, 1) for x in (query, key, value))
-    out = feature_attention(Inputs(query, key, value, projection), flat_mask)[0].view(shape)
-    return out if valid is None else torch.where(valid, out, 0.0)
-
-
-def check_operands(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, axes: tuple[int, ...] = (3,)
-) -> None:
-    """Raise ValueError unless query, key and value have equal shapes except for the last axis of value, and projection
-    has the width of the query."""
-    if query.ndim not in axes or key.shape != query.shape or value.shape[:-1] != query.shape[:-1]:
-        shapes = ", ".join(str(tuple(t.shape)) for t in (query, key))
-        dense = "(B, heads, N, d), or " if 4 in axes else ""
-        raise ValueError(
-            f"query, key and value must be {dense}(N, heads, d) with batch, equal except for value's last axis, got "
-            f"{shapes} and {tuple(value.shape)}"
-        )
-    if projection is None:
-        return
-    if projection.ndim != 2 or projection.shape[1] != query.shape[-1] or not projection.shape[0]:
-        raise ValueError(f"projection must be (m, {query.shape[-1]}), got {tuple(projection.shape)}")
-    if projection.requires_grad:
-        raise ValueError(
-            "projection must not require a gradient, got one that does: random features are drawn, not learned; pass "
-            "projection.detach()"
-        )
 
 
 class Inputs(NamedTuple):
@@ -203,7 +58,7 @@ class Inputs(NamedTuple):
         key: keys.
         value: values.
         projection: directions of the random features; ``None`` for exact weights of all pairs.
-        variance: variance of the directions for each head, as in :func:`softmax_features`; ``None`` means 1.
+        variance: variance of the directions for each head, as above; ``None`` means 1.
         key_bias: number that is added to all scores of a key. Exact weights do not use it.
         dropout: probability of dropping a weight of a near pair or of an exact softmax, or a key of all pairs.
     """
@@ -217,11 +72,11 @@ class Inputs(NamedTuple):
     dropout: float = 0.0
 
 
-def linear_attention_impl(
+def linear_attention(
     inputs: Inputs, node_batch: NodeBatch
 ) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:
-    """:func:`linear_attention` without checks, and the log-sum-exp of the estimated scores, to complete by
-    :func:`complete_lse`."""
+    """Attention by random features among the nodes of each graph, and the log-sum-exps of the estimated scores, to
+    complete by :func:`complete_lse`."""
     heads, rows, merge, variance = inputs.query.shape[0], graph_rows(node_batch), None, inputs.variance
     if node_batch.ranks is not None:
         merge = node_batch.ranks.merge

@@ -10,19 +10,12 @@ from torch import Tensor
 
 from ..graphs.edge_products import edge_dot, edge_sum
 from ..graphs.edges import CSR, whole_offsets
-from ..graphs.neighbors import NeighborList, SortedPairs
+from ..graphs.neighbors import SortedPairs
 from ..graphs.node_batch import NodeBatch, PaddedBatch, Parts
 from ..softmax_attention import softmax_attention
 from ..tiles import joined
 from ..torch_state import full_precision
-from .linear_attention import (
-    Inputs,
-    check_operands,
-    complete_lse,
-    drop_keys,
-    feature_readout,
-    linear_attention_impl,
-)  # fmt: skip
+from .linear_attention import Inputs, complete_lse, drop_keys, feature_readout, linear_attention
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -86,12 +79,8 @@ def _incidence(pairs: SortedPairs, heads: int) -> tuple[CSR, Int[Tensor, " entri
     return pattern, head * count + pair
 
 
-def window_attention(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, pair_bias: Tensor, self_bias: Tensor,
-    neighbors: NeighborList, *, far_bias: Tensor | None = None, batch: Tensor | None = None,
-    batch_size: int | None = None,
-) -> Tensor:  # fmt: skip
-    r"""Attention with exact softmax weights for near pairs and random features for all pairs.
+def window_attention(inputs: Inputs, near: Near, node_batch: NodeBatch) -> Float[Tensor, "heads nodes e"]:
+    r"""Attention with exact softmax weights for near pairs, and random features for all pairs, in full precision.
 
     .. math:: w_{ij} = e^{f} \langle \phi(q_i), \phi(k_j) \rangle
         + [j \text{ near } i] \exp\big(\langle q_i, k_j \rangle / \sqrt d + b(x_j - x_i)\big), \qquad
@@ -99,58 +88,7 @@ def window_attention(
 
     A node is always near itself. Weights are positive. Without a projection, the weight of a pair in the first term is
     :math:`\exp(\langle q_i, k_j \rangle / \sqrt d)` itself, for all pairs of a graph.
-
-    Args:
-        query: Queries of the nodes, ``(N, heads, d)``.
-        key: Keys of the nodes, ``(N, heads, d)``.
-        value: Values of the nodes, ``(N, heads, e)``.
-        projection: Directions of the random features, ``(m, d)``; ``None`` for the exact softmax over all pairs.
-        pair_bias: Bias b of each near pair, ``(heads, E)``, in the order of ``neighbors``.
-        self_bias: Bias b of a node with itself, ``(heads,)`` for all nodes or ``(heads, N)`` for each.
-        neighbors: The near pairs, with nodes numbered through the batch; see
-            :class:`~tg_equiattn.graphs.NeighborList`.
-        far_bias: Bias f of all pairs, ``(heads,)``. Default ``None``: 0.
-        batch: Graph index of each node, sorted int64 ``(N,)``. Default ``None``: one graph.
-        batch_size: Number of graphs. Default ``None``: read from ``batch``, for which CUDA synchronises.
-
-    Returns:
-        Tensor shaped as ``value``.
-
-    Raises:
-        ValueError: If shapes do not fit each other, if ``projection`` requires a gradient, if ``batch`` is not sorted,
-            if a pair joins two graphs, or, without a projection, if a graph has more than 2^32 scores of all heads.
-
-    Source: Choromanski et al., Rethinking attention with Performers (2021), for the features; the sum of both terms is
-    ours.
-
-    Example:
-        >>> import torch
-        >>> from tg_equiattn.grids import PixelGrid
-        >>> near = PixelGrid((4, 5), cutoff=2).neighbors()
-        >>> q, k, v = torch.randn(3, 20, 2, 8)
-        >>> pair_bias, self_bias = torch.randn(2, len(near.offsets)), torch.randn(2)
-        >>> window_attention(q, k, v, torch.randn(16, 8), pair_bias, self_bias, near).shape
-        torch.Size([20, 2, 8])
     """
-    check_operands(query, key, value, projection)
-    heads, node_batch = query.shape[1], NodeBatch.flat(query, batch, batch_size, whole=projection is None)
-    neighbors.check_nodes(query.shape[0])
-    neighbors.check_graphs("neighbors", batch)
-    far_bias = query.new_zeros(heads) if far_bias is None else far_bias
-    self_bias = self_bias[:, None] if self_bias.ndim == 1 else self_bias
-    own = neighbors.nodes if self_bias.shape[1:] == (neighbors.nodes,) else 1
-    shapes = {"pair_bias": (heads, neighbors.offsets.shape[0]), "self_bias": (heads, own), "far_bias": (heads,)}
-    for (name, shape), bias in zip(shapes.items(), (pair_bias, self_bias, far_bias), strict=True):
-        if tuple(bias.shape) != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(bias.shape)}")
-    near = Near(neighbors, pair_bias, self_bias, far_bias)
-    query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-    inputs = Inputs(query, key, value, projection)
-    return window_attention_impl(inputs, near, node_batch).transpose(0, 1)
-
-
-def window_attention_impl(inputs: Inputs, near: Near, node_batch: NodeBatch) -> Float[Tensor, "heads nodes e"]:
-    """:func:`window_attention` without checks, in full precision."""
     dtype, out_dtype = torch.promote_types(inputs.query.dtype, torch.float32), inputs.value.dtype
     with full_precision(inputs.query.device):
         query, key, value = (x.to(dtype) for x in inputs[:3])
@@ -158,7 +96,7 @@ def window_attention_impl(inputs: Inputs, near: Near, node_batch: NodeBatch) -> 
         if projection is not None:
             inputs = inputs._replace(query=query, key=key, value=value)
             out, lse = near_attention(inputs, near)
-            far, far_lse = linear_attention_impl(inputs, node_batch)
+            far, far_lse = linear_attention(inputs, node_batch)
             far_lse = complete_lse(far_lse + far_bias, query, projection)
             return torch.lerp(far, out, (lse - far_lse).sigmoid()).to(out_dtype)
         inputs = Inputs(query, key, value, dropout=inputs.dropout)
@@ -170,7 +108,7 @@ def window_attention_impl(inputs: Inputs, near: Near, node_batch: NodeBatch) -> 
         ):
             return dense_attention(inputs, near, node_batch).to(out_dtype)
         out, lse = near_attention(inputs, near)
-        far = pair_attention_impl(inputs, node_batch, lse - far_bias)
+        far = pair_attention(inputs, node_batch, lse - far_bias)
         return torch.addcmul(far[..., :-1], far[..., -1:], out).to(out_dtype)
 
 
@@ -203,10 +141,10 @@ def near_attention(inputs: Inputs, near: Near) -> tuple[Float[Tensor, "heads nod
     return out / total[..., None], lse
 
 
-def pair_attention_impl(
+def pair_attention(
     inputs: Inputs, node_batch: NodeBatch, extra: Float[Tensor, "heads nodes 1"] | None = None
 ) -> Float[Tensor, "heads nodes channels"]:
-    """Softmax attention over all pairs of each graph without checks, with dropout of weights.
+    """Softmax attention over all pairs of each graph, with dropout of weights.
 
     With ``extra``, each query has one more key, with this score and value zero. Its weight, which is never dropped, is
     one more channel of the result.
@@ -279,7 +217,7 @@ def _scores_of_keys(rows: PaddedBatch, x: Tensor) -> Float[Tensor, " scores"]:
     return masked[:, None].expand(-1, rows.length, -1).flatten()
 
 
-def clipped_attention_impl(
+def clipped_attention(
     inputs: Inputs, distance_table: Float[Tensor, "heads distances d"], pairs: SortedPairs, node_batch: NodeBatch
 ) -> Float[Tensor, "heads nodes e"]:
     r"""Attention whose weights depend only on the query and on the clipped distance of a pair (strategy 2); it uses no

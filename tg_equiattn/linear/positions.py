@@ -15,8 +15,8 @@ from .. import checks
 from ..graphs.neighbors import SortedPairs
 from ..modules import reset_children
 from ..torch_state import Tables, full_precision, is_traced, is_transformed
-from .linear_attention import Inputs, linear_attention_impl
-from .near_pairs import Near, clipped_attention_impl, pair_attention_impl, window_attention_impl
+from .linear_attention import Inputs, linear_attention
+from .near_pairs import Near, clipped_attention, pair_attention, window_attention
 from .nodes import Needs, Nodes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ RADIAL = 16  # number of functions of the distance
 class FeatureVariance(nn.Module):
     """The variance of the directions of random features, a learned number for each head, greater than 1/2.
 
-    The estimate is unbiased for every variance (see :func:`softmax_features`). A small variance has a small error for
+    The estimate is unbiased for every variance (see :mod:`.linear_attention`). A small variance has a small error for
     short queries and keys, and a large variance for long ones, whose attention is sharp.
 
     With up to 4 channels it starts at 12: training then finds sharp attention, which it does not find from small
@@ -77,8 +77,8 @@ class Position(nn.Module):
 
     def forward(self, inputs: Inputs, nodes: Nodes) -> Float[Tensor, "heads nodes e"]:
         if inputs.projection is None:
-            return pair_attention_impl(inputs, nodes.node_batch)
-        return linear_attention_impl(inputs, nodes.node_batch)[0]
+            return pair_attention(inputs, nodes.node_batch)
+        return linear_attention(inputs, nodes.node_batch)[0]
 
 
 class WindowPosition(Position):
@@ -106,7 +106,7 @@ class WindowPosition(Position):
     def forward(self, inputs: Inputs, nodes: Nodes) -> Float[Tensor, "heads nodes e"]:
         with full_precision(inputs.query.device):
             near = self._near(inputs, nodes.near)
-        return window_attention_impl(inputs, near, nodes.node_batch)
+        return window_attention(inputs, near, nodes.node_batch)
 
     def _near(self, inputs: Inputs, pairs: SortedPairs) -> Near:
         """Biases of the pairs, and terms of their values."""
@@ -455,7 +455,7 @@ class ClippedPosition(Position):
     def forward(self, inputs: Inputs, nodes: Nodes) -> Float[Tensor, "heads nodes e"]:
         (query, _, value), content = inputs[:3], self.key_heads
         by_distance = inputs._replace(query=query[content:], value=value[content:])
-        out = clipped_attention_impl(by_distance, self.distance_table, nodes.near, nodes.node_batch)
+        out = clipped_attention(by_distance, self.distance_table, nodes.near, nodes.node_batch)
         if not content:
             return out
         by_content = inputs._replace(query=query[:content], value=value[:content])
