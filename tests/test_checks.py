@@ -80,7 +80,7 @@ CASES = [
     ("matrices must be closed under products", lambda: FiniteGroup(C4.matrices[:3])),
     ("dim must be 2 or 3, got 4", lambda: trivial(4)),
     (r"matrices must have shape \(n, d, d\)", lambda: from_generators(torch.zeros(3))),
-    ("max_order=200", lambda: from_generators([TURN])),
+    ("matrices must generate at most 200 elements", lambda: from_generators([TURN])),
     ("window_shape must be 'square' where kernel_size is None", lambda: Window(2, None, "disk")),
     (r"at least one pixel .* got \(4, 0\)", lambda: Window(2, 5).check((4, 0))),
     ("spatial must be given", lambda: Window(2, None).offsets()),

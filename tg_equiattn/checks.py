@@ -91,7 +91,7 @@ def refuse_unknown_arguments(public: Iterable[Any]) -> None:
     for made in public:
         known = _known_arguments(made) if isinstance(made, type) else None
         if known is not None:
-            made.__init__ = _refusing(made.__name__, made.__init__, known)
+            made.__init__ = _refusing(made, made.__init__, known)
 
 
 def _known_arguments(made: Any) -> list[str] | None:
@@ -107,15 +107,18 @@ def _known_arguments(made: Any) -> list[str] | None:
     return None
 
 
-def _refusing(title: str, constructor: Callable[..., None], known: list[str]) -> Callable[..., None]:
+def _refusing(made: Any, constructor: Callable[..., None], known: list[str]) -> Callable[..., None]:
+    """A constructor that refuses unknown keywords. ``old_arguments`` of a class says what to write for old ones."""
+
     @functools.wraps(constructor)
     def checked(*arguments: Any, **named: Any) -> None:
         for name in named:
             if name not in known:
-                nearest = _nearest(name, known)
-                hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+                nearest, old = _nearest(name, known), getattr(made, "old_arguments", {}).get(name)
+                hint = f"; {old}." if old else f"; did you mean {nearest[0]!r}?" if nearest else "."
                 raise TypeError(
-                    f"{title}() got an unexpected keyword argument {name!r}{hint} Its arguments are {', '.join(known)}"
+                    f"{made.__name__}() got an unexpected keyword argument {name!r}{hint} Its arguments are "
+                    f"{', '.join(known)}"
                 )
         constructor(*arguments, **named)
 

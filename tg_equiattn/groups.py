@@ -17,6 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 _TOLERANCE = 1e-6
+_LARGEST = 200  # elements of a group from generators
 
 
 class _Elements:
@@ -288,17 +289,16 @@ def icosahedral() -> FiniteGroup:
     return from_generators([fifth, third], name="icosahedral")
 
 
-def from_generators(matrices: Tensor | Sequence, *, max_order: int = 200, name: str = "FiniteGroup") -> FiniteGroup:
+def from_generators(matrices: Tensor | Sequence, *, name: str = "FiniteGroup") -> FiniteGroup:
     """The smallest finite group that contains the given orthogonal matrices.
 
     Args:
         matrices: The generators, ``(n, d, d)`` with ``d`` 2 or 3.
-        max_order: Largest allowed number of elements. The default is 200.
         name: Name that ``repr`` shows. The default is ``"FiniteGroup"``.
 
     Raises:
-        ValueError: if ``matrices`` has another shape, if a matrix is not orthogonal, or if the group has more than
-            ``max_order`` elements.
+        ValueError: if ``matrices`` has another shape, if a matrix is not orthogonal, or if the group has more than 200
+            elements.
     """
     generators = torch.as_tensor(matrices, dtype=torch.float64, device="cpu")
     if generators.ndim != 3 or generators.shape[-1] != generators.shape[-2]:
@@ -311,9 +311,9 @@ def from_generators(matrices: Tensor | Sequence, *, max_order: int = 200, name: 
             if not _matches(product, elements).any():
                 elements = torch.cat([elements, _snap(product[None])])
         frontier = elements[before:]
-        if len(elements) > max_order:
+        if len(elements) > _LARGEST:
             raise ValueError(
-                f"matrices must generate at most max_order={max_order} elements, got more; check that rotations are by "
-                "fractions of a full rotation, or increase max_order"
+                f"matrices must generate at most {_LARGEST} elements, got more; check that rotations are by fractions "
+                "of a full rotation"
             )
     return FiniteGroup(elements, name=name)

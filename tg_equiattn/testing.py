@@ -17,6 +17,7 @@ __all__ = ["act", "dilation_errors", "equivariance_error", "off_lattice_errors"]
 # Largest allowed error relative to the largest output, for modules with random parameters.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 _WAVES = 6  # number of plane waves in each channel of smooth images
+_WAVELENGTH = 20  # their root mean square wavelength in pixels
 
 Group = FiniteGroup | DilationGroup
 Action = Callable[[Tensor, Group, int], Tensor]
@@ -155,17 +156,16 @@ def _difference(moved: Tensor, target: Tensor, expected: Tensor) -> Tensor:
 @torch.no_grad()
 def off_lattice_errors(
     module: nn.Module | Callable[[Tensor], Tensor], group: Group, shape: Sequence[int], *,
-    elements: Iterable[int] | None = None, wavelength: float = 20.0, dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
+    elements: Iterable[int] | None = None, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu",
 ) -> dict[int, float]:  # fmt: skip
     r"""Relative errors of a module on smooth images, for group elements that do not map the pixel grid to itself.
 
     .. math:: \mathrm{rms}\,\big(f(L_g x)(0, k) - f(x)(0, g^{-1} k)\big) \,/\, \mathrm{rms}\, f(x)(0, k)
 
-    Here 0 is the middle pixel, which no element moves, and k are group elements. Images are random plane waves that
-    vanish near the border. They are evaluated at the rotated pixels, so that there is no interpolation error. The error
-    comes from the pixel grid: windows and borders do not rotate, and sums over pixels replace integrals. Expect errors
-    of some percent instead of rounding errors.
+    Here 0 is the middle pixel, which no element moves, and k are group elements. Images are random plane waves with a
+    root mean square wavelength of 20 pixels, which vanish near the border. They are evaluated at the rotated pixels, so
+    that there is no interpolation error. The error comes from the pixel grid: windows and borders do not rotate, and
+    sums over pixels replace integrals. Expect errors of some percent instead of rounding errors.
 
     Args:
         module: Any map from a tensor to a tensor. Call ``eval()`` first if it has dropout.
@@ -174,7 +174,6 @@ def off_lattice_errors(
             features.
         elements: Indices of the elements to measure. ``None`` means all isometries that do not map the pixel grid to
             itself.
-        wavelength: Root mean square wavelength of the images, in pixels. The default is 20.
         dtype: Dtype of the input. The default is float64.
         device: Device of the input. The default is the CPU.
 
@@ -197,7 +196,7 @@ def off_lattice_errors(
     _check_axes("shape", shape, group)
     spatial, functions = tuple(shape[-group.dim :]), (*shape[: -group.dim], _WAVES)
     wavevectors = torch.randn(*functions, group.dim, dtype=torch.float64, device="cpu")
-    wavevectors = wavevectors * (2 * math.pi / wavelength / math.sqrt(group.dim))
+    wavevectors = wavevectors * (2 * math.pi / _WAVELENGTH / math.sqrt(group.dim))
     phases = 2 * math.pi * torch.rand(functions, dtype=torch.float64, device="cpu")
     pos = PixelGrid(spatial).pos(dtype=torch.float64)
     pos = pos - pos.mean(0)

@@ -38,11 +38,15 @@ def test_presets_pin_what_the_papers_have(preset):
     assert {(type(m), m.eps) for m in norms} == {(RegularGlobalNorm, 1e-12)}
 
 
+@pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("name", ["C4", "D4", "mirror"])
-def test_invariance_and_features(on_device, name, randomise):
+def test_invariance_and_features(on_device, name, published, randomise):
     group = GROUPS[name]
-    model = GroupTransformer(group, 2, 5, pools=(0,), crops=1, norm_between=True, **SMALL)
+    if published:
+        model = GEViT(group, 2, 5, pools=(0,), crops=1, norm_between=True, **SMALL)
+    else:
+        model = GroupTransformer(group, 2, 5, pools=(0,), **SMALL)
     model, x = randomise(model).double().eval(), torch.randn(1, 2, 12, 10, dtype=torch.float64)
     assert equivariance_error(model, group, x) <= 1e-10
     assert equivariance_error(model.features, group, x) <= 1e-10
-    assert model.features(x).shape == (1, 8, len(group), 2, 1)
+    assert model.features(x).shape == (1, 8, len(group), *((2, 1) if published else (6, 5)))

@@ -12,7 +12,14 @@ from states import take_weights
 
 from tg_equiattn.group.layers import RegularBatchNorm, SpatialCrop, SpatialMaxPool
 from tg_equiattn.groups import cyclic, dihedral, dyadic
-from tg_equiattn.nn import GlobalGroupAttention, GlobalPooling, GroupTransformer, RegularGlobalNorm, RegularLayerNorm
+from tg_equiattn.nn import (
+    GEViT,
+    GlobalGroupAttention,
+    GlobalPooling,
+    GroupTransformer,
+    RegularGlobalNorm,
+    RegularLayerNorm,
+)
 from tg_equiattn.testing import act
 
 D4 = GROUPS["D4"]
@@ -148,17 +155,18 @@ def test_blocks(options, randomise):
     assert mask_error(block.eval(), image(D4, (5, 6), True), torch.rand(2, 5, 6) < 0.6, D4) <= 1e-10
 
 
-@pytest.mark.parametrize("attention", ["group", "global"])
-def test_models(attention, randomise):
+@pytest.mark.parametrize("kind", [GroupTransformer, GEViT])
+def test_models(kind, randomise):
     """Images of several sizes in one batch, padded: logits are those of each image alone."""
-    options = {"channels": (4, 5), "heads": 2, "kernel_size": 3, "pools": (1,), "attn_type": attention}
-    model = randomise(GroupTransformer(D4, 2, 3, **options, crops=(1, 0)), 0.4).double().eval()
+    options = {"channels": (4, 5), "heads": 2, "kernel_size": 3, "pools": (1,)}
+    crops = {"crops": (1, 0)} if kind is GEViT else {}
+    model = randomise(kind(D4, 2, 3, **options, **crops), 0.4).double().eval()
     x, mask = image(D4, (12, 10), False)[:, :2], torch.zeros(2, 12, 10, dtype=torch.bool)
     mask[0, :8, :6], mask[1, 2:, :10] = True, True
     # crops take rows from every side: of the images, not of the batch, hence the margin of one pixel
     padded = torch.nn.functional.pad(poisoned(x, mask), [2] * 4)
     outer = torch.nn.functional.pad(mask, [2] * 4)
-    whole = GroupTransformer(D4, 2, 3, **options).double().eval()
+    whole = kind(D4, 2, 3, **options).double().eval()
     take_weights(whole, model)
     logits = whole(padded, outer)
     for n, piece in enumerate((x[:1, :, :8, :6], x[1:, :, 2:, :10])):

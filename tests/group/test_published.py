@@ -10,8 +10,9 @@ from published_models import (
     elements,
 )
 
+from tg_equiattn.group.group_transformer import Classifier
 from tg_equiattn.groups import cyclic, dihedral, mirror
-from tg_equiattn.nn import GEViT, GroupTransformer
+from tg_equiattn.nn import GEViT
 
 GROUPS = {
     "C4": (cyclic(4), elements(4)),
@@ -112,5 +113,5 @@ def test_whole_models(preset, name, window, sizes, randomise):
 )
 def test_other_settings_are_other_models(change, randomise):
     """Negative control: each of the settings that presets pin matters."""
-    other = GroupTransformer(GROUPS["C4"][0], 1, 10, **ROTMNIST | change)
+    other = Classifier(GROUPS["C4"][0], 1, 10, **ROTMNIST | change)
     assert difference(*networks("rotmnist", "C4", 5, NARROW["rotmnist"], randomise, ours=other)) > 1e-9

@@ -8,6 +8,7 @@ from tg_equiattn.group.encodings import relation_index
 from tg_equiattn.group.layers import SpatialCrop
 from tg_equiattn.groups import cyclic, dyadic
 from tg_equiattn.nn import (
+    GEViT,
     GlobalGroupAttention,
     GroupLinear,
     GroupTransformer,
@@ -73,11 +74,12 @@ REFUSED = [
     (FINITE, lambda: relation_index(SCALES)),
     ("norm must be 'batch' or 'layer' for groups of scales", scaled(block, norm="global")),
     ("crop must be .* for groups of scales.*twice as large", scaled(block, crop=1)),
-    ("crops must be .* for groups of scales.*twice as large", model(SCALES, crops=(1, 0))),
+    ("pools must be .* for groups of scales.*twice as large", model(SCALES, pools=(1,))),
     (r"kernel_size must be at most \(1, 3\) .*\(3, 6\), .* once at the largest scale, 4, got 3",
      circular(SCALES, 3, 3, 6)),
     ("pools must be block numbers from 0 to 2", model(pools=(3,))),
-    (r"crops must be one number or 2 \(one for each block\), got \(1,\)", model(crops=(1,))),
+    (r"crops must be one number or 2 \(one for each block\), got \(1,\)",
+     lambda: GEViT(C4, 1, 5, channels=(6, 8), crops=(1,))),
     ("attn_kwargs must not have context_channels", model(attn_kwargs={"context_channels": 3})),
     ("multiples of the pool's kernel_size=2", given(model(pools=(0,))(), 2, 1, 9, 9)),
     *((message, lambda context=context: attention(C4, context_channels=5)(X, context=context))

@@ -12,6 +12,7 @@ from ewald import Own
 from hosts import HOSTS
 from public_names import PUBLIC
 
+from tg_equiattn.group.group_transformer import PUBLISHED
 from tg_equiattn.groups import cyclic, dihedral, dyadic
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention
 
@@ -112,10 +113,10 @@ MODEL = {
     "input_dropout": equal(TRAINING, 0.0, 0.5), "pool_dropout": equal(TRAINING, 0.0, 0.5, pools=(1,)),
 }  # fmt: skip
 TRANSFORMER = {
-    **MODEL,
+    **rows_of(MODEL, *PUBLISHED),
     "group: scales": refused(dyadic(2), dyadic(3)), "relation": refused("frame", "relative", "ge_vit"),
     "norm": refused("batch", "layer", "global"),
-    "attn_type": refused("group", "global"), "attn_kwargs": refused({}, {"padding_mode": "circular"}),
+    "attn_kwargs": refused({}, {"padding_mode": "circular"}),
 }  # fmt: skip
 FRAMES = {
     "group": refused(C4, D2), "channels": refused(8, 4), "heads": refused(2, 4), "heads: default": equal(SAME, None, 1),

@@ -256,7 +256,7 @@ CORE = {
         2, 6, 4, 5, 6, masked=True, context=6,
     ),
     "GroupAttentionBlock": layer(lambda: group_layers.block(C4, 6, 8), 2, 6, 4, 5, 4),
-    "GroupTransformer": transformer(dihedral(2), 2, shape=(12, 10), channels=(6, 8), pools=(1,), crops=1),
+    "GroupTransformer": transformer(dihedral(2), 2, shape=(12, 10), channels=(6, 8), pools=(1,)),
     "GroupTransformer masked": transformer(masked=True, attn_kwargs={"padding_mode": "circular"}),
     "GroupTransformer batch": transformer(norm="batch"),
     "GroupAttention rotary": attention(

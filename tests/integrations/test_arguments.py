@@ -98,6 +98,7 @@ def test_an_unknown_argument_is_refused_by_the_public_class(host, name):
         ("e3nn", "IrrepsEwaldAttention", "num_heads", "heads"),
         ("nn", "GroupTransformer", "kernal_size", "kernel_size"),
         # arguments of the base class or of the core that a layer does not have
+        ("nn", "GroupTransformer", "depth", None),
         ("nn", "LiftingAttention", "relation", None), ("nn", "GlobalGroupAttention", "stride", None),
         ("escnn", "R2GroupAttention", "context_channels", None),
         ("escnn", "R2FrameTransformer", "pool", None),
@@ -109,3 +110,9 @@ def test_the_right_word(host, name, argument, right):
         kind(**{argument: 1})
     hint = "." if right is None else f"; did you mean {right!r}?"
     assert str(error.value).startswith(f"{name}() got an unexpected keyword argument {argument!r}{hint} Its arguments")
+
+
+def test_old_arguments():
+    for name, new in nn.GroupTransformer.old_arguments.items():
+        with pytest.raises(TypeError, match=rf"GroupTransformer\(\) got .* argument '{name}'; {re.escape(new)}\. Its "):
+            nn.GroupTransformer(**{name: 1})

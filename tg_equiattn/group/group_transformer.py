@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
 from .. import checks
-from ..groups import AnyGroup, DilationGroup, FiniteGroup
+from ..groups import AnyGroup, DilationGroup, FiniteGroup, Group
 from ..linear.random_features import DrawsFeatures
 from ..modules import StoresSettings
 from . import layers
@@ -154,55 +154,15 @@ class GroupAttentionBlock(layers.Masked, DrawsFeatures, StoresSettings):
         return swish(layers.call_masked(norm, x, mask)), context, context_mask
 
 
-ATTENTION: dict[str, Any] = {"group": GroupAttention, "global": GlobalGroupAttention}
+# arguments that GEViT alone has
+PUBLISHED = "lifting_channels", "norm_between", "crops", "dropout", "input_dropout", "pool_dropout"
 LIFTING = frozenset(inspect.signature(LiftingAttention).parameters)
 
 
 @checks.arguments
-class GroupTransformer(DrawsFeatures, StoresSettings):
-    r"""Lifting attention, norm, swish, group attention blocks, a pointwise classifier, pooling over space and group.
-
-    The logits are invariant under the group and, up to borders, crops and pools, under translations. With
-    ``trivial(2)`` the model is equivariant to translations alone.
-
-    Args:
-        group: The finite group, or scales times one (:func:`tg_equiattn.groups.dyadic`), then without pools and crops.
-        in_channels: Channels of the images or volumes.
-        num_classes: Number of logits.
-        channels: Output channels of each block; their number is the number of blocks.
-        lifting_channels: Output channels of the lifting layer. ``None`` means those of the first block.
-        heads: Attention heads of every layer.
-        kernel_size: Odd side of the windows in pixels, a side for each axis, or ``None`` for attention to all pixels.
-        relation: Which group elements meet in the blocks, as in :class:`GroupAttention`. ``None`` means ``"frame"``,
-            and ``"relative"`` for groups of scales.
-        norm: Normalization of :class:`GroupAttentionBlock`: ``"batch"``, ``"layer"`` or ``"global"``.
-        norm_between: Whether a norm and a swish follow every block.
-        pools: Blocks after which space is max-pooled 2 x 2, counted from 1; 0 means after lifting.
-        crops: Pixels to remove at each side within each block, before its bottleneck: one number for all blocks, or one
-            for each.
-        dropout: Probability, in training, of dropping an attention weight and an output of attention.
-        input_dropout: Probability of dropping a number of the input in training.
-        pool_dropout: Probability of dropping a number before each pool in training.
-        attn_type: ``"group"`` for :class:`GroupAttention`, ``"global"`` for :class:`GlobalGroupAttention`.
-        attn_kwargs: Further arguments of the attention layers of the blocks. The lifting layer gets those that
-            :class:`LiftingAttention` has.
-
-    Shapes:
-        ``(B, in_channels, *spatial)`` -> ``(B, num_classes)``. Crops and pools must leave pixels. A pool refuses an odd
-        side, because the row it would leave out breaks the symmetry.
-
-    Raises:
-        ValueError: if an argument is not allowed, or does not fit another one.
-
-    Source: the architecture of GSA-Nets Fig. F.1 and GE-ViT Fig. 3, which :class:`GEViT` is exactly.
-
-    Example:
-        >>> import torch
-        >>> from tg_equiattn.groups import cyclic
-        >>> model = GroupTransformer(cyclic(4), 1, 10, channels=(8, 8), heads=2, kernel_size=3)
-        >>> model(torch.randn(2, 1, 9, 9)).shape
-        torch.Size([2, 10])
-    """
+class Classifier(StoresSettings):
+    """Lifting attention, norm, swish, group attention blocks, a pointwise classifier, pooling over space and group. See
+    :class:`GroupTransformer` and :class:`GEViT`, which have some of the arguments each."""
 
     def __init__(
         self, group: AnyGroup, in_channels: int, num_classes: checks.Count, *,
@@ -210,10 +170,9 @@ class GroupTransformer(DrawsFeatures, StoresSettings):
         kernel_size: int | tuple[int, ...] | None = 5, relation: str | None = None, norm: str = "batch",
         norm_between: bool = False, pools: Sequence[int] = (), crops: checks.Whole | Sequence[checks.Whole] = 0,
         dropout: checks.Probability = 0.0, input_dropout: checks.Probability = 0.0,
-        pool_dropout: checks.Probability = 0.0, attn_type: str = "group", attn_kwargs: Mapping[str, Any] | None = None,
+        pool_dropout: checks.Probability = 0.0, attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        checks.choice("attn_type", attn_type, ATTENTION)
         if not channels:
             raise ValueError(f"channels must hold the width of at least one block, got {channels!r}")
         width = channels[0] if lifting_channels is None else lifting_channels
@@ -222,7 +181,7 @@ class GroupTransformer(DrawsFeatures, StoresSettings):
             raise ValueError(f"crops must be one number or {len(channels)} (one for each block), got {crops!r}")
         if not set(pools) <= set(range(len(channels) + 1)):
             raise ValueError(f"pools must be block numbers from 0 to {len(channels)}, got {pools!r}")
-        check_scales(group, norm, crops=tuple(filter(None, margins)), pools=tuple(pools))
+        check_scales(group, norm, pools=tuple(pools))
         settings: dict[str, Any] = {"heads": heads, "kernel_size": kernel_size, "dropout": dropout}
         settings |= attn_kwargs or {}
         if "context_channels" in settings:
@@ -244,7 +203,7 @@ class GroupTransformer(DrawsFeatures, StoresSettings):
 
         stages: list[nn.Module] = pool() if 0 in pools else []
         for number, (out, crop) in enumerate(zip(channels, margins, strict=True), start=1):
-            attention = ATTENTION[attn_type](group, width, out, **self._width_of_heads(group, out) | settings)
+            attention = GroupAttention(group, width, out, **self._width_of_heads(group, out) | settings)
             stages.append(GroupAttentionBlock(attention, norm=norm, dropout=dropout, crop=crop))
             stages += [layers.make_norm(norm, out), nn.SiLU()] if norm_between else []
             stages += pool() if number in pools else []
@@ -277,11 +236,56 @@ class GroupTransformer(DrawsFeatures, StoresSettings):
         return self.pooling(scores, None if mask is None else layers.mask_after(self.blocks, mask))
 
 
+@checks.arguments_of(Classifier, *PUBLISHED)
+class GroupTransformer(Classifier):
+    r"""Lifting attention, norm, swish, group attention blocks, a pointwise classifier, pooling over space and group.
+
+    The logits are invariant under the group and, up to borders and pools, under translations. With
+    ``trivial(2)`` the model is equivariant to translations alone.
+
+    Args:
+        group: The finite group, or scales times one (:func:`tg_equiattn.groups.dyadic`), then without pools.
+        in_channels: Channels of the images or volumes.
+        num_classes: Number of logits.
+        channels: Output channels of each block; their number is the number of blocks.
+        heads: Attention heads of every layer.
+        kernel_size: Odd side of the windows in pixels, a side for each axis, or ``None`` for attention to all pixels.
+        relation: Which group elements meet in the blocks, as in :class:`GroupAttention`. ``None`` means ``"frame"``,
+            and ``"relative"`` for groups of scales.
+        norm: Normalization of :class:`GroupAttentionBlock`: ``"batch"``, ``"layer"`` or ``"global"``.
+        pools: Blocks after which space is max-pooled 2 x 2, counted from 1; 0 means after lifting.
+        attn_kwargs: Further arguments of the attention layers of the blocks. The lifting layer gets those that
+            :class:`LiftingAttention` has.
+
+    Shapes:
+        ``(B, in_channels, *spatial)`` -> ``(B, num_classes)``. Pools must leave pixels. A pool refuses an odd
+        side, because the row it would leave out breaks the symmetry.
+
+    Raises:
+        ValueError: if an argument is not allowed, or does not fit another one.
+
+    Source: the architecture of GSA-Nets Fig. F.1 and GE-ViT Fig. 3, which :class:`GEViT` is exactly.
+
+    Example:
+        >>> import torch
+        >>> from tg_equiattn.groups import cyclic
+        >>> model = GroupTransformer(cyclic(4), 1, 10, channels=(8, 8), heads=2, kernel_size=3)
+        >>> model(torch.randn(2, 1, 9, 9)).shape
+        torch.Size([2, 10])
+    """
+
+    old_arguments: ClassVar = dict.fromkeys(PUBLISHED, "GEViT, the papers' model, has it") | {
+        "attn_type": "make GroupAttentionBlock with a GlobalGroupAttention",
+        "dropout": "attn_kwargs={'dropout': ...} drops attention weights, and GEViT outputs of attention, too",
+    }
+
+
 EPS = 1e-12  # of the published norms in encodings
 
 
+@checks.arguments_of(Classifier, "relation", "norm", "attn_kwargs")
 @checks.arguments
-class GEViT(GroupTransformer):
+class GEViT(Classifier):
     r"""The published GE-ViT: :class:`GroupTransformer` with relation ``"ge_vit"`` and global norms.
 
     Heads have half of the output channels of their layer, encodings are axial, windows square, and there is no
@@ -323,16 +327,12 @@ class GEViT(GroupTransformer):
     """
 
     def __init__(
-        self, group: FiniteGroup, in_channels: int, num_classes: int, *, channels: Sequence[int] = (20,) * 5,
-        lifting_channels: int | None = None, heads: int = 9, kernel_size: int | tuple[int, ...] | None = 5,
-        norm_between: bool = False, pools: Sequence[int] = (), crops: int | Sequence[int] = 0, dropout: float = 0.1,
-        input_dropout: float = 0.0, pool_dropout: float = 0.0,
+        self, group: Group, in_channels: int, num_classes: int, *, heads: int = 9, dropout: float = 0.1,
+        **arguments: Any,
     ) -> None:  # fmt: skip
         super().__init__(
-            group, in_channels, num_classes, channels=channels, lifting_channels=lifting_channels, heads=heads,
-            kernel_size=kernel_size, relation="ge_vit", norm="global", norm_between=norm_between, pools=pools,
-            crops=crops, dropout=dropout, input_dropout=input_dropout, pool_dropout=pool_dropout,
-            attn_kwargs={"encoding": "axial", "window_shape": "square", "locality": None},
+            group, in_channels, num_classes, heads=heads, dropout=dropout, relation="ge_vit", norm="global",
+            attn_kwargs={"encoding": "axial", "window_shape": "square", "locality": None}, **arguments,
         )  # fmt: skip
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):  # all of them are in encodings
