@@ -244,7 +244,7 @@ def _warn_of_remainder(
 def blocks_of(kind: str, after: Any, count: int) -> tuple[int, ...]:
     """The blocks of a model, of ``count``, that attention follows; ``None`` means the first one."""
     blocks = (0,) if after is None else tuple(after) if isinstance(after, Sequence) else ()
-    if not blocks or any(not isinstance(n, int) or not 0 <= n < count for n in blocks) or len({*blocks}) < len(blocks):
+    if not blocks or any(type(n) is not int or not 0 <= n < count for n in blocks) or len({*blocks}) < len(blocks):
         raise ValueError(f"after must be different {kind} from 0 to {count - 1}, such as (0,), got {after!r}")
     return blocks
 

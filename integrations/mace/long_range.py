@@ -337,7 +337,7 @@ def without_long_range(model: MACE) -> MACE:
 
 @arguments
 def add_long_range(
-    model: Any, after: Sequence[int] | None = None, *,
+    model: Any, after: Any = None, *,
     charges: Mapping[str, float] | Literal["predicted"] | None = None, batch: Any,
     learn: bool | Literal["scale"] = False, dielectric: float = 1.0, width: float | None = None, gain: float = 0.0,
     error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None, **attn_kwargs: Any,

@@ -129,8 +129,8 @@ def test_every_parameter_learns():
 
 
 def test_what_is_refused():
-    for after in ((), (2,), (0, 0), (-1,), (0.0,), "0", 0):
-        with pytest.raises(ValueError, match="after must be different layers from 0 to 1"):
+    for after in ((), (2,), (0, 0), (-1,), (0.0,), (True,), ("0",), "0", 0, {0}):
+        with pytest.raises(ValueError, match=r"after must be different layers from 0 to 1, such as \(0,\), got"):
             make_nequip(after=after)
     for options, message in (
         ({"width": 0.0}, "width must be a positive number"),
