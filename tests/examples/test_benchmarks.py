@@ -1,8 +1,11 @@
-"""The benchmarks' clock, their --device, and a small run."""
+"""The benchmarks: --device, rows of tables, small runs."""
 
 import argparse
 
+import long_context
 import pytest
+import torch
+from defaults import CASES, measure, tiny
 from harness.devices import add_device, checked_device, index_of
 from running import run
 
@@ -37,3 +40,16 @@ def test_a_small_run(tmp_path, name):
     rows = [line.split("|")[1:-1] for line in table.read_text().splitlines() if line.startswith(begin)]
     assert len(rows) == count
     assert not [row for row in rows if "out of memory" in row]
+
+
+@pytest.mark.parametrize("name", ["R2LiftingAttention, C4", "RelativePerformerConv, pairs", "IrrepsEwaldAttention"])
+def test_a_row_of_the_table_at_the_defaults(name):
+    _, make = CASES[name]
+    cells = measure(make, "tiny", 1, "cpu")
+    assert len(cells) == 6
+    assert all(float(cell) > 0 for cell in (*cells, *tiny(make, 1, "cpu")))
+
+
+def test_the_published_convolution_and_ours_compute_the_same():
+    q, k = torch.randn(2, 3, 19, 3)
+    torch.testing.assert_close(long_context.PublishedConv()(q, k), long_context.LongConv()(q, k), rtol=1e-4, atol=1e-5)

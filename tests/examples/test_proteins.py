@@ -5,7 +5,6 @@ import dataclasses
 import torch
 from data.protein_sets import sets
 from data.proteins import BEAD, clusters, drag, mobility, response, rigid_motions, split, stiffness, synthetic
-from harness.training import parameters
 from proteins import ProteinsStudy, batches, build
 
 SMALL = {  # settings of models and of synthetic proteins
@@ -65,12 +64,6 @@ def test_drag_is_that_of_beads():
     forces, moves = drag(pos).flatten(0, 1), torch.eye(3).double().repeat(17, 1)
     assert torch.allclose(mobility(pos) @ forces, moves)
     assert torch.linalg.eigvalsh(mobility(pos)).min() > 0
-
-
-def test_models_are_of_one_size():
-    sizes = {run.models[0]: parameters(build(run)) for run in ProteinsStudy().runs()}
-    assert max(sizes.values()) < 1.05 * sizes["Ewald"], sizes
-    assert min(sizes.values()) > 0.95 * sizes["Ewald"], sizes
 
 
 def turned(graph, matrix, shift):
