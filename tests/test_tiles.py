@@ -79,6 +79,7 @@ def test_closures_are_refused():
         tiled(window, [Tile(y, (WHOLE,), (WHOLE,))], (d(3),), ())
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's attention, compiled
 @pytest.mark.parametrize("kernel_size", [3, None])
 def test_transforms_of_a_backward_that_begin_after_the_forward(kernel_size):
     """Batched gradients are no state of a thread or of a context: the gradients themselves say so."""

@@ -106,8 +106,9 @@ def _of_queries(
 class _SecondDerivatives(torch.autograd.Function):
     """The identity for the output of torch's attention, which chooses how its gradient is computed.
 
-    torch's fast kernels have no second derivatives. In an ordinary backward pass, the gradient goes on through torch's
-    attention. If gradients are being recorded in backward, it goes through the definition instead.
+    torch's fast kernels have no second derivatives and no rules for transforms. In an ordinary backward pass, the
+    gradient goes on through torch's attention. If gradients are being recorded in backward, or are transformed, it goes
+    through the definition instead.
     """
 
     @staticmethod
@@ -118,12 +119,14 @@ class _SecondDerivatives(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        if not torch.is_grad_enabled():
+        recorded = torch.is_grad_enabled()
+        if not recorded and not is_transformed(grad):
             return grad, None, None, None, None, None
         q, k, v, mask = ctx.saved_tensors
-        q, k, v = (x.view_as(x) for x in (q, k, v))
+        with torch.enable_grad():
+            q, k, v = (x.view_as(x) for x in (q, k, v))
+            out = _plain_attention(q, k, v, mask, 0.0, ctx.scale)
         needed = ctx.needs_input_grad[1:4]
         wanted = [x for x, wants in zip((q, k, v), needed, strict=True) if wants]
-        out = _plain_attention(q, k, v, mask, 0.0, ctx.scale)
-        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=recorded))
         return None, *(next(found) if wants else None for wants in needed), None, None

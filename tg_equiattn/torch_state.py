@@ -57,18 +57,18 @@ def _in_functorch() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def is_transformed(*gradients: Tensor | None) -> bool:
-    """True in a transform of ``torch.func``, in forward-mode differentiation, and for batched gradients, those of
-    ``torch.autograd.grad(..., is_grads_batched=True)``."""
+def is_transformed(*arguments: Any) -> bool:
+    """True in a transform of ``torch.func``, in forward-mode differentiation, and if one of the arguments is a batched
+    gradient, as ``torch.autograd.grad(..., is_grads_batched=True)`` makes them."""
     if _in_functorch() or forward_ad._current_level >= 0:
         return True
-    return any(x is not None and is_legacy_batchedtensor(x) for x in gradients)
+    return any(isinstance(x, Tensor) and is_legacy_batchedtensor(x) for x in arguments)
 
 
-def is_eager(*gradients: Tensor | None) -> bool:
-    """True if torch runs operation by operation. Only then checkpoints, autograd functions with second derivatives of
-    their own, and writing into results pay off or work at all."""
-    return not (torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed(*gradients))
+def is_eager(*arguments: Any) -> bool:
+    """True if torch runs operation by operation on these arguments. Only then checkpoints, autograd functions with
+    second derivatives of their own, and writing into results pay off or work at all."""
+    return not (torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed(*arguments))
 
 
 def is_observed() -> bool:
@@ -121,7 +121,7 @@ def by_form(definition: Callable[..., _T], fast: Callable[..., _T], traced: bool
         if torch.compiler.is_compiling():
             is_fast = traced and not (is_exported() or is_transformed())
         else:
-            is_fast = is_eager(*[x for x in arguments if isinstance(x, Tensor)])
+            is_fast = is_eager(*arguments)
         return (fast if is_fast else definition)(*arguments)
 
     return function
