@@ -6,6 +6,8 @@ import torch
 from attention_operands import group_attention
 
 from tg_equiattn import functional as F
+from tg_equiattn.chains.long_conv import long_convolution
+from tg_equiattn.chains.vector_attention import vector_attention
 from tg_equiattn.graphs import NeighborList
 from tg_equiattn.grids import Window
 from tg_equiattn.group.encodings import relation_index
@@ -71,12 +73,12 @@ def test_charges():
 def test_vector_attention():
     # the cross product a z of x and a y, of length sqrt 2 ln 3, weighs 3/4, that of x and 0 1/4: 1/2 · 3/4 · a y
     a, (x, y, _) = 2**0.5 * LOG3, torch.eye(3)
-    q, k, v = (torch.stack(rows).view(1, 2, 1, 3) for rows in ((x, x), (a * y, 0 * y), (x, x)))
-    check(F.vector_attention(q, k, v), 0, 3 * a / 8, 0, 0, 3 * a / 8, 0)
+    q, k, v = (torch.stack(rows).view(1, 1, 2, 3) for rows in ((x, x), (a * y, 0 * y), (x, x)))
+    check(vector_attention(q, k, v, None), 0, 3 * a / 8, 0, 0, 3 * a / 8, 0)
 
 
 def test_hyena_convolution():
     # the mean of q_j k_{i-j}: (1 · 3) / 2 and (1 · 4 + 2 · 3) / 2; circular, the first gets 2 · 4 / 2 more
-    q, k = torch.tensor([1.0, 2.0]).view(1, 2, 1), torch.tensor([3.0, 4.0]).view(1, 2, 1)
-    check(F.scalar_long_conv(q, k, mode="causal"), 1.5, 5.0)
-    check(F.scalar_long_conv(q, k), 5.5, 5.0)
+    q, k = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 4.0]]])
+    check(long_convolution(q, k, 1, None, "causal"), 1.5, 5.0)
+    check(long_convolution(q, k, 1, None, "circular"), 5.5, 5.0)

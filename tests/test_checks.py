@@ -8,10 +8,8 @@ from ewald import Own
 
 from tg_equiattn import checks
 from tg_equiattn import functional as F
-from tg_equiattn.chains.sequences import check_order
 from tg_equiattn.ewald.cells import read_lattice
 from tg_equiattn.graphs import NeighborList, neighbor_list
-from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.grids import PixelGrid, Window, transform_grid
 from tg_equiattn.group.encodings import GroupEncoding
 from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial
@@ -105,11 +103,6 @@ CASES = [
     (r"module must give \(B, C, 8, \*spatial\), got shape \(1, 2, 3, 4, 4\)", lambda: dilation_errors(
         torch.nn.Identity(), dyadic(2, C4), ONE)),
     ("head_channels must be at least 3 for the axial encoding, got 2", lambda: GroupEncoding("axial", 2, 2, 4)),
-    *((message, lambda order=order: check_order(order, NodeBatch.flat(X, BATCH))) for message, order in (
-        (r"order must be int64 of shape \(5,\)", torch.arange(4)),
-        ("order must be a permutation", torch.tensor([0, 2, 1, 3, 4])))),
-    ("order must keep padding", lambda: check_order(
-        torch.tensor([0, 1, 3, 2, 4]), NodeBatch.dense(1, 5, torch.tensor([3]), X.device))),
     ("pixel must be 2 integers", lambda: GroupAttention(C4, 3, 3, heads=1).attention_map(
         torch.ones(1, 3, 4, 5, 5), "ab")),
     ("context_channels must be given with norm='batch'", lambda: GroupAttentionBlock(

@@ -5,7 +5,7 @@ import torch
 from cases import CASES, run
 
 NAMES = [name for name in CASES if "masked" in name] + [
-    "vector_long_conv causal", "SE3HyenaOperator", "VectorSelfAttention",
+    "SE3HyenaOperator", "VectorSelfAttention",
     "EwaldAttention",
 ]  # fmt: skip
 OF_NODES = {"x", "context", "query", "key", "value", "q", "k", "scalars", "vectors", "pos"}

@@ -5,8 +5,7 @@ import torch
 from attention_operands import table_operands
 from torch.library import opcheck
 
-from tg_equiattn import functional as F
-from tg_equiattn.chains.long_conv import lag_convolution
+from tg_equiattn.chains.long_conv import lag_convolution, long_convolution
 from tg_equiattn.graphs.edge_products import csr_edge_dot, csr_edge_sum
 from tg_equiattn.grids import PixelGrid, Window
 from tg_equiattn.group.windows import flat_operands
@@ -55,7 +54,7 @@ FEATURES = {"position": None, "key_channels": 8, "num_random_features": 50, "met
     ("function", "shapes", "measure"),
     [
         (PerformerAttention(16, 16, 2, **FEATURES), [(999, 16)], max),  # no node's features
-        (F.vector_long_conv, [(2, 997, 3, 3)] * 2, sum),
+        (lambda a, b: long_convolution(a, b, 0, None, "circular"), [(9, 2, 997)] * 2, sum),
         (lambda x, h: lag_convolution(x, h), [(3, 2, 3, 997), (2, 1993)], max),  # no spectrum
     ],
 )

@@ -9,7 +9,8 @@ from cases import CASES, FIRST, ONE_A_NAME, moved, run
 from small_groups import GROUPS
 from tf32 import Tf32, round_to_tf32
 
-from tg_equiattn.functional import Gaussian, ewald_attention, vector_attention
+from tg_equiattn.chains.vector_attention import vector_attention
+from tg_equiattn.functional import Gaussian, ewald_attention
 from tg_equiattn.grids import Window
 from tg_equiattn.group.encodings import rotated_offsets
 from tg_equiattn.groups import cyclic
@@ -78,7 +79,7 @@ def test_half_precision_outside_of_autocast(name, dtype):
     if any(True for _ in module.parameters()):
         with pytest.raises(ValueError, match="must be float32 or float64"):
             module(**inputs)
-    elif "attention" in name and name not in ("vector_attention", "ewald_attention"):
+    elif "attention" in name and name != "ewald_attention":
         exact = module(**{n: x.float() if x.is_floating_point() else x for n, x in inputs.items()})
         assert relative(module(**inputs).float(), exact) < torch.finfo(dtype).eps  # rounded twice at most
 
@@ -132,15 +133,15 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_vector_attention(kind):
     """Lengths of cross products are no differences of rounded products, which cancel for parallel vectors."""
-    (change, scale), (q, k, v) = KINDS[kind], torch.randn(3, 2, 31, 3, 3)
+    (change, scale), (q, k, v) = KINDS[kind], torch.randn(3, 2, 3, 31, 3)
     q, k = change(q, k)
     single = [x.requires_grad_() for x in (scale * q, k, v)]
     double = [x.detach().double().requires_grad_() for x in single]
-    exact = vector_attention(*double)
-    direction = torch.randn(2, 31, 3, 3)
+    exact = vector_attention(*double, None)
+    direction = torch.randn(2, 3, 31, 3)
     wanted = torch.autograd.grad((exact * direction).sum(), double)
     with Tf32():
-        out = vector_attention(*single)
+        out = vector_attention(*single, None)
         got = torch.autograd.grad((out * direction).sum(), single)
     assert relative(out, exact) < 2e-3
     for a, b in zip(got, wanted, strict=True):

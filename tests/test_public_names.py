@@ -97,3 +97,21 @@ def test_modules_of_the_core_need_no_import_of_their_own():
     assert all(getattr(tg_equiattn, place) is importlib.import_module(f"tg_equiattn.{place}") for place in core)
     with pytest.raises(AttributeError, match="module 'tg_equiattn' has no attribute 'layers'"):
         tg_equiattn.layers  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("place", "old", "new"),
+    [
+        ("functional", "scalar_long_conv", "SE3HyenaOperator"),
+        ("functional", "vector_long_conv", "SE3HyenaOperator"),
+        ("functional", "vector_attention", "VectorSelfAttention"),
+        ("functional", "geometric_product", "CliffordMLP"),
+        ("nn", "VectorTransformer", r"SE3Hyena\(\.\.\., attention=True\)"),
+    ],
+)
+def test_old_names_raise_an_error_with_the_new_ones(place, old, new):
+    module = importlib.import_module(f"tg_equiattn.{place}")
+    with pytest.raises(ImportError, match=f"tg_equiattn.{place}.{old} is now .*{new}"):
+        exec(f"from tg_equiattn.{place} import {old}")
+    with pytest.raises(AttributeError, match=f"module 'tg_equiattn.{place}' has no attribute 'other'"):
+        module.other  # noqa: B018

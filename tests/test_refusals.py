@@ -9,26 +9,12 @@ from tg_equiattn import functional as F
 
 pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
 
-V, X = torch.ones(3, 5, 2, 3), torch.ones(8)
-
 BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
 KERNELS = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS}
 EWALD = dict.fromkeys(("query", "key"), torch.ones(6, 2, 4, 3)) | {
     "value": torch.ones(6, 2, 2), "pos": torch.arange(18.0).view(6, 3).sin(), "kernels": [F.Coulomb(**KERNELS)],
 }  # fmt: skip
 CUBE = torch.eye(3)
-
-
-def attention(*arguments):
-    return lambda: F.vector_attention(*arguments)
-
-
-def vectors(x):
-    return lambda: F.vector_long_conv(x, x)
-
-
-def product(x, y):
-    return lambda: F.geometric_product(x, y)
 
 
 def ewald(**change):
@@ -40,16 +26,6 @@ def kernels(**change):
 
 
 REFUSED = [
-    ("q must hold vectors, 3 components", attention(V[..., :2], V[..., :2], V[..., :2])),
-    (r"q must have 4 axes, got shape \(5, 2, 3\)", attention(V[0], V[0], V[0])),
-    (r"k must have the shape of q, \(3, 5, 2, 3\), got \(3, 4, 2, 3\)", attention(V, V[:, :4], V)),
-    ("v must be torch.float32 on cpu as q is, got torch.float64 on cpu", attention(V, V, V.double())),
-    ("q must be float32 or float64 on the CPU, or under torch.autocast", attention(V.half(), V.half(), V.half())),
-    (r"lengths must be in \[0, 5\], got 1 to 6", attention(V, V, V, torch.tensor([6, 1, 1]))),
-    ("q must hold vectors, 3 components", vectors(V[..., :2])),
-    ("x must have 8 components", product(torch.ones(3, 7), torch.ones(3, 8))),
-    ("x must be a floating", product(X.long(), X)),
-    ("y must be torch.float32", product(X, X.double())),
     (r"query must be \(T, 2, 4, A\) as kernels are, got \(6, 2, 3, 3\)",
      ewald(**dict.fromkeys(("query", "key"), torch.ones(6, 2, 3, 3)))),
     (r"value must be \(6, 2, V\), got \(5, 2, 2\)", ewald(value=torch.ones(5, 2, 2))),

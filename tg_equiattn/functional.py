@@ -2,9 +2,6 @@
 
 from typing import NoReturn
 
-from .chains.clifford_algebra import geometric_product
-from .chains.long_conv import scalar_long_conv, vector_long_conv
-from .chains.vector_attention import vector_attention
 from .ewald.ewald_attention import charge_energies, ewald_attention
 from .ewald.kernels import Coulomb, Gaussian, Kernel
 
@@ -14,18 +11,18 @@ __all__ = [
     "Kernel",
     "charge_energies",
     "ewald_attention",
-    "geometric_product",
-    "scalar_long_conv",
-    "vector_attention",
-    "vector_long_conv",
 ]
 
 _OLD = {  # old names, and what to write instead
+    "geometric_product": "part of a layer: use tg_equiattn.nn.CliffordMLP",
     "group_attention": "part of a layer: use tg_equiattn.nn.GroupAttention",
     "lifting_attention": "part of a layer: use tg_equiattn.nn.LiftingAttention",
     "linear_attention": "part of a layer: use tg_equiattn.nn.PerformerAttention(..., position=None)",
     "orthogonal_projection": "part of a layer: use tg_equiattn.nn.PerformerAttention",
+    "scalar_long_conv": "part of a layer: use tg_equiattn.nn.SE3HyenaOperator",
     "softmax_features": "part of a layer: use tg_equiattn.nn.PerformerAttention",
+    "vector_attention": "part of a layer: use tg_equiattn.nn.VectorSelfAttention",
+    "vector_long_conv": "part of a layer: use tg_equiattn.nn.SE3HyenaOperator",
     "window_attention": "part of a layer: use tg_equiattn.nn.PerformerAttention",
 }
 

@@ -102,6 +102,7 @@ class StoresSettings(nn.Module):
                 "settings, got an average of several with different settings"
             )
         own, stored = json.loads(self._text()), json.loads(text)
+        stored = {_RENAMED.get(name, name): value for name, value in stored.items()}
         for name in own | stored:
             (mine, shown), (saved, stored_text) = _compared(own.get(name)), _compared(stored.get(name))
             if mine != saved:
@@ -110,6 +111,9 @@ class StoresSettings(nn.Module):
                     f"{stored_text}; to load the weights anyway, remove the keys that end in _extra_state and pass "
                     "strict=False"
                 )
+
+
+_RENAMED = {"length": "length_scale"}  # old names of settings
 
 
 def _compared(value: Any) -> tuple[Any, str]:

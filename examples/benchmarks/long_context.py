@@ -22,7 +22,7 @@ from measure import DIRECTIONS, add_arguments, cell, in_own_process, machine, me
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tg_equiattn.functional import vector_long_conv
+from tg_equiattn.chains.long_conv import long_convolution
 from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention
 
 SCALARS, VECTORS, BATCH = 8, 16, 16
@@ -54,10 +54,11 @@ class PublishedConv(nn.Module):
 
 
 class LongConv(nn.Module):
-    """The same by ``vector_long_conv``."""
+    """The same by the convolution of the layers."""
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        return vector_long_conv(q[:, :, None], k[:, :, None])[:, :, 0]
+        out = long_convolution(q.permute(2, 0, 1), k.permute(2, 0, 1), 0, None, "circular")
+        return out.permute(1, 2, 0)
 
 
 def build(name: str) -> nn.Module:
@@ -127,7 +128,7 @@ def convolutions(options: argparse.Namespace) -> list[str]:
     for tokens in tqdm(options.lengths, desc="convolutions", disable=None):
         for direction in options.directions:
             base: dict | str = "-"
-            for name, title in (("published", "Code 1"), ("conv", "vector_long_conv")):
+            for name, title in (("published", "Code 1"), ("conv", "long convolution")):
                 value = in_own_process(
                     os.path.abspath(__file__), name, tokens, direction, options.device, 3 * options.repeats
                 )

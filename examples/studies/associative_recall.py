@@ -33,7 +33,7 @@ from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit, match_parameters, parameters
 from torch import Tensor, nn
 
-from tg_equiattn.nn import SE3Hyena, VectorTransformer
+from tg_equiattn.nn import SE3Hyena
 
 
 class Shuffled(nn.Module):
@@ -54,7 +54,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "SE(3)-Hyena, implicit filter": SE3Hyena,
     "SE(3)-Hyena, as published": lambda *channels, **options: divided_by_length(SE3Hyena(*channels, **options)),
     "SE(3)-Hyena, shuffled": lambda *channels, **options: Shuffled(SE3Hyena(*channels, **options)),
-    "SE(3)-Transformer": VectorTransformer,
+    "SE(3)-Transformer": functools.partial(SE3Hyena, attention=True),
     "Hyena": functools.partial(Hyena, short_conv=3),
     "Transformer": functools.partial(Transformer, short_conv=3),
 }

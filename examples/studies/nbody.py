@@ -34,21 +34,20 @@ from harness.training import Outcome, Regressor, fit, match_parameters, paramete
 from torch import Tensor, nn
 
 from tg_equiattn.chains.clifford import POSITION, Grades, MultivectorMLP, features, with_position
-from tg_equiattn.chains.operator import OperatorSettings
-from tg_equiattn.chains.se3_hyena import HyenaOperator
-from tg_equiattn.chains.sequences import TokenBatch
-from tg_equiattn.nn import EwaldAttention, SE3Hyena, VectorTransformer
+from tg_equiattn.chains.operator import TokenOperator
+from tg_equiattn.chains.sequences import OperatorSettings, TokenBatch
+from tg_equiattn.nn import EwaldAttention, SE3Hyena
 
 PUBLISHED = ("SE(3)-Hyena", "SE(3)-Hyena + local")  # divided by the number of particles
 LOCAL = {"attn_kwargs": {"local_context": True, "edge_channels": 1}}
-EQUIVARIANT: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
-    "SE(3)-Hyena": (SE3Hyena, {}),
-    "SE(3)-Hyena, radial order": (SE3Hyena, {"order": "radial"}),
-    "SE(3)-Hyena + local": (SE3Hyena, LOCAL),
-    "SE(3)-Transformer": (VectorTransformer, {}),
-    "SE(3)-Transformer + local": (VectorTransformer, LOCAL),
-    "local only": (SE3Hyena, LOCAL),
-    "Ewald attention": (SE3Hyena, {}),
+EQUIVARIANT: dict[str, dict[str, Any]] = {
+    "SE(3)-Hyena": {},
+    "SE(3)-Hyena, radial order": {"order": "radial"},
+    "SE(3)-Hyena + local": LOCAL,
+    "SE(3)-Transformer": {"attention": True},
+    "SE(3)-Transformer + local": {"attention": True, **LOCAL},
+    "local only": LOCAL,
+    "Ewald attention": {},
 }
 PLAIN = {"Hyena": functools.partial(Hyena, norm="forward"), "Transformer": Transformer}
 Model = Literal[
@@ -119,7 +118,7 @@ PRESETS = {
 }  # fmt: skip
 
 
-class LocalOnly(HyenaOperator):
+class LocalOnly(TokenOperator):
     """The operator without its convolution, and without the parameters that only it uses."""
 
     def __init__(self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, options: OperatorSettings) -> None:
@@ -130,7 +129,7 @@ class LocalOnly(HyenaOperator):
         return features(self.out(self.in_grades.parts(self.local(x, tokens.pos, tokens.edges))))
 
 
-class EwaldOperator(HyenaOperator):
+class EwaldOperator(TokenOperator):
     """The operator with Ewald attention in place of convolution and gate."""
 
     def __init__(self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, options: OperatorSettings) -> None:
@@ -147,7 +146,7 @@ class EwaldOperator(HyenaOperator):
         return features(self.out(self.in_grades.parts(x + mixed)))
 
 
-OPERATORS: dict[str, type[HyenaOperator]] = {"local only": LocalOnly, "Ewald attention": EwaldOperator}
+OPERATORS: dict[str, type[TokenOperator]] = {"local only": LocalOnly, "Ewald attention": EwaldOperator}
 
 
 def systems(settings: NBody) -> list[list[Tensor]]:
@@ -178,7 +177,7 @@ def predict(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
         return model(charges, velocities, positions), later
     scalars = torch.stack([charges > 0, charges < 0], -1).to(charges.dtype)
     edges = {}
-    if isinstance(model, SE3Hyena | VectorTransformer) and model.module.options.local_context:
+    if isinstance(model, SE3Hyena) and model.module.options.local_context:
         index = complete_graphs(len(charges), charges.shape[1], charges.device)
         flat = charges.flatten()
         edges = {"edge_index": index, "edge_attr": (flat[index[0]] * flat[index[1]])[:, None]}
@@ -195,10 +194,9 @@ def build(name: str, settings: NBody) -> nn.Module:
         return match_parameters(
             lambda channels: PLAIN[name](2, 1, 0, 1, channels=channels, num_layers=settings.num_layers), wanted
         )
-    kind, extra = EQUIVARIANT[name]
-    model = kind(
+    model = SE3Hyena(
         2, 1, 0, 1, hidden_scalars=settings.scalars, hidden_vectors=settings.vectors, num_layers=settings.num_layers,
-        num_blocks=settings.blocks, **extra,
+        num_blocks=settings.blocks, **EQUIVARIANT[name],
     )  # fmt: skip
     if name in OPERATORS:
         grades = model.module.hidden_grades

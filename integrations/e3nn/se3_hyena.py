@@ -11,10 +11,9 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.chains.operator import FILTERS, OperatorSettings, TokenModel, TokenNetwork
-from tg_equiattn.chains.se3_hyena import HyenaOperator
-from tg_equiattn.chains.self_attention import VectorAttentionOperator
-from tg_equiattn.chains.sequences import ChainArguments
+from tg_equiattn.chains.clifford import Grades
+from tg_equiattn.chains.operator import TokenModel, TokenNetwork, TokenOperator
+from tg_equiattn.chains.sequences import ChainArguments, OperatorSettings, model_settings
 from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.modules import NotScriptable, StoresSettings, reset_children
 from tg_equiattn.torch_state import Tables
@@ -24,17 +23,17 @@ from .layout import Features, IrrepsLike, check_features, columns_by_grade, colu
 
 class IrrepsModule(NotScriptable, StoresSettings):
     """A module that reads node features as tokens by grade, calls a network, and reorders its output. The function
-    ``make`` builds the network from the grades of input, output and hidden tokens and the settings."""
+    ``make`` builds the network from the grades of input, output and hidden tokens."""
 
     def __init__(
-        self, make: Callable[..., TokenNetwork], options: OperatorSettings, irreps_in: IrrepsLike,
+        self, make: Callable[[Grades, Grades, Grades], TokenNetwork], irreps_in: IrrepsLike,
         irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         named = (("irreps_in", self.irreps_in), ("irreps_out", self.irreps_out), ("irreps_hidden", hidden))
-        self.module = make(*(grades_of(name, irreps) for name, irreps in named), options)
+        self.module = make(*(grades_of(name, irreps) for name, irreps in named))
         self.module.check_reachable("irreps_out")
         self._features = Features.of(self.irreps_in)
         self.columns_in = Tables(functools.partial(columns_by_grade, str(self.irreps_in)))
@@ -43,16 +42,11 @@ class IrrepsModule(NotScriptable, StoresSettings):
     def settings(self) -> dict[str, Any]:
         return {"irreps_in": str(self.irreps_in), "irreps_out": str(self.irreps_out)}
 
-    @property
-    def order(self) -> str:
-        """Order of the nodes along their sequence, ``"input"`` or ``"radial"``."""
-        return self.module.options.order
-
     def forward(
         self, x: Tensor, pos: Tensor | None = None, batch: Tensor | None = None, edge_index: Tensor | None = None,
         edge_attr: Tensor | None = None, *, index: Tensor | None = None, chain: Tensor | None = None,
-        ring: Tensor | bool | None = None, order: Tensor | None = None, batch_size: int | None = None,
-        num_chains: int | None = None, max_num_nodes: int | None = None,
+        ring: Tensor | bool | None = None, batch_size: int | None = None, num_chains: int | None = None,
+        max_num_nodes: int | None = None,
     ) -> Tensor:  # fmt: skip
         """Evaluate.
 
@@ -62,9 +56,10 @@ class IrrepsModule(NotScriptable, StoresSettings):
             features of shape ``(nodes, irreps_in.dim)``
 
         pos : `torch.Tensor`, optional
-            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, divided by ``length``, as
-            one more 1o; they must be ``None`` with ``causal=True``, as later nodes change the mean; give large
-            coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to 0.5
+            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, divided by
+            ``length_scale``, as one more 1o; they must be ``None`` with ``causal=True``, as later nodes change the
+            mean; give large coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to
+            0.5
 
         batch : `torch.Tensor`, optional
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
@@ -91,9 +86,6 @@ class IrrepsModule(NotScriptable, StoresSettings):
             the shortest way round the ring, in implicit filters and short convolutions; needs ``filter='implicit'`` and
             ``causal=False``; without it all chains are open
 
-        order : `torch.Tensor`, optional
-            a permutation of the nodes within each graph, of shape ``(nodes,)``, used instead of the module's order
-
         batch_size : int, optional
             number of graphs; by default it is read from ``batch``, which torch.compile cannot do, and for which CUDA
             waits
@@ -115,7 +107,7 @@ class IrrepsModule(NotScriptable, StoresSettings):
         check_features("x", x, self._features, reference)
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
         x = x.to(reference.dtype).index_select(1, self.columns_in(x.device))
-        along = ChainArguments(order, index, chain, num_chains, max_num_nodes, ring)
+        along = ChainArguments(index, chain, ring, num_chains, max_num_nodes)
         out = self.module.run(x, pos, node_batch, along, edge_index, edge_attr)
         return out.index_select(1, self.columns_out(out.device))
 
@@ -165,7 +157,7 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
         ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
         ``pos``; use ``'radial'`` for clouds without an order
 
-    length : float
+    length_scale : float
         length that ``pos`` is divided by, in the unit of ``pos``, by default 1; use the spacing of neighbors, for
         example 3.8 for residues in angstrom
 
@@ -192,14 +184,13 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
     def __init__(
         self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
         filter: str = "data", causal: bool = False, short_conv: int | None = None, order: str = "input",
-        length: float = 1.0, local_context: bool = False, edge_channels: int = 0, num_blocks: int = 1,
+        length_scale: float = 1.0, local_context: bool = False, edge_channels: int = 0, num_blocks: int = 1,
     ) -> None:  # fmt: skip
-        checks.choice("filter", filter, FILTERS)
         options = OperatorSettings(
-            filter=filter, causal=causal, short_conv=short_conv, order=order, length=length,
+            filter=filter, causal=causal, short_conv=short_conv, order=order, length_scale=length_scale,
             local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip
-        super().__init__(HyenaOperator, options, irreps_in, irreps_out, irreps_hidden)
+        super().__init__(functools.partial(TokenOperator, options=options), irreps_in, irreps_out, irreps_hidden)
 
 
 @compile_mode("unsupported")
@@ -207,7 +198,8 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
 class IrrepsSE3Hyena(IrrepsModule):
     r"""The SE(3)-Hyena model: linear embedding, operators with residual connections, and a Clifford MLP.
 
-    The operators are :class:`IrrepsSE3HyenaOperator`. This is :class:`tg_equiattn.nn.SE3Hyena` on irreps.
+    The operators are :class:`IrrepsSE3HyenaOperator` or :class:`IrrepsVectorSelfAttention`. This is
+    :class:`tg_equiattn.nn.SE3Hyena` on irreps.
 
     Parameters
     ----------
@@ -236,13 +228,17 @@ class IrrepsSE3Hyena(IrrepsModule):
         ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
         ``pos``; use ``'radial'`` for clouds without an order
 
-    length : float
+    length_scale : float
         length that ``pos`` is divided by, in the unit of ``pos``, by default 1; use the spacing of neighbors, for
         example 3.8 for residues in angstrom
 
+    attention : bool
+        whether the operators are :class:`IrrepsVectorSelfAttention` instead of :class:`IrrepsSE3HyenaOperator`, by
+        default ``False``; use it for clouds of up to a few thousand nodes without an order
+
     attn_kwargs : dict, optional
-        further arguments of :class:`IrrepsSE3HyenaOperator`: ``filter``, ``causal``, ``short_conv``, ``local_context``
-        and ``edge_channels``
+        further arguments of the operators: ``filter``, ``causal``, ``short_conv``, ``local_context`` and
+        ``edge_channels``; without the first two for ``attention``
 
     Examples
     --------
@@ -254,15 +250,15 @@ class IrrepsSE3Hyena(IrrepsModule):
 
     def __init__(
         self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
-        num_layers: int = 3, num_blocks: int = 1, pool: str | None = None, order: str = "input", length: float = 1.0,
-        attn_kwargs: Mapping[str, Any] | None = None,
+        num_layers: int = 3, num_blocks: int = 1, pool: str | None = None, order: str = "input",
+        length_scale: float = 1.0, attention: bool = False, attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        options = OperatorSettings(filter="data", order=order, length=length, num_blocks=num_blocks)
-        make = functools.partial(TokenModel, HyenaOperator, num_layers=num_layers, pool=pool, attn_kwargs=attn_kwargs)
+        options = model_settings(attention, order, length_scale, num_blocks, attn_kwargs)
+        make = functools.partial(TokenModel, options=options, num_layers=num_layers, pool=pool)
         if irreps_hidden is None:
             both = any(mul and ir.p * (-1) ** ir.l < 0 for mul, ir in o3.Irreps(irreps_in))
             irreps_hidden = "16x0e + 128x1o + 128x1e + 16x0o" if both else "16x0e + 128x1o"
-        super().__init__(make, options, irreps_in, irreps_out, irreps_hidden)
+        super().__init__(make, irreps_in, irreps_out, irreps_hidden)
 
 
 @compile_mode("unsupported")
@@ -290,7 +286,7 @@ class IrrepsVectorSelfAttention(IrrepsModule):
         number of taps, odd, of a short convolution of query, key and value, with one weight for each channel and tap;
         by default there is none; with it, outputs depend on the order of the nodes
 
-    length : float
+    length_scale : float
         length that ``pos`` is divided by, in the unit of ``pos``, by default 1; use the spacing of neighbors, for
         example 3.8 for residues in angstrom
 
@@ -315,11 +311,11 @@ class IrrepsVectorSelfAttention(IrrepsModule):
 
     def __init__(
         self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
-        short_conv: int | None = None, length: float = 1.0, local_context: bool = False, edge_channels: int = 0,
+        short_conv: int | None = None, length_scale: float = 1.0, local_context: bool = False, edge_channels: int = 0,
         num_blocks: int = 1,
     ) -> None:  # fmt: skip
         options = OperatorSettings(
-            short_conv=short_conv, length=length, local_context=local_context, edge_channels=edge_channels,
-            num_blocks=num_blocks,
+            attention=True, short_conv=short_conv, length_scale=length_scale, local_context=local_context,
+            edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip
-        super().__init__(VectorAttentionOperator, options, irreps_in, irreps_out, irreps_hidden)
+        super().__init__(functools.partial(TokenOperator, options=options), irreps_in, irreps_out, irreps_hidden)

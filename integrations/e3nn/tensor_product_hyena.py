@@ -16,8 +16,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from tg_equiattn import checks
 from tg_equiattn.chains.convolutions import ImplicitFilter, ShortConv
 from tg_equiattn.chains.long_conv import bilinear_long_conv
-from tg_equiattn.chains.operator import FILTERS, OperatorSettings
-from tg_equiattn.chains.sequences import ChainArguments, Placement, Sequences
+from tg_equiattn.chains.sequences import ChainArguments, OperatorSettings, Placement, Sequences
 from tg_equiattn.graphs.node_batch import NodeBatch, PaddedBatch, Slots
 from tg_equiattn.modules import NotScriptable, StoresSettings
 from tg_equiattn.torch_state import Tables, full_precision
@@ -40,7 +39,7 @@ class LongTensorProduct(NotScriptable, StoresSettings):
     Here :math:`\otimes_w` is an `e3nn.o3.TensorProduct`, and n is the graph's own number of nodes. Indices are taken
     modulo n; with ``causal=True`` the sum runs over past nodes only. The tensor product is bilinear, so it is evaluated
     at frequencies instead of pairs, three times for each frequency: this takes :math:`O(N \log N)` time. The path
-    ``1o x 1o -> 1e`` is, except for its weight, :func:`tg_equiattn.functional.vector_long_conv`.
+    ``1o x 1o -> 1e`` is, except for its weight, the convolution of vectors in :class:`IrrepsSE3HyenaOperator`.
 
     The layer extends section 3.2 of the `SE(3)-Hyena Operator for Scalable Equivariant Learning
     <https://arxiv.org/abs/2407.01049>`_ paper from vectors to all irreps.
@@ -116,8 +115,8 @@ class LongTensorProduct(NotScriptable, StoresSettings):
 
     def forward(
         self, x1: Tensor, x2: Tensor, batch: Tensor | None = None, *, index: Tensor | None = None,
-        chain: Tensor | None = None, order: Tensor | None = None, batch_size: int | None = None,
-        num_chains: int | None = None, max_num_nodes: int | None = None,
+        chain: Tensor | None = None, batch_size: int | None = None, num_chains: int | None = None,
+        max_num_nodes: int | None = None,
     ) -> Tensor:  # fmt: skip
         """Evaluate.
 
@@ -141,9 +140,6 @@ class LongTensorProduct(NotScriptable, StoresSettings):
             any number for each chain, integers of shape ``(nodes,)``; convolutions run along each chain of a graph by
             itself; without it each graph is one chain
 
-        order : `torch.Tensor`, optional
-            a permutation of the nodes within each graph, of shape ``(nodes,)``
-
         batch_size : int, optional
             number of graphs; by default it is read from ``batch``, which torch.compile cannot do, and for which CUDA
             waits
@@ -166,9 +162,7 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         if x1.shape[0] != x2.shape[0]:
             raise ValueError(f"x2 must have the {x1.shape[0]} nodes of x1, got {x2.shape[0]}")
         node_batch = NodeBatch.flat(x1, batch, batch_size, max_num_nodes)
-        along = ChainArguments(order, index, chain, num_chains, max_num_nodes)
-        along.check(node_batch)
-        order, sequences = along.place(node_batch, order)
+        order, sequences = ChainArguments(index, chain, None, num_chains, max_num_nodes).place(node_batch)
         slots = None if order is None else Slots.of_order(order)
         with full_precision(x1.device):
             x1, x2 = (x.to(self._reference.dtype) for x in (x1, x2))
@@ -255,7 +249,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
         ``pos``; use ``'radial'`` for clouds without an order
 
-    length : float
+    length_scale : float
         length that ``pos`` is divided by, in the unit of ``pos``, by default 1; use the spacing of neighbors, for
         example 3.8 for residues in angstrom
 
@@ -271,14 +265,12 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     def __init__(
         self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
         filter: str = "data", causal: bool = False, short_conv: int | None = None, order: str = "input",
-        length: float = 1.0,
+        length_scale: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        checks.choice("filter", filter, FILTERS)
-        self.options = OperatorSettings(filter=filter, causal=causal, order=order, length=length)
-        self.order, self.causal = order, causal
-        self.placement = Placement(order, length, causal, self.options.no_ring)
+        self.options = OperatorSettings(filter=filter, causal=causal, order=order, length_scale=length_scale)
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
+        self.placement = Placement(self.options, _scalars(self.irreps_in))
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         hidden = hidden.remove_zero_multiplicities().simplify()
         self.irreps_hidden = hidden
@@ -322,19 +314,18 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
                 f"irreps_out must be reachable through irreps_hidden={hidden}, got {' + '.join(zero)} that would "
                 "always be zero: add it to irreps_hidden; 0o also needs vectors (steps to neighbors) in irreps_in"
             )
-        self.placement.invariants = _scalars(self.irreps_in)
         self.placement.needs_positions = bool(wanted - without_pos)
         self._features = Features.of(self.irreps_in)
 
     def settings(self) -> dict[str, Any]:
         options = {name: getattr(self.options, name) for name in ("order", "filter", "causal")}
         irreps = {name: str(getattr(self, name)) for name in ("irreps_in", "irreps_out", "irreps_hidden")}
-        return options | irreps | {"length": self.placement.length}
+        return options | irreps | {"length_scale": float(self.options.length_scale)}
 
     def forward(
         self, x: Tensor, pos: Tensor | None = None, batch: Tensor | None = None, *, index: Tensor | None = None,
-        chain: Tensor | None = None, ring: Tensor | bool | None = None, order: Tensor | None = None,
-        batch_size: int | None = None, num_chains: int | None = None, max_num_nodes: int | None = None,
+        chain: Tensor | None = None, ring: Tensor | bool | None = None, batch_size: int | None = None,
+        num_chains: int | None = None, max_num_nodes: int | None = None,
     ) -> Tensor:  # fmt: skip
         """Evaluate.
 
@@ -344,9 +335,10 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             features of shape ``(nodes, irreps_in.dim)``
 
         pos : `torch.Tensor`, optional
-            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, divided by ``length``, as
-            one more 1o; they must be ``None`` with ``causal=True``, as later nodes change the mean; give large
-            coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to 0.5
+            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, divided by
+            ``length_scale``, as one more 1o; they must be ``None`` with ``causal=True``, as later nodes change the
+            mean; give large coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to
+            0.5
 
         batch : `torch.Tensor`, optional
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
@@ -364,9 +356,6 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             true for the nodes of closed chains, bool of shape ``(nodes,)``, or one bool for all chains; lags then run
             the shortest way round the ring, in implicit filters and short convolutions; needs ``filter='implicit'`` and
             ``causal=False``; without it all chains are open
-
-        order : `torch.Tensor`, optional
-            a permutation of the nodes within each graph, of shape ``(nodes,)``, used instead of the module's order
 
         batch_size : int, optional
             number of graphs; by default it is read from ``batch``, which torch.compile cannot do, and for which CUDA
@@ -389,7 +378,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         check_features("x", x, self._features, reference)
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
         with full_precision(x.device):
-            along = ChainArguments(order, index, chain, num_chains, max_num_nodes, ring)
+            along = ChainArguments(index, chain, ring, num_chains, max_num_nodes)
             x, tokens = self.placement(x.to(reference.dtype), pos, node_batch, along)
             return tokens.restore(self._mix(x.T, tokens.pos.T, tokens.sequences).T).contiguous()
 

@@ -5,16 +5,17 @@ import torch
 from clouds import S, V
 from hyena_layers import LOCAL, MORE, OPTIONS, SMALL
 
-from tg_equiattn.nn import VectorSelfAttention, VectorTransformer
+from tg_equiattn.nn import SE3Hyena, VectorSelfAttention
 
 ATTENTION = {
     "attention": (VectorSelfAttention, {}),
     "attention, widths": (VectorSelfAttention, {"out_scalars": 1, "out_vectors": 5, **SMALL}),
     "attention, local": (VectorSelfAttention, LOCAL),
     "attention, short": (VectorSelfAttention, {"short_conv": 3}),
-    "attention, model": (VectorTransformer, {"num_layers": 2, "num_blocks": 2, **SMALL}),
+    "attention, model": (SE3Hyena, {"attention": True, "num_layers": 2, "num_blocks": 2, **SMALL}),
     "attention, pooled local": (
-        VectorTransformer, {"out_scalars": 0, "num_layers": 1, "pool": "mean", "attn_kwargs": LOCAL, **SMALL}
+        SE3Hyena,
+        {"attention": True, "out_scalars": 0, "num_layers": 1, "pool": "mean", "attn_kwargs": LOCAL, **SMALL},
     ),
 }  # fmt: skip
 

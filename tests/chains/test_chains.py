@@ -142,7 +142,6 @@ RISING, TWO = torch.tensor([0, 1, 5, 6, 7, 12]), torch.tensor([0, 0, 0, 1, 1, 1]
         (r"index must be int64 of shape \(6,\)", "model", {"index": RISING[:5]}),
         (r"chain must be int64 of shape \(6,\) or of another", "plain", {"chain": TWO.float()}),
         ("index must be None with order='radial'", "radial", {"index": RISING, "pos": torch.ones(6, 3)}),
-        ("chain must be None with an order", "plain", {"chain": TWO, "order": torch.arange(6)}),
         ("ring must be the same for all tokens of a chain", "implicit", {"ring": TWO > 0}),
         (r"ring must be bool of shape \(6,\)", "implicit", {"ring": TWO}),
         ("ring must be None with filter='data'", "plain", {"ring": True}),
@@ -170,14 +169,12 @@ def test_causal_vectors_cannot_come_from_positions():
 
 
 def test_causal_edges_come_from_earlier_tokens(randomise):
-    """Along the order that is given, or by index between chains."""
+    """In the order of the tokens, or by index between chains."""
     layer, x = randomise(SE3HyenaOperator(S, V, causal=True, local_context=True)), TOKENS
-    edges, order = torch.tensor([[0, 2, 3], [0, 4, 5]]), torch.tensor([5, 4, 3, 2, 1, 0])
+    edges = torch.tensor([[0, 2, 3], [0, 4, 5]])
     assert layer(**x, edge_index=edges)[0].shape == (6, S)
-    layer(**x, edge_index=edges.flip(0), order=order)
     layer(**x, edge_index=edges, chain=TWO, index=torch.tensor([0, 1, 2, 1, 2, 4]))
-    for more in ({"edge_index": edges.flip(0)}, {"edge_index": edges, "order": order}):
-        with pytest.raises(ValueError, match=r"edge_index must join no later token to an earlier one with causal=True"):
-            layer(**x, **more)
+    with pytest.raises(ValueError, match=r"edge_index must join no later token to an earlier one with causal=True"):
+        layer(**x, edge_index=edges.flip(0))
     with pytest.raises(ValueError, match=r"got an edge from 12 to 2 along the sequence"):
         layer(**x, edge_index=edges, chain=TWO, index=torch.tensor([0, 1, 12, 1, 2, 4]))

@@ -10,14 +10,14 @@ from tg_equiattn.chains.clifford import Grades, MultivectorMLP
 from tg_equiattn.nn import CliffordMLP
 from tg_equiattn.testing import TOLERANCE
 
-IN, OUT, HIDDEN = 3, 5, 7
+IN, OUT = 3, 5
 OPTIONS = {"one block": {}, "two blocks": {"num_blocks": 2}}
 
 
 @pytest.fixture
 def make(randomise):
     def make(name, dtype=torch.float64):
-        return randomise(CliffordMLP(IN, OUT, HIDDEN, **OPTIONS[name])).to(dtype)
+        return randomise(CliffordMLP(IN, OUT, **OPTIONS[name])).to(dtype)
 
     return make
 

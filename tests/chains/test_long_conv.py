@@ -6,8 +6,7 @@ from clouds import close, gradients
 from oracles import beyond, lag_sums, long_convolution
 
 from tg_equiattn.chains import long_conv as module
-from tg_equiattn.chains.long_conv import MODES, lag_convolution, zero_beyond
-from tg_equiattn.functional import scalar_long_conv, vector_long_conv
+from tg_equiattn.chains.long_conv import lag_convolution, zero_beyond
 
 pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
 
@@ -25,7 +24,17 @@ def by_lag(x, h, lengths=None, mode="both sides"):
     return out.permute((1, 2, 0) if x.ndim == 3 else (2, 3, 1, 0))
 
 
-DATA = {"scalar": scalar_long_conv, "vector": vector_long_conv}
+def by_data(x, y, lengths=None, mode="circular"):
+    """The same for two sequences."""
+    first = (2, 0, 1) if x.ndim == 3 else (3, 2, 0, 1)
+    a, b = (zero_beyond(z.permute(first), lengths).reshape(-1, *x.shape[:2]) for z in (x, y))
+    out = module.long_convolution(a, b, x.shape[2] if x.ndim == 3 else 0, lengths, mode)
+    out = zero_beyond(out if x.ndim == 3 else module.vectors_of(out, 0), lengths)
+    return out.permute((1, 2, 0) if x.ndim == 3 else (2, 3, 1, 0))
+
+
+MODES = ("circular", "causal")
+DATA = {"scalar": by_data, "vector": by_data}
 KINDS = DATA | {"scalar by lag": by_lag, "vector by lag": by_lag}
 CASES = [(kind, mode) for kind in KINDS for mode in (MODES if kind in DATA else ("both sides", "causal"))]
 LENGTHS = {1: (1, 0, 1), 7: (7, 0, 1), 8: (8, 5, 3), 11: (11, 1, 6), 13: (4, 9, 0)}

@@ -24,7 +24,7 @@ ATTR = {"edge_attr": torch.ones(2, EDGE)}
         ("max_num_nodes must be at least 3", "plain", F | {"batch_size": 2, "max_num_nodes": 2}),
         (r"^pos must have shape \(6, 3\)", "plain", F | {"pos": torch.ones(6, 2)}),
         ("^pos must be given with order='radial'", "radial", F),
-        (r"order must have shape \(2, 5\)", "plain", X | {"order": torch.arange(10)}),
+        (r"index must have shape \(2, 5\)", "plain", X | {"index": torch.arange(10)}),
         ("edge_index must be given", "local", F | POS),
         ("edge_index must be None", "plain", F | EDGES),
         ("edge_attr must have edge_channels=4", "local", F | POS | EDGES),

@@ -1,10 +1,8 @@
-"""SE(3)-Hyena on batches: ragged, padded, empty, in many blocks of tokens, in a given order."""
+"""SE(3)-Hyena on batches: ragged, padded, empty, in many blocks of tokens."""
 
 import pytest
 import torch
-from clouds import S, V, close, dense, permuted, sample, within
-from space import error
-from states import take_weights
+from clouds import S, V, close, sample
 
 
 @pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "implicit", "implicit causal model", "attention"])
@@ -25,20 +23,3 @@ def test_nothing_and_one_token(name, make):
             scalars, vectors = layer(**y, lengths=lengths)
             assert scalars.shape == ((b,) if layer.module.pool else (b, n)) + (layer.module.out_grades.scalars,)
             assert vectors.shape[:-2] == scalars.shape[:-1]
-
-
-def test_a_given_order_is_that_of_the_sequence(make):
-    layer, x, sizes = make("model"), sample("model", [7, 1, 5]), [7, 1, 5]
-    order = within(sizes)
-    expected = layer(**permuted(x, order))
-    close([part[order] for part in layer(**x, order=order)], expected)
-    padded, there = dense(x, sizes, 9, 0.0)
-    places = torch.arange(9).repeat(3, 1)
-    places[there] = order - torch.tensor([0, 7, 8])[x["batch"]]
-    close([part[there][order] for part in layer(**padded, order=places)], expected)
-    radial = make("model", order="radial")
-    take_weights(radial, layer)
-    for operator in radial.module.operators:
-        operator.norm = "ortho"
-    assert error(radial(**x), layer(**x)) > 1e-3
-    close(radial(**x, order=order), layer(**x, order=order))

@@ -6,11 +6,15 @@ from clouds import close, gradients
 from oracles import beyond, cross_product_attention
 
 from tg_equiattn.chains import vector_attention as module
-from tg_equiattn.functional import vector_attention
 
 pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
 
 B, N, C = 3, 11, 2
+
+
+def vector_attention(q, k, v, lengths=None):
+    """Of (B, N, C, 3), as the definition."""
+    return module.vector_attention(*(x.transpose(1, 2) for x in (q, k, v)), lengths).transpose(1, 2)
 
 
 def inputs(n=N, count=B):

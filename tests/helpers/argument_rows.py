@@ -259,7 +259,7 @@ MODULES |= {
 # --- tokens and waves ------------------------------------------------------------------------------------------------
 
 TOKENS = {
-    "short_conv": refused(None, 3, 5), "local_context": refused(False, True), "length": refused(1.0, 2),
+    "short_conv": refused(None, 3, 5), "local_context": refused(False, True), "length_scale": refused(1.0, 2),
     "edge_channels": refused(0, 1, local_context=True), "num_blocks": refused(1, 2),
 }  # fmt: skip
 ORDERED = {
@@ -271,11 +271,9 @@ CHANNELS = {
     "out_vectors": refused(None, 0, 3), "hidden_scalars": refused(2, 3), "hidden_vectors": refused(2, 3),
 }  # fmt: skip
 LAYERS = {
-    "length": refused(1.0, 2),
-    "num_layers": refused(1, 2),
-    "num_blocks": refused(1, 2),
-    "pool": refused(None, "mean"),
-}
+    "length_scale": refused(1.0, 2), "num_layers": refused(1, 2), "num_blocks": refused(1, 2),
+    "pool": refused(None, "mean"), "attention": refused(False, True),
+}  # fmt: skip
 HYENA_KWARGS = refused({}, {"filter": "implicit"}, {"causal": True}, {"short_conv": 3})
 IRREPS = {
     "irreps_in": refused("2x0e+2x1o", "2x1o+2x0e", "2x0e+2x1o+1x1e"),
@@ -345,8 +343,7 @@ OTHERS = ([UUU[0], (1, 1, 0, "uuu", True)], [UUU[0], (*UUU[1], 0.3)])
 MODULES |= {
     "CliffordMLP": Table(
         {"in_channels": 2, "out_channels": 3}, dict, {
-            "in_channels": refused(2, 3), "out_channels": refused(3, 2), "hidden_channels": refused(None, 4),
-            "num_blocks": refused(1, 2),
+            "in_channels": refused(2, 3), "out_channels": refused(3, 2), "num_blocks": refused(1, 2),
         },
     ),
     "SE3HyenaOperator": Table({"scalar_channels": 2, "vector_channels": 2}, tokens, {**CHANNELS, **TOKENS, **ORDERED}),
@@ -354,10 +351,6 @@ MODULES |= {
     "SE3Hyena": Table(
         {"scalar_channels": 2, "vector_channels": 2, "hidden_scalars": 2, "hidden_vectors": 2, "num_layers": 1}, tokens,
         {**CHANNELS, **LAYERS, "order": refused("input", "radial"), "attn_kwargs": HYENA_KWARGS},
-    ),
-    "VectorTransformer": Table(
-        {"scalar_channels": 2, "vector_channels": 2, "hidden_scalars": 2, "hidden_vectors": 2, "num_layers": 1}, tokens,
-        {**CHANNELS, **LAYERS, "attn_kwargs": refused({}, {"short_conv": 3})},
     ),
     "EwaldAttention": Table(
         {"scalar_channels": 2, "vector_channels": 2, **KERNELS}, tokens, {
@@ -418,7 +411,7 @@ MODULES |= {
         {"irreps_in": "2x0e+1x1o", "irreps_out": "2x0e", "irreps_hidden": "2x0e+1x1o"}, features, {
             "irreps_in": refused("2x0e+1x1o", "1x1o+2x0e", "1x0e+2x1o"), "irreps_out": refused("2x0e", "1x0e+1x0e"),
             "irreps_hidden": refused("2x0e+1x1o", "2x0e+2x1o", "1x1o+2x0e"), "short_conv": refused(None, 3, 5),
-            "length": refused(1.0, 2), **ORDERED,
+            "length_scale": refused(1.0, 2), **ORDERED,
         },
     ),
     "LongTensorProduct": Table(

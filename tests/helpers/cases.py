@@ -194,10 +194,6 @@ def relative_performer(**options):
     return fixed(lambda: layers.RelativePerformer(2, 5, **options), images)
 
 
-SCALARS = {"q": (3, 11, 2), "k": (3, 11, 2)}
-VECTORS = {"q": (3, 11, 2, 3), "k": (3, 11, 2, 3)}
-
-
 def charged(make, columns, host="torch", total=False):
     """Clouds of two elements with features of these columns, and bonds between neighbors in the order: neutral ones, or
     with total charges."""
@@ -219,12 +215,6 @@ IONS = {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "cutoff": 2.0}
 
 
 CORE = {
-    "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
-    "scalar_long_conv": function(F.scalar_long_conv, **SCALARS),
-    "scalar_long_conv causal": function(lambda **t: F.scalar_long_conv(**t, mode="causal"), **SCALARS, lengths=lengths),
-    "vector_long_conv": function(F.vector_long_conv, **VECTORS),
-    "vector_long_conv causal": function(lambda **t: F.vector_long_conv(**t, mode="causal"), **VECTORS, lengths=lengths),
-    "vector_attention": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3)),
     "LiftingAttention": attention(layers.LiftingAttention, 4, 6, locality=4.0),
     "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
     "GroupAttention": attention(layers.GroupAttention, 4, 4, 6),
@@ -349,7 +339,9 @@ CORE = {
         3,
         total=True,
     ),
-    "VectorTransformer": tokens(lambda: layers.VectorTransformer(S, V, 0, 1, num_layers=1, pool="mean", **SMALL)),
+    "SE3Hyena attention": tokens(
+        lambda: layers.SE3Hyena(S, V, 0, 1, attention=True, num_layers=1, pool="mean", **SMALL)
+    ),
 }  # fmt: skip
 
 

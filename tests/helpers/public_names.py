@@ -19,14 +19,13 @@ PUBLIC = {
     "grids": "Window PixelGrid",
     "graphs": "NeighborList mean_edge_length neighbor_list",
     "testing": "act dilation_errors equivariance_error off_lattice_errors",
-    "functional": "Coulomb Gaussian Kernel charge_energies ewald_attention "
-    "geometric_product scalar_long_conv vector_attention vector_long_conv",
+    "functional": "Coulomb Gaussian Kernel charge_energies ewald_attention",
     "nn": "ChargeInteraction "
     "CliffordMLP EwaldAttention FrameTransformer FrameTransformerBlock GEViT GlobalGroupAttention GlobalPooling "
     "GroupAttention GroupAttentionBlock "
     "GroupLinear GroupTransformer LiftingAttention PerformerAttention PredictedChargeInteraction "
     "RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
-    "SE3HyenaOperator VectorSelfAttention VectorTransformer no_weight_decay",
+    "SE3HyenaOperator VectorSelfAttention no_weight_decay",
     "integrations.escnn": "MaskedSequential R2AttentionBlock R2FrameTransformer R2GlobalAttention R2GroupAttention "
     "R2LiftingAttention R2RegularLayerNorm R2TransformerBlock R3AttentionBlock R3FrameTransformer R3GlobalAttention "
     "R3GroupAttention R3LiftingAttention R3RegularLayerNorm R3TransformerBlock "

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GEViT, RelativePerformer, SE3Hyena, VectorTransformer
+from tg_equiattn.nn import GEViT, RelativePerformer, SE3Hyena
 
 SMALL = {"hidden_scalars": 8, "hidden_vectors": 8, "num_layers": 2}
 NO_DROPOUT = dict.fromkeys(("dropout", "input_dropout", "pool_dropout"), 0.0)
@@ -12,7 +12,7 @@ MODELS = {
     "GEViT": lambda: GEViT.rotmnist(cyclic(4), channels=(8, 8), heads=2, pools=(), crops=0, **NO_DROPOUT),
     "RelativePerformer": lambda: RelativePerformer(1, 10, channels=16, num_layers=2, heads=2, cutoff=3, dropout=0.0),
     "SE3Hyena": lambda: SE3Hyena(3, 2, 0, 1, order="radial", **SMALL),
-    "VectorTransformer": lambda: VectorTransformer(3, 2, 0, 1, **SMALL),
+    "SE3Hyena attention": lambda: SE3Hyena(3, 2, 0, 1, attention=True, **SMALL),
 }
 
 

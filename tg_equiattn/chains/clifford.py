@@ -57,9 +57,11 @@ class Grades(NamedTuple):
 
     def parts(self, x: Float[Tensor, "dim tokens"]) -> Parts:
         """Views of features as parts."""
-        shapes = [(size, channels, x.shape[1]) for size, channels in zip(algebra.GRADE_SIZES, self, strict=True)]
-        rows = x.split_with_sizes([size * channels for size, channels, _ in shapes])
-        return [part.view(shape) for part, shape in zip(rows, shapes, strict=True)]
+        parts, end = [], 0
+        for size, channels in zip(algebra.GRADE_SIZES, self, strict=True):
+            start, end = end, end + size * channels
+            parts.append(x[start:end].view(size, channels, x.shape[1]))
+        return parts
 
     def reachable(self, products: int) -> tuple[bool, bool, bool, bool]:
         """True for grades that can differ from zero after this number of geometric products and a bias of scalars, if
@@ -76,7 +78,7 @@ class Grades(NamedTuple):
 POSITION = Grades(vectors=1)
 
 
-def joined(*tokens: Parts) -> Parts:
+def join_channels(*tokens: Parts) -> Parts:
     """Concatenate the channels of several parts, grade by grade."""
     return [torch.cat(grade, 1) for grade in zip(*tokens, strict=True)]
 
@@ -90,10 +92,6 @@ def features(parts: Parts) -> Float[Tensor, "dim tokens"]:
 def with_position(parts: Parts, pos: Float[Tensor, "3 tokens"]) -> Parts:
     """Add positions to parts as one more polar vector."""
     return [parts[0], torch.cat([parts[1], pos[:, None]], 1), *parts[2:]]
-
-
-def _affine(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias, weight, x)
 
 
 class CliffordLinear(nn.Module):
@@ -118,15 +116,16 @@ class CliffordLinear(nn.Module):
             (nn.init.zeros_ if self.in_grades.scalars else nn.init.normal_)(self.bias)
 
     def forward(self, parts: Parts) -> Parts:
+        """Map parts; those of grades without channels or components are zero."""
         weights, out = self.weights, []
         bias = None if self.bias is None else self.bias[None, :, None]
         for part, size, name, o in zip(parts, algebra.GRADE_SIZES, self._names, self.out_grades, strict=True):
-            if name is not None and part.shape[1]:
-                weight = getattr(weights, name)  # iterating over a ParameterList takes longer
-                out.append(_affine(weight.expand(size, -1, -1), part, bias))
-            else:
+            if name is None or not part.shape[0] * part.shape[1]:
                 zeros = part.new_zeros(size, o, part.shape[2])
                 out.append(zeros if bias is None else zeros + bias)
+            else:
+                weight = getattr(weights, name).expand(size, -1, -1)  # iterating over a ParameterList takes longer
+                out.append(torch.bmm(weight, part) if bias is None else torch.baddbmm(bias, weight, part))
             bias = None  # only scalars have one
         return out
 
@@ -156,8 +155,6 @@ class CliffordBlock(nn.Module):
         super().__init__()
         self.channels, self.grades = channels, tuple(grades)
         self.tables = Tables(functools.partial(algebra.product_tables, self.grades))
-        steps = {following - grade for grade, following in itertools.pairwise(self.grades)}
-        self.rows = slice(0, self.grades[-1] + 1, *steps) if len(steps) == 1 else None  # of parameters
         self.gate = nn.Parameter(torch.empty(4, channels))
         self.gate_bias = nn.Parameter(torch.empty(4, channels))
         self.weight = nn.Parameter(torch.empty(4, channels, channels))
@@ -179,41 +176,29 @@ class CliffordBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "components channels tokens"]) -> Float[Tensor, "components channels tokens"]:
         tables: algebra.ProductTables = self.tables(x.device, x.dtype)
-        gate, gate_bias = self._rows(self.gate, tables), self._rows(self.gate_bias, tables)
+        gate = self.gate.index_select(0, tables.present)[..., None]
+        gate_bias = self.gate_bias.index_select(0, tables.present)[..., None]
+        grade_norm = self.grade_norm.index_select(0, tables.present)[..., None]
         gates = torch.sigmoid(torch.addcmul(gate_bias, gate, torch.cat([x[:1], *self._sums(x * x)[1:]])))
         x = x * gates.index_select(0, tables.position)
+        weight = self.weight.index_select(0, tables.grade)
         bias = None if self.bias is None else self.bias[:, None] * tables.scalar
-        y = _affine(self.weight.index_select(0, tables.grade), x, bias)
+        y = torch.bmm(weight, x) if bias is None else torch.baddbmm(bias, weight, x)
         norms = torch.cat(self._sums(torch.addcmul(tables.eps, y, y))).sqrt()
-        divisors = torch.lerp(tables.one, norms, torch.sigmoid(self._rows(self.grade_norm, tables)))
-        z = self._product(x, y / divisors.index_select(0, tables.position), tables)
+        n = y / torch.lerp(tables.one, norms, torch.sigmoid(grade_norm)).index_select(0, tables.position)
+        if not is_traced(x) and x[0].numel() <= FEW_NUMBERS[x.device.type == "cpu"]:
+            z = algebra.channelwise_product_of_components(self.paths, x, n, tables)
+        else:
+            z = algebra.channelwise_product(self.paths, x, n, self.grades)
         z = y + z if len(z) == len(y) else z.index_add(0, tables.place, y)
         size = torch.addcmul(tables.eps_out, z, z).sum(0).sqrt().mean(0)  # the factor 1 / sqrt(2) of z cancels
         return z * (self.scale[:, None] / (size + 2**0.5 * 1e-6))
-
-    def _rows(
-        self, parameter: Float[Tensor, "4 channels"], tables: algebra.ProductTables
-    ) -> Float[Tensor, "grades channels 1"]:
-        """The rows of a parameter for the grades of the input."""
-        rows = parameter.index_select(0, tables.present) if self.rows is None else parameter[self.rows]
-        return rows[..., None]
 
     def _sums(self, squares: Float[Tensor, "components channels tokens"]) -> list[Tensor]:
         """Squared norms of grade 0, of grades 1 and 2, and of grade 3, from the squares of components."""
         vectors, last = (1 in self.grades) + (2 in self.grades), 3 in self.grades
         scalar, squares, pseudoscalar = squares.split_with_sizes((1, 3 * vectors, int(last)))
         return [scalar, squares.unflatten(0, (vectors, 3)).sum(1), pseudoscalar]
-
-    def _product(
-        self, x: Float[Tensor, "components channels tokens"], y: Float[Tensor, "components channels tokens"],
-        tables: algebra.ProductTables,
-    ) -> Float[Tensor, "more_components channels tokens"]:  # fmt: skip
-        if not is_traced(x) and x[0].numel() <= FEW_NUMBERS[x.device.type == "cpu"]:
-            return algebra.channelwise_product_of_components(self.paths, x, y, tables)
-        product = algebra.channelwise_product(
-            self.paths, algebra.split_grades(x, self.grades), algebra.split_grades(y, self.grades)
-        )
-        return torch.cat([part for part in product if part.shape[1]])
 
     def extra_repr(self) -> str:
         return f"{self.channels}"
@@ -235,12 +220,12 @@ class MultivectorMLP(nn.Module):
         for _ in range(num_blocks):
             blocks.append(CliffordBlock(hidden, grades, bias))
             grades = algebra.grades_of_products(grades)
-        self.blocks, self.grades = nn.Sequential(*blocks), grades
+        self.blocks, self._sizes = nn.Sequential(*blocks), algebra.component_counts(grades)
         self.out = CliffordLinear(full, out_grades, bias)
 
     def forward(self, parts: Parts) -> Parts:
-        embedded = [part for part in self.embed(parts) if part.shape[1]]
-        return self.out(algebra.split_grades(self.blocks(torch.cat(embedded)), self.grades))
+        embedded = torch.cat([*itertools.compress(self.embed(parts), self.embed.out_grades)])
+        return self.out(self.blocks(embedded).split_with_sizes(self._sizes))
 
     def tokens_per_block(self, device: torch.device) -> int:
         """The number of tokens of a tile. On a CPU, its intermediate results fit into the cache."""
@@ -261,9 +246,8 @@ class CliffordMLP(nn.Module):
     memory: tokens are processed in tiles, which backward computes again.
 
     Args:
-        in_channels: Number of multivectors of the input.
+        in_channels: Number of multivectors of the input. The blocks have the larger of both numbers.
         out_channels: Number of multivectors of the output.
-        hidden_channels: Number of multivectors in the blocks. The default, ``None``, means the larger of the other two.
         num_blocks: Number of blocks. With 2, the default, scalars and vectors reach every grade.
 
     Shapes:
@@ -276,20 +260,16 @@ class CliffordMLP(nn.Module):
 
     Example:
         >>> import torch
-        >>> mlp = CliffordMLP(3, 5, hidden_channels=7)
+        >>> mlp = CliffordMLP(3, 5)
         >>> mlp(torch.randn(2, 11, 3, 8)).shape
         torch.Size([2, 11, 5, 8])
     """
 
-    def __init__(
-        self, in_channels: checks.Count, out_channels: checks.Count, hidden_channels: checks.Count | None = None, *,
-        num_blocks: checks.Count = 2,
-    ) -> None:  # fmt: skip
+    def __init__(self, in_channels: checks.Count, out_channels: checks.Count, *, num_blocks: checks.Count = 2) -> None:
         super().__init__()
-        hidden_channels = max(in_channels, out_channels) if hidden_channels is None else hidden_channels
         self.in_channels, self.out_channels = in_channels, out_channels
         inside, outside = Grades(*[in_channels] * 4), Grades(*[out_channels] * 4)
-        self.mlp = MultivectorMLP(inside, outside, hidden_channels, num_blocks)
+        self.mlp = MultivectorMLP(inside, outside, max(in_channels, out_channels), num_blocks)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or tuple(x.shape[-2:]) != (self.in_channels, algebra.COMPONENTS):

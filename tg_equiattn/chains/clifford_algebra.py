@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import checks
-from ..operators import are_few
-from ..torch_state import full_precision, is_traced
+from ..torch_state import is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-Components = tuple[Tensor, ...]
 GRADE_SIZES = (1, 3, 3, 1)
 GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # grade of each component
 COMPONENTS = 8
+_FEW_NUMBERS = 1 << 12  # components that a CPU multiplies in the time of a call of an operation
 EPS = 1e-12  # added to squared norms, so that derivatives are finite at zero
 _BLADES = (0b000, 0b001, 0b010, 0b100, 0b110, 0b101, 0b011, 0b111)  # bit n: component is a product with e_(n+1)
 _ORIENTATION = (1, 1, 1, 1, 1, -1, 1, 1)  # e31 = -e1 e3
@@ -64,7 +62,7 @@ def grades_of_products(grades: Iterable[int]) -> list[int]:
 def cross_product(a: Tensor, b: Tensor, dim: int) -> Tensor:
     """The cross product along an axis. ``torch.linalg.cross`` is one operation, but on a CPU it takes up to eight times
     as long for many numbers."""
-    if not is_traced(a) and (a.device.type != "cpu" or are_few(2 * a.numel(), a.device)):
+    if not is_traced(a) and (a.device.type != "cpu" or 0 < a.numel() <= _FEW_NUMBERS):
         return torch.linalg.cross(a, b, dim=dim)
     u, v = a.unbind(dim), b.unbind(dim)
     return torch.stack([torch.addcmul(u[x] * v[y], u[y], v[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))], dim)
@@ -94,19 +92,23 @@ def _add_product(
         _add(sums, j, sign, product, weight)
 
 
-def channelwise_product(weight: Float[Tensor, "20 channels"], x: Sequence[Tensor], y: Sequence[Tensor]) -> Components:
-    """Weighted geometric products of multivectors, channel by channel.
-
-    Multivectors are four parts, one for each grade, (components, C, T), or without channels (C = 0) for grades that are
-    zero. ``weight`` holds a number for each grade path and channel. Grades that no path reaches have no channels in the
-    product.
-    """
+def channelwise_product(
+    weight: Float[Tensor, "20 channels"], x: Float[Tensor, "left channels tokens"],
+    y: Float[Tensor, "left channels tokens"], grades: Sequence[int],
+) -> Float[Tensor, "out channels tokens"]:  # fmt: skip
+    """Weighted geometric products of multivectors with the components of some ``grades``, channel by channel.
+    ``weight`` holds a number for each grade path and channel."""
     sums: dict[int, Tensor] = {}
-    weights = weight[..., None].unbind()
-    for n, (i, k, j) in enumerate(PATHS):
-        if x[i].shape[1] and x[k].shape[1]:
-            _add_product(sums, (i, k, j), x[i], y[k], weights[n])
-    return tuple(sums[j] if j in sums else x[j][:, :0] for j in range(4))
+    left, right = (z.split_with_sizes(component_counts(grades)) for z in (x, y))
+    for weights, (i, k, j) in zip(weight[..., None].unbind(), PATHS, strict=True):
+        if i in grades and k in grades:
+            _add_product(sums, (i, k, j), left[i], right[k], weights)
+    return torch.cat([sums[j] for j in sorted(sums)])
+
+
+def component_counts(grades: Sequence[int]) -> list[int]:
+    """The number of components of each of the four grades, 0 for those that are not among ``grades``."""
+    return [size if grade in grades else 0 for grade, size in enumerate(GRADE_SIZES)]
 
 
 class ProductTables(NamedTuple):
@@ -161,11 +163,9 @@ def product_tables(grades: tuple[int, ...]) -> ProductTables:
 
 
 def channelwise_product_of_components(
-    weight: Float[Tensor, "20 channels"],
-    x: Float[Tensor, "left channels tokens"],
-    y: Float[Tensor, "left channels tokens"],
-    tables: ProductTables,
-) -> Float[Tensor, "out channels tokens"]:
+    weight: Float[Tensor, "20 channels"], x: Float[Tensor, "left channels tokens"],
+    y: Float[Tensor, "left channels tokens"], tables: ProductTables,
+) -> Float[Tensor, "out channels tokens"]:  # fmt: skip
     """:func:`channelwise_product` in five operations, which form up to 64 numbers for each channel and token.
 
     It is faster for few channels and tokens, for which calls of operations take most of the time.
@@ -173,58 +173,3 @@ def channelwise_product_of_components(
     pairs = -1, len(x)
     weights = (tables.signs @ weight).view(*pairs, x.shape[1], 1)
     return (weights * y.index_select(0, tables.right).unflatten(0, pairs) * x).sum(1)
-
-
-def split_grades(x: Float[Tensor, "components channels tokens"], grades: Sequence[int]) -> list[Tensor]:
-    """Split one tensor with the components of some grades into four parts. Parts of other grades have no channels."""
-    sizes = [size if g in grades else 0 for g, size in enumerate(GRADE_SIZES)]
-    return [part if part.shape[0] else x[:, :0] for part in x.split_with_sizes(sizes)]
-
-
-def geometric_product(x: Tensor, y: Tensor) -> Tensor:
-    r"""The geometric product of multivectors.
-
-    .. math:: (x y)_j = \sum_{i, k} \Gamma^{j}_{ik}\, x_i\, y_k, \qquad \Gamma \in \{-1, 0, 1\}
-
-    A multivector is x = s + v + I b + I p with a scalar s, a polar vector v, an axial vector b, a pseudoscalar p and
-    I = e123. The product contains products with scalars, dot products and cross products: for two polar vectors,
-    v w = v.w + I (v x w).
-
-    Args:
-        x: Left factors, with components (1; e1, e2, e3; e23, e31, e12; e123) on the last axis.
-        y: Right factors, with the same components.
-
-    Shapes:
-        ``(..., 8)`` each, broadcast against each other -> ``(..., 8)``.
-
-    Raises:
-        ValueError: if the last axis is not 8, if dtypes or devices differ, or for half precision on a CPU outside
-            autocast.
-
-    Source: se3-hyena section 3.2; Ruhe et al., Clifford Group Equivariant Neural Networks (2023).
-
-    Example:
-        >>> import torch
-        >>> e1, e2 = torch.eye(8)[1], torch.eye(8)[2]
-        >>> geometric_product(e1, e2)  # e12
-        tensor([0., 0., 0., 0., 0., 0., 1., 0.])
-        >>> geometric_product(e2, e1) + geometric_product(e1, e2)
-        tensor([0., 0., 0., 0., 0., 0., 0., 0.])
-    """
-    for name, value in (("x", x), ("y", y)):
-        if not value.ndim or value.shape[-1] != COMPONENTS:
-            raise ValueError(f"{name} must have 8 components on the last axis, got shape {tuple(value.shape)}")
-        if not value.is_floating_point():
-            raise ValueError(f"{name} must be a floating point tensor, got {value.dtype}")
-        checks.half_precision(**{name: value})
-    if x.dtype != y.dtype or x.device != y.device:
-        raise ValueError(f"y must be {x.dtype} on {x.device} as x is, got {y.dtype} on {y.device}")
-    with full_precision(x.device):
-        return torch.stack([_component(row, signs, x, y) for row, signs in zip(RIGHT, SIGNS, strict=True)], -1)
-
-
-def _component(right: list[int], signs: list[int], x: Tensor, y: Tensor) -> Tensor:
-    out = x[..., 0] * y[..., right[0]]
-    for i in range(1, COMPONENTS):
-        out = torch.addcmul(out, x[..., i], y[..., right[i]], value=signs[i])
-    return out

@@ -1,75 +1,118 @@
-"""SE(3)-Hyena: global geometric context by long convolution."""
+"""SE(3)-Hyena: global geometric context by long convolution. Vector self-attention is its quadratic counterpart."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import checks
-from ..graphs.node_batch import PaddedBatch
-from ..tiles import joined
-from .clifford import Grades, MultivectorMLP
-from .clifford_algebra import cross_product
-from .convolutions import ImplicitFilter
-from .long_conv import long_convolution, products, vectors_of
-from .operator import FILTERS, OperatorSettings, ScalarVectorModule, TokenModel, TokenOperator
-from .sequences import TokenBatch
-
-GATE_CHANNELS = 8  # hidden multivectors of the gate's MLP
+from ..modules import NotScriptable, read_tokens, reset_children
+from .clifford import Grades
+from .operator import TokenModel, TokenNetwork, TokenOperator
+from .sequences import ChainArguments, OperatorSettings, model_settings
 
 
-def _gated(value: Tensor, mixed: Tensor, scalars: int, gate: MultivectorMLP) -> tuple[Tensor, Tensor]:
-    mixed_scalars, mixed_vectors = mixed[None, :scalars], vectors_of(mixed, scalars)
-    none = mixed_vectors[:, :0]
-    gates = torch.sigmoid(gate([mixed_scalars, none, mixed_vectors, none[:1]])[0])
-    gated = gates[0, :scalars] * mixed[:scalars], gates[:, scalars:] * mixed_vectors
-    return gated[0] * value[:scalars], cross_product(gated[1], vectors_of(value, scalars), 0)
+def _grades(default: Grades, **channels: int | None) -> Grades:
+    """Grades from numbers of scalars and vectors. A number that is ``None`` is taken from ``default``."""
+    chosen = {
+        name: n if number is None else number for n, (name, number) in zip(default, channels.items(), strict=False)
+    }
+    checks.whole(**chosen)
+    if not any(chosen.values()):
+        raise ValueError(f"{' and '.join(chosen)} must not both be 0: give at least one channel")
+    return Grades(*chosen.values())
 
 
-class HyenaOperator(TokenOperator):
-    """The operator of SE(3)-Hyena on tokens by grade.
+def _flat(name: str, x: Any, shape: tuple[int, ...]) -> Any:
+    """Flatten an argument with values for each token, (B, N). Raise ValueError for another shape."""
+    if len(shape) == 1 or not isinstance(x, Tensor):
+        return x
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
+    return x.flatten(0, 1)
 
-    It mixes tokens by a long convolution of queries and keys (``"data"``), or by the product of queries with a long
-    convolution of the keys (``"implicit"``). A Clifford MLP of the result gates it, and it multiplies the values.
-    """
 
-    SETTINGS = ("filter", "causal", *TokenOperator.SETTINGS)
-    filters: nn.ModuleDict | None
+class ScalarVectorModule(NotScriptable, torch.nn.Module):
+    """A module that reads scalars and vectors as tokens by grade, calls a network, and splits its output. The function
+    ``make`` builds the network from the grades of input, output and hidden tokens."""
 
-    def __init__(self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, options: OperatorSettings) -> None:
-        implicit = options.filter == "implicit"
-        # with an implicit filter, tokens of zeros must have no effect, so there is no bias
-        super().__init__(in_grades, out_grades, hidden_grades, options, bias=not implicit)
-        channels = self.scalars, hidden_grades.vectors + hidden_grades.bivectors
-        mixed = Grades(scalars=channels[0], bivectors=channels[1])
-        self.gate = MultivectorMLP(mixed, Grades(sum(channels)), GATE_CHANNELS, options.num_blocks)
-        self.norm, self.filters = options.norm, None
-        if implicit:
-            kinds = zip(("scalars", "vectors"), channels, strict=True)
-            self.filters = nn.ModuleDict({kind: ImplicitFilter(n, options.causal) for kind, n in kinds if n})
+    def __init__(
+        self, make: Callable[[Grades, Grades, Grades], TokenNetwork], scalar_channels: int, vector_channels: int,
+        out_scalars: int | None = None, out_vectors: int | None = None, hidden_scalars: int | None = None,
+        hidden_vectors: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        inside = _grades(Grades(), scalar_channels=scalar_channels, vector_channels=vector_channels)
+        outside = _grades(inside, out_scalars=out_scalars, out_vectors=out_vectors)
+        hidden = _grades(inside, hidden_scalars=hidden_scalars, hidden_vectors=hidden_vectors)
+        self.module = make(inside, outside, hidden)
+        self.module.check_reachable("out_vectors")
 
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"filter": self.options.filter}
+    def forward(
+        self, scalars: Tensor | None, vectors: Tensor | None, lengths: Tensor | None = None, *,
+        batch: Tensor | None = None, index: Tensor | None = None, chain: Tensor | None = None,
+        ring: Tensor | bool | None = None, pos: Tensor | None = None, edge_index: Tensor | None = None,
+        edge_attr: Tensor | None = None, batch_size: int | None = None, num_chains: int | None = None,
+        max_num_nodes: int | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Map scalars and vectors of tokens to scalars and vectors of tokens, or of sequences if the module pools.
 
-    def mix(self, projected: Tensor, tokens: TokenBatch) -> Tensor:
-        sequences, scalars = tokens.sequences, self.scalars
-        if self.filters is not None:
-            query, key, _ = projected
-            kinds = {"scalars": key[:scalars], "vectors": vectors_of(key, scalars)}
-            filtered = [filter(kinds[kind], sequences).flatten(0, -2) for kind, filter in self.filters.items()]
-            return products(query, joined(filtered), scalars)
+        Args:
+            scalars: ``(B, N, S)``, or flat ``(T, S)``; ``None`` if there are no scalar channels.
+            vectors: ``(B, N, V, 3)``, or flat ``(T, V, 3)``; ``None`` if there are no vector channels.
+            lengths: int64 ``(B,)``, the own length of each padded sequence. Tokens beyond it are never read, and zero
+                in the output.
+            batch: sorted int64 ``(T,)``, the sequence of each flat token. ``None`` means one sequence.
+            index: integers ``(B, N)`` or ``(T,)``, the number of each token along its chain, for example its residue
+                number. It must increase strictly. Convolutions take differences of it as lags, so that missing tokens
+                count as zero; steps above 128 count as 128. ``None`` means that no token is missing.
+            chain: integers ``(B, N)`` or ``(T,)``, any number for each chain. Convolutions run along each chain of a
+                sequence by itself; positions are centred, and attention mixes, over the whole sequence. ``None`` means
+                that each sequence is one chain.
+            ring: bool ``(B, N)`` or ``(T,)``, true for the tokens of closed chains, or one bool for all chains. Lags
+                then run the shortest way round the ring, in implicit filters and short convolutions. It needs
+                ``filter="implicit"`` and ``causal=False``. ``None`` means that all chains are open.
+            pos: positions ``(B, N, 3)`` or ``(T, 3)``. They enter relative to the mean of their sequence, divided by
+                ``length_scale``, as one more vector. They must be ``None`` with ``causal=True``, as later tokens change
+                the mean. Give large coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32
+                rounds them to 0.5.
+            edge_index: int64 ``(2, E)``, source and target tokens, counted through the batch (b N + i). It is needed
+                with ``local_context=True``. With ``causal=True``, no source may come later than its target.
+            edge_attr: ``(E, edge_channels)``, scalars of the edges. They are needed if ``edge_channels`` is not 0.
+            batch_size: number of flat sequences. By default it is read from ``batch``, which torch.compile cannot do.
+            num_chains: number of chains in the batch, or a bound of it. By default it is read from ``chain``, which
+                torch.compile cannot do.
+            max_num_nodes: a bound of the lengths of flat sequences, and of the spans of ``index``. By default it is
+                read from ``batch`` and ``index``, which torch.compile cannot do.
+        """
+        module = self.module
+        inside, outside = module.in_grades, module.out_grades
+        channels, reference = (inside.scalars, inside.vectors), module.reference_parameter
+        tokens = read_tokens(scalars, vectors, channels, reference, lengths, batch, batch_size, max_num_nodes)
+        shape = tokens.shape
+        if isinstance(pos, Tensor) and len(shape) == 2:
+            pos = _flat("pos", pos, (*shape, 3))
+        index, chain, ring = (_flat(*given, shape) for given in (("index", index), ("chain", chain), ("ring", ring)))
+        vectors = tokens.vectors.permute(2, 1, 0).flatten(0, 1)
+        x = torch.cat([tokens.scalars.T, vectors]).to(reference.dtype).T  # the network takes the transpose again
+        along = ChainArguments(index, chain, ring, num_chains, max_num_nodes)
+        out = module.run(x, pos, tokens.node_batch, along, edge_index, edge_attr)
+        shape = (tokens.node_batch.count,) if module.pool else shape
+        out_scalars, out_vectors = out.split([outside.scalars, 3 * outside.vectors], 1)
+        out_vectors = out_vectors.unflatten(1, (3, outside.vectors)).transpose(1, 2).contiguous()
+        return out_scalars.contiguous().view(*shape, outside.scalars), out_vectors.view(*shape, outside.vectors, 3)
 
-        def kernel(x: Tensor, rows: PaddedBatch) -> Tensor:
-            (q, k), counts = x, sequences.counts(rows)
-            return long_convolution(q, k, scalars, rows.lengths, self.options.mode, self.norm, counts)[None]
+    def reset_parameters(self) -> None:
+        reset_children(self)
 
-        return sequences.mix(kernel, projected[:2])[0]
-
-    combine = staticmethod(_gated)
+    def extra_repr(self) -> str:
+        inside, outside = self.module.in_grades, self.module.out_grades
+        channels = f"{inside.scalars}, {inside.vectors} -> {outside.scalars}, {outside.vectors}"
+        return f"{channels}, order={self.module.options.order!r}"
 
 
 @checks.arguments
@@ -121,7 +164,7 @@ class SE3HyenaOperator(ScalarVectorModule):
             no short convolution. Short trainings of recall need it (:doc:`/chains`).
         order: ``"input"``, the default, keeps the order of the tokens. ``"radial"`` sorts them by their distance to the
             centroid and needs ``pos``; use it for clouds without an order.
-        length: Length that ``pos`` is divided by, in the unit of ``pos``. The default is 1. Use the spacing of
+        length_scale: Length that ``pos`` is divided by, in the unit of ``pos``. The default is 1. Use the spacing of
             neighbors, for example 3.8 for residues in angstrom.
         local_context: Whether to update every token from its neighbors along ``edge_index`` first, by Clifford message
             passing. The default is ``False``. Use it if a graph of near neighbors is known.
@@ -151,22 +194,90 @@ class SE3HyenaOperator(ScalarVectorModule):
         self, scalar_channels: int, vector_channels: int, *, out_scalars: int | None = None,
         out_vectors: int | None = None, hidden_scalars: int | None = None, hidden_vectors: int | None = None,
         filter: str = "data", causal: bool = False, short_conv: int | None = None, order: str = "input",
-        length: float = 1.0, local_context: bool = False, edge_channels: int = 0, num_blocks: int = 1,
+        length_scale: float = 1.0, local_context: bool = False, edge_channels: int = 0, num_blocks: int = 1,
     ) -> None:  # fmt: skip
-        checks.choice("filter", filter, FILTERS)
         options = OperatorSettings(
-            filter=filter, causal=causal, short_conv=short_conv, order=order, length=length,
+            filter=filter, causal=causal, short_conv=short_conv, order=order, length_scale=length_scale,
             local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip
         channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
-        super().__init__(HyenaOperator, options, *channels)
+        super().__init__(functools.partial(TokenOperator, options=options), *channels)
+
+
+@checks.arguments
+class VectorSelfAttention(ScalarVectorModule):
+    r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
+
+    The layer is :class:`SE3HyenaOperator` with attention instead of convolution and gate. Scalars have softmax
+    attention. For vectors q, k and v, each channel by itself (Eq. 4-5),
+
+    .. math::
+        S_{ij} = \mathrm{softmax}_j\!\left(\tfrac{1}{\sqrt n} \|q_i \times k_j\|\right) (q_i \times k_j), \qquad
+        u_i = \frac{1}{n} \sum_j S_{ij} \times v_j
+
+    with n the number of tokens of the sequence. Lengths of cross products are computed as
+    :math:`\|q \times k\|^2 = |q|^2 |k|^2 - (q \cdot k)^2`: if q and k are parallel to within the rounding of float32,
+    scores are accurate to 1e-3 of :math:`|q||k|` only.
+
+    The layer is equivariant to rotations, reflections and translations, and without ``short_conv`` to permutations.
+    It takes O(N^2) time and O(N) memory. Second derivatives of scalar attention take O(N^2) memory.
+
+    Args:
+        scalar_channels: Number of scalars of a token in the input.
+        vector_channels: Number of vectors of a token in the input.
+        out_scalars: Number of scalars in the output. ``None`` means as many as in the input.
+        out_vectors: Number of vectors in the output. ``None`` means as many as in the input.
+        hidden_scalars: Number of scalars of query, key and value. ``None`` means as many as in the input. If hidden and
+            input channels differ, a linear map takes the input to the residual.
+        hidden_vectors: Number of vectors of query, key and value. ``None`` means as many as in the input.
+        short_conv: Number of taps, odd, of a short convolution of query, key and value with one weight for each channel
+            and tap. The default, ``None``, means no short convolution. Use 3 if neighbors along the sequence belong
+            together (:doc:`/chains`); outputs then depend on the order of the tokens.
+        length_scale: Length that ``pos`` is divided by, in the unit of ``pos``. The default is 1. Use the spacing of
+            neighbors, for example 3.8 for residues in angstrom.
+        local_context: Whether to update every token from its neighbors along ``edge_index`` first, by Clifford message
+            passing. The default is ``False``. Use it if a graph of near neighbors is known.
+        edge_channels: Number of scalars of an edge, which are given as ``edge_attr``. The default is 0; other numbers
+            need ``local_context``.
+        num_blocks: Number of blocks of every Clifford MLP. The default is 1. Use 2 for more products of channels, at
+            about twice the time.
+
+    Shapes:
+        ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again.
+
+    Raises:
+        ValueError: if an argument is not allowed, or does not fit another one.
+
+    Source: se3-hyena appendix B, Eq. 4-5 (its Code 2 computes something else); the projections and the output MLP are
+    those of section 3.
+
+    Example:
+        >>> import torch
+        >>> attention = VectorSelfAttention(8, 16)
+        >>> scalars, vectors = attention(torch.randn(2, 101, 8), torch.randn(2, 101, 16, 3))
+        >>> scalars.shape, vectors.shape
+        (torch.Size([2, 101, 8]), torch.Size([2, 101, 16, 3]))
+    """
+
+    def __init__(
+        self, scalar_channels: int, vector_channels: int, *, out_scalars: int | None = None,
+        out_vectors: int | None = None, hidden_scalars: int | None = None, hidden_vectors: int | None = None,
+        short_conv: int | None = None, length_scale: float = 1.0, local_context: bool = False, edge_channels: int = 0,
+        num_blocks: int = 1,
+    ) -> None:  # fmt: skip
+        options = OperatorSettings(
+            attention=True, short_conv=short_conv, length_scale=length_scale, local_context=local_context,
+            edge_channels=edge_channels, num_blocks=num_blocks,
+        )  # fmt: skip
+        channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
+        super().__init__(functools.partial(TokenOperator, options=options), *channels)
 
 
 @checks.arguments
 class SE3Hyena(ScalarVectorModule):
     r"""The SE(3)-Hyena model: linear embedding, operators with residual connections, equivariant MLP (Figure 2b).
 
-    The operators are :class:`SE3HyenaOperator`, and the model has their symmetries.
+    The operators are :class:`SE3HyenaOperator`, or :class:`VectorSelfAttention`. The model has their symmetries.
 
     Args:
         scalar_channels: Number of scalars of a token in the input.
@@ -182,10 +293,12 @@ class SE3Hyena(ScalarVectorModule):
             not.
         order: ``"input"``, the default, keeps the order of the tokens. ``"radial"`` sorts them once by their distance
             to the centroid and needs ``pos``; use it for clouds without an order.
-        length: Length that ``pos`` is divided by, in the unit of ``pos``. The default is 1. Use the spacing of
+        length_scale: Length that ``pos`` is divided by, in the unit of ``pos``. The default is 1. Use the spacing of
             neighbors, for example 3.8 for residues in angstrom.
-        attn_kwargs: Further arguments of :class:`SE3HyenaOperator`: ``filter``, ``causal``, ``short_conv``,
-            ``local_context`` and ``edge_channels``.
+        attention: Whether the operators are :class:`VectorSelfAttention` instead of :class:`SE3HyenaOperator`. The
+            default is ``False``. Use ``True`` for clouds of up to a few thousand points without an order.
+        attn_kwargs: Further arguments of the operators: ``filter``, ``causal``, ``short_conv``, ``local_context`` and
+            ``edge_channels``; without the first two for ``attention``.
 
     Shapes:
         ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again; to
@@ -194,7 +307,7 @@ class SE3Hyena(ScalarVectorModule):
     Raises:
         ValueError: if an argument is not allowed, or does not fit another one.
 
-    Source: se3-hyena Figure 2b, sections 4.1.1 and 4.2.1.
+    Source: se3-hyena Figure 2b, sections 4.1.1 and 4.2.1, and appendix B for ``attention``.
 
     Example:
         >>> import torch
@@ -208,10 +321,10 @@ class SE3Hyena(ScalarVectorModule):
     def __init__(
         self, scalar_channels: int, vector_channels: int, out_scalars: int | None = None,
         out_vectors: int | None = None, *, hidden_scalars: int = 16, hidden_vectors: int = 128, num_layers: int = 3,
-        num_blocks: int = 1, pool: str | None = None, order: str = "input", length: float = 1.0,
-        attn_kwargs: Mapping[str, Any] | None = None,
+        num_blocks: int = 1, pool: str | None = None, order: str = "input", length_scale: float = 1.0,
+        attention: bool = False, attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        options = OperatorSettings(filter="data", order=order, length=length, num_blocks=num_blocks)
-        make = functools.partial(TokenModel, HyenaOperator, num_layers=num_layers, pool=pool, attn_kwargs=attn_kwargs)
+        options = model_settings(attention, order, length_scale, num_blocks, attn_kwargs)
+        make = functools.partial(TokenModel, options=options, num_layers=num_layers, pool=pool)
         channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
-        super().__init__(make, options, *channels)
+        super().__init__(make, *channels)

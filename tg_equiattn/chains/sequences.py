@@ -6,9 +6,9 @@ A sequence is a graph, or one of its chains, with its tokens in order, and with 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,65 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 
-ORDERS = ("input", "radial")
+FILTERS, ORDERS = ("data", "implicit"), ("input", "radial")
+
+
+@checks.arguments
+@dataclass(frozen=True, kw_only=True)
+class OperatorSettings:
+    """Settings of operators, which :class:`.SE3HyenaOperator` describes. ``attention`` means vector self-attention
+    instead of a long convolution."""
+
+    attention: bool = False
+    filter: str = "data"
+    causal: bool = False
+    short_conv: int | None = None
+    order: str = "input"
+    length_scale: checks.Positive = 1.0
+    local_context: bool = False
+    edge_channels: checks.Whole = 0
+    num_blocks: checks.Count = 1
+
+    def __post_init__(self) -> None:
+        checks.choice("filter", self.filter, FILTERS)
+        checks.choice("order", self.order, ORDERS)
+        if self.causal and self.order == "radial":
+            raise ValueError(
+                "causal must be False with order='radial', got True: sorted by radius, no token is later than another; "
+                "use order='input'"
+            )
+        if self.edge_channels and not self.local_context:
+            raise ValueError(f"edge_channels={self.edge_channels} needs local_context=True: set it, or edge_channels=0")
+
+    @property
+    def mode(self) -> str:
+        """Mode of the filter ``"data"``."""
+        return "causal" if self.causal else "circular"
+
+    @property
+    def norm(self) -> str:
+        """Normalisation of the filter ``"data"``: division by the length, as published, for tokens sorted by radius,
+        and by the root of the length otherwise."""
+        return "forward" if self.order == "radial" else "ortho"
+
+    @property
+    def no_ring(self) -> str:
+        """The setting that rules out rings, or an empty text."""
+        return "causal=True" if self.causal else "" if self.attention or self.filter != "data" else "filter='data'"
+
+
+def model_settings(
+    attention: bool, order: str, length_scale: float, num_blocks: int, attn_kwargs: Mapping[str, Any] | None
+) -> OperatorSettings:
+    """The settings of a model's operators. Raise ValueError for other keys in ``attn_kwargs`` than these have."""
+    allowed: tuple[str, ...] = ("short_conv", "local_context", "edge_channels")
+    allowed = allowed if attention else ("filter", "causal", *allowed)
+    unknown = [name for name in attn_kwargs or {} if name not in allowed]
+    if unknown:
+        raise ValueError(f"attn_kwargs must be a dictionary with keys among {allowed}, got {unknown[0]!r}")
+    return OperatorSettings(
+        attention=attention, order=order, length_scale=length_scale, num_blocks=num_blocks, **attn_kwargs or {}
+    )
 
 
 @torch.no_grad()
@@ -84,21 +142,6 @@ def _largest(x: Float[Tensor, " nodes"], node_batch: NodeBatch) -> Float[Tensor,
     return x.new_zeros(node_batch.count).scatter_reduce(0, node_batch.batch, x, "amax")
 
 
-def check_order(order: Int[Tensor, " nodes"], node_batch: NodeBatch) -> None:
-    """Raise ValueError unless order is a permutation of the nodes of every graph."""
-    checks.tensor("order", order, torch.int64, [(node_batch.nodes,)], node_batch.sizes.device)
-    _check_permutation(order, node_batch)
-
-
-@checks.of_values
-def _check_permutation(order: Tensor, node_batch: NodeBatch) -> None:
-    whole = bool((order.sort().values == torch.arange(len(order))).all())
-    if not whole or not bool((node_batch.batch[order] == node_batch.batch).all()):
-        raise ValueError("order must be a permutation of the nodes within every graph, got other indices")
-    if node_batch.mask is not None and not bool((node_batch.mask[order] == node_batch.mask).all()):
-        raise ValueError("order must keep padding at the end of every graph, got padding before nodes")
-
-
 MAX_STEP = 128  # larger steps of an index count as this many tokens, so that slots stay few
 _LENGTHS = 0.1, 10  # between which steps between neighbors are of about unit size
 _SOME = 64  # nodes whose nearest neighbors are looked for
@@ -106,52 +149,41 @@ _SOME = 64  # nodes whose nearest neighbors are looked for
 
 @dataclass
 class ChainArguments:
-    """Arguments of ``forward`` that say how flat tokens lie along their sequences. ``index`` and ``chain`` of any
-    integer type become int64."""
+    """Arguments of ``forward`` that say how flat tokens lie along their sequences. ``index`` and ``chain`` may have any
+    integer type."""
 
-    order: Int[Tensor, " tokens"] | None = None
     index: Int[Tensor, " tokens"] | None = None
     chain: Int[Tensor, " tokens"] | None = None
+    ring: Bool[Tensor, " tokens"] | bool | None = None
     num_chains: int | None = None
     max_num_nodes: int | None = None
-    ring: Bool[Tensor, " tokens"] | bool | None = None
 
-    def __post_init__(self) -> None:
-        self.index, self.chain = _as_int64(self.index), _as_int64(self.chain)
-        self.ring = None if self.ring is False else self.ring
-
-    def check(self, node_batch: NodeBatch, by: str = "input", no_ring: str = "") -> None:
-        """Raise ValueError for arguments that do not fit the tokens, ``by``, the order of the module, or ``no_ring``,
-        the setting of the module that rules out rings."""
+    def place(
+        self, node_batch: NodeBatch, order: Int[Tensor, " tokens"] | None = None, no_ring: str = ""
+    ) -> tuple[Int[Tensor, " tokens"] | None, Sequences]:
+        """The order of the tokens, by chain if there are chains and else the given one, and the sequences of tokens in
+        this order. Raise ValueError for arguments that do not fit the tokens, or ``no_ring``, the setting of the module
+        that rules out rings."""
         shape, device = [(node_batch.nodes,)], node_batch.sizes.device
+        for name in ("index", "chain"):
+            value = getattr(self, name)
+            if value is not None:
+                if isinstance(value, Tensor) and value.dtype in _INTEGERS:
+                    value = value.long()
+                checks.tensor(name, value, torch.int64, shape, device, " or of another integer type")
+                setattr(self, name, value)
+        self.ring = None if self.ring is False else self.ring
         if self.ring is not None:
             if self.ring is not True:
                 checks.tensor("ring", self.ring, torch.bool, shape, device, " or a bool")
             if no_ring:
                 raise ValueError(f"ring must be None with {no_ring}, got rings: use filter='implicit' and causal=False")
-        if self.order is not None:
-            check_order(self.order, node_batch)
-        for name, value in (("index", self.index), ("chain", self.chain), ("ring", self.ring)):
-            if value is None:
-                continue
-            if name != "ring":
-                checks.tensor(name, value, torch.int64, shape, device, " or of another integer type")
-            if by == "radial" or self.order is not None:
-                order = "order='radial'" if by == "radial" else "an order"
-                raise ValueError(
-                    f"{name} must be None with {order}, got one: {name} says where tokens are in their sequence; "
-                    "use order='input' and no order"
-                )
         if self.num_chains is not None:
             checks.positive(num_chains=self.num_chains)
             if self.chain is None:
                 raise ValueError(f"num_chains must be None without chain, got {self.num_chains}")
-
-    def place(
-        self, node_batch: NodeBatch, order: Int[Tensor, " tokens"] | None = None
-    ) -> tuple[Int[Tensor, " tokens"] | None, Sequences]:
-        """The order of the tokens, by chain if there are chains and else the given one, and the sequences of tokens in
-        this order."""
+        if self.index is None and self.chain is None and self.ring is None:
+            return order, Sequences(node_batch)
         if self.chain is None:
             return order, _sequences_of(node_batch, self)
         order = _by_chain(node_batch, self.chain)
@@ -160,10 +192,7 @@ class ChainArguments:
         return order, _sequences_of(node_batch, replace(self, index=index, chain=self.chain[order], ring=ring))
 
 
-def _as_int64(x: Tensor | None) -> Tensor | None:
-    if not isinstance(x, Tensor) or x.dtype == torch.bool or x.is_floating_point() or x.is_complex():
-        return x  # the check refuses all but None
-    return x.long()
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
@@ -329,8 +358,8 @@ class TokenBatch(NamedTuple):
     """Data of tokens that operators need in addition to features.
 
     Attributes:
-        pos: positions relative to the mean of the graph, divided by the length of the module; zero for padding and
-            without positions.
+        pos: positions relative to the mean of the graph, divided by ``length_scale``; zero for padding and without
+            positions.
         graphs: the graphs, whose tokens attention mixes.
         sequences: the sequences that convolutions run along.
         slots: gathers from the order of the user, and back; ``None`` if the order is the user's.
@@ -351,68 +380,63 @@ class TokenBatch(NamedTuple):
 
 class Placement:
     """Checks the arguments of a call that say where tokens are, puts tokens in order, and centres positions. At its
-    first use on the CPU, it warns if neighbors are not about ``length`` apart.
+    first use on the CPU, it warns if neighbors are not about ``length_scale`` apart.
 
     Args:
-        order: the order of the module, ``"input"`` or ``"radial"``. It is used if the user gives no order and no
-            chains.
-        length: the length that positions are divided by, in their unit.
-        causal: true if the module is causal, so that positions are refused.
-        no_ring: the setting of the module that rules out rings; empty if there is none.
-        in_space: true if neighbors are the nearest nodes, instead of the next ones along a sequence.
-        needs_positions: true if part of the output would be zero without positions.
+        options: the settings of the module.
         invariants: columns of features with invariants, which order tokens at equal radii.
+
+    Attributes:
+        needs_positions: true if part of the output would be zero without positions.
     """
 
-    def __init__(
-        self, order: str, length: float, causal: bool = False, no_ring: str = "", in_space: bool = False,
-        needs_positions: bool = False, invariants: Sequence[slice] = (),
-    ) -> None:  # fmt: skip
-        checks.choice("order", order, ORDERS)
-        self.order, self.length, self.causal, self.no_ring = order, float(length), causal, no_ring
-        self.in_space, self.needs_positions, self.invariants = (
-            in_space or order == "radial",
-            needs_positions,
-            invariants,
-        )
-        self.checked = False
+    def __init__(self, options: OperatorSettings, invariants: Sequence[slice]) -> None:
+        self.options, self.invariants = options, invariants
+        self.in_space = options.attention or options.order == "radial"  # neighbors are the nearest nodes
+        self.needs_positions = self.checked = False
 
     def __call__(
         self, x: Float[Tensor, "tokens dim"], pos: Tensor | None, node_batch: NodeBatch, along: ChainArguments
     ) -> tuple[Float[Tensor, "dim tokens"], TokenBatch]:
         """Features with their channels first, and the data of the tokens."""
-        along.check(node_batch, self.order, self.no_ring)
+        order, radial = None, self.options.order == "radial"
+        if radial:
+            for name in ("index", "chain", "ring"):
+                if getattr(along, name) is not None:
+                    raise ValueError(
+                        f"{name} must be None with order='radial', got one: {name} says where tokens are in their "
+                        "sequence; use order='input'"
+                    )
+        if pos is None and radial:
+            raise ValueError("pos must be given with order='radial', got None: pass pos, or use order='input'")
         if pos is None and self.needs_positions:
             raise ValueError(
                 "pos must be given, got None: without positions and vectors, part of the output would always be zero"
             )
-        if pos is not None and self.causal:
+        if pos is not None and self.options.causal:
             raise ValueError(
                 "pos must be None with causal=True, got positions: they are relative to the mean over all tokens, "
                 "which later tokens change; pass differences of positions as vectors"
             )
-        order, radial = along.order, along.order is None and self.order == "radial"
-        if pos is None and radial:
-            raise ValueError("pos must be given with order='radial', got None: pass pos, or use order='input'")
         x, centred = node_batch.zero_padding(x), x.new_zeros(node_batch.nodes, 3)
         if pos is not None:
             pos = checks.positions(pos, (node_batch.nodes, 3), x, "")
-            pos = node_batch.zero_padding(pos if pos.is_floating_point() else pos.double())
             if radial:
                 invariants = [x[:, :0], *(x[:, part] for part in self.invariants)]
-                order = radial_order(pos, node_batch, torch.cat(invariants, 1))
-            centred = (node_batch.centred(pos) / self.length).to(x.dtype)
-        order, sequences = along.place(node_batch, order)
+                floating = pos if pos.is_floating_point() else pos.double()
+                order = radial_order(floating, node_batch, torch.cat(invariants, 1))
+            centred = (node_batch.centred(pos) / self.options.length_scale).to(x.dtype)
+        order, sequences = along.place(node_batch, order, self.options.no_ring)
         slots, chain = None, along.chain
         if order is not None:
             slots, chain = Slots.of_order(order), None if chain is None else chain[order]
             x, centred = slots.pack(x), slots.pack(centred)
         if pos is not None and not self.checked and is_eager() and node_batch.nodes:
-            self._check_length(centred, node_batch, chain)
+            self._check_length_scale(centred, node_batch, chain)
         return x.T.contiguous(), TokenBatch(centred.T.contiguous(), node_batch, sequences, slots)
 
     @checks.of_values
-    def _check_length(
+    def _check_length_scale(
         self, pos: Float[Tensor, "tokens 3"], node_batch: NodeBatch, chain: Int[Tensor, " tokens"] | None
     ) -> None:
         """Warn if steps between neighbors are not of about unit size. ``pos``, which has been divided, and ``chain``
@@ -429,10 +453,10 @@ class Placement:
         size = steps.square().mean().sqrt().item() if len(steps) else 0.0
         self.checked = size > 0
         if self.checked and not _LENGTHS[0] <= size <= _LENGTHS[1]:
-            kind = "nearest in space" if self.in_space else "along the chain"
+            kind, scale = "nearest in space" if self.in_space else "along the chain", self.options.length_scale
             warnings.warn(
-                f"length={self.length:g} is not of the size of pos: steps between neighbors ({kind}) are "
-                f"{size * self.length:.3g} (root mean square), and should be between {_LENGTHS[0]} and {_LENGTHS[1]} "
-                f"lengths; pass length={size * self.length:.2g}, the spacing of neighbors in the unit of pos",
+                f"length_scale={scale:g} is not of the size of pos: steps between neighbors ({kind}) are "
+                f"{size * scale:.3g} (root mean square), and should be between {_LENGTHS[0]} and {_LENGTHS[1]} length "
+                f"scales; pass length_scale={size * scale:.2g}, the spacing of neighbors in the unit of pos",
                 stacklevel=2,
             )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .. import checks
 from ..operators import Plan, tile_numbers, tile_operator
 from ..tiles import WHOLE, Call, Shape, Tile
 from ..torch_state import full_precision, is_eager, is_whole, products_round
@@ -24,57 +23,30 @@ TILE_PAIRS = 1 << 19  # pairs of a tile on a CPU
 _ROUNDING = 4  # squares below this number of roundings are zero: vectors are parallel
 
 
-def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
+def vector_attention(
+    q: Float[Tensor, "rows channels tokens 3"], k: Float[Tensor, "rows channels tokens 3"],
+    v: Float[Tensor, "rows channels tokens 3"], lengths: Int[Tensor, " rows"] | None,
+) -> Float[Tensor, "rows channels tokens 3"]:  # fmt: skip
     r"""Self-attention of vector sequences by cross products, each channel by itself.
 
     .. math::
         S_{ij} = \mathrm{softmax}_j\!\left(\tfrac{1}{\sqrt n} \|q_i \times k_j\|\right) (q_i \times k_j), \qquad
         u_i = \frac{1}{n} \sum_j S_{ij} \times v_j
 
-    Here n is the sequence's own length. Polar vectors give polar vectors. The output is computed as
-    :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n` with :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top` and the softmax p,
-    without a matrix of size n x n in memory, except in compiled programs. Lengths of cross products are computed as
-    :math:`\|q \times k\|^2 = |q|^2 |k|^2 - (q \cdot k)^2`. If q and k are parallel to within the rounding of float32,
-    scores are therefore accurate to 1e-3 of :math:`|q||k|` only.
+    Here n is the sequence's own length. The output is computed as :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n` with
+    :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top` and the softmax p, in float32 for half precision. If q and k are parallel
+    to within the rounding of float32, scores are accurate to 1e-3 of :math:`|q||k|` only.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        lengths: Own length of each sequence, int64 ``(B,)``. Tokens beyond it are not read, and are zero in the output.
-            The default, ``None``, means N.
-
-    Shapes:
-        ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``, in float32 for half precision.
-
-    Raises:
-        ValueError: if ``q``, ``k`` and ``v`` differ in shape, dtype or device or have another shape, or if ``lengths``
-            is not of this shape or not in [0, N].
+        q: queries.
+        k: keys.
+        v: values.
+        lengths: own length of each sequence. Tokens beyond it are not read, and are zero in the output. ``None`` means
+            that all tokens are valid.
 
     Source: se3-hyena appendix B, Eq. 4-5. Its Code 2 computes something else: scores are divided by n / 2 instead of
     the root of n, and :math:`v_i` stands in place of :math:`v_j`, so that values do not mix.
-
-    Example:
-        >>> import torch
-        >>> q, k, v = torch.randn(3, 2, 11, 4, 3)
-        >>> rotation = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-        >>> rotated = vector_attention(q @ rotation, k @ rotation, v @ rotation)
-        >>> torch.allclose(rotated, vector_attention(q, k, v) @ rotation, atol=1e-6)
-        True
     """
-    checks.alike(4, q=q, k=k, v=v)
-    if q.shape[-1] != 3:
-        raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
-    checks.lengths(lengths, q.shape[0], q.shape[1], q.device)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return vector_attention_impl(q, k, v, lengths).transpose(1, 2).contiguous()
-
-
-def vector_attention_impl(
-    q: Float[Tensor, "rows channels tokens 3"], k: Float[Tensor, "rows channels tokens 3"],
-    v: Float[Tensor, "rows channels tokens 3"], lengths: Int[Tensor, " rows"] | None,
-) -> Float[Tensor, "rows channels tokens 3"]:  # fmt: skip
-    """:func:`vector_attention` without checks."""
     rows, channels, length, _ = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     invalid, bias = None, None

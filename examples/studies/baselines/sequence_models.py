@@ -12,8 +12,9 @@ from tg_equiattn import checks
 from tg_equiattn.chains.clifford import Grades
 from tg_equiattn.chains.convolutions import ShortConv
 from tg_equiattn.chains.long_conv import long_convolution
-from tg_equiattn.chains.operator import OperatorSettings, ScalarVectorModule, TokenNetwork
-from tg_equiattn.chains.sequences import TokenBatch
+from tg_equiattn.chains.operator import TokenNetwork
+from tg_equiattn.chains.se3_hyena import ScalarVectorModule
+from tg_equiattn.chains.sequences import OperatorSettings, TokenBatch
 from tg_equiattn.graphs.node_batch import PaddedBatch
 from tg_equiattn.softmax_attention import softmax_attention
 
@@ -140,7 +141,7 @@ class Hyena(ScalarVectorModule):
         def make(inside: Grades, outside: Grades, *_: Any) -> SequenceNetwork:
             return SequenceNetwork(self.operator, inside, outside, channels, num_layers, pool, **settings)
 
-        super().__init__(make, OperatorSettings(), scalar_channels, vector_channels, out_scalars, out_vectors)
+        super().__init__(make, scalar_channels, vector_channels, out_scalars, out_vectors)
 
 
 class Transformer(Hyena):

@@ -42,7 +42,7 @@ def test_equal(case, double, device, randomise, equal):
     batch = batch_of(SIZES).to(device)
     scalars, vectors = torch.randn(len(batch), S, device=device), torch.randn(len(batch), V, 3, device=device)
     pos = None if "causal" in case else torch.randn(len(batch), 3, device=device)
-    edges, given = {}, {"order": torch.arange(len(batch), device=device)}
+    edges, given = {}, {}
     if "edge_channels" in {**options, **options.get("attn_kwargs", {})}:
         edge_index = (batch[:, None] == batch).nonzero().T
         edges = {"edge_index": edge_index, "edge_attr": torch.randn(edge_index.shape[1], 2, device=device)}

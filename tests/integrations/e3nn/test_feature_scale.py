@@ -1,6 +1,7 @@
 """Large coordinates, in float64 with float32 features; features of unit variance, as e3nn has it, come out about so."""
 
 import warnings
+import zlib
 from functools import partial
 
 import pytest
@@ -41,7 +42,7 @@ KINDS = ["ewald", "hyena", "radial", "implicit", "model", "attention", "tensor",
 
 
 def evaluate(layer, x):
-    pos = None if getattr(layer, "causal", False) else 2 * torch.randn(NODES, 3, dtype=x.dtype)
+    pos = None if getattr(layer, "options", None) and layer.options.causal else 2 * torch.randn(NODES, 3, dtype=x.dtype)
     out = layer(x, pos).detach()
     return torch.stack([out[:, place].square().mean().sqrt() for place in layer.irreps_out.slices()])
 
@@ -60,7 +61,7 @@ def test_unit_features_come_out_about_as_large(kind, new_module):
     assert not about_one(evaluate(layer, 1000 * x) / 1000)
 
 
-@pytest.mark.filterwarnings("ignore:length=1 is not of the size")  # nearest of 3,000 points are 0.1 apart
+@pytest.mark.filterwarnings("ignore:length_scale=1 is not of the size")  # nearest of 3,000 points are 0.1 apart
 @pytest.mark.parametrize("nodes", [30, 3000])
 @pytest.mark.parametrize(
     "kind", ["hyena", "radial", "implicit", "model", "attention", "tensor", "tensor radial", "tensor acausal"]
@@ -82,7 +83,7 @@ WITH_LENGTH = {
     "model": partial(e3nn.IrrepsSE3Hyena, num_layers=2),
     "attention": e3nn.IrrepsVectorSelfAttention,
     "tensor": e3nn.TensorProductHyenaOperator,
-    "core model": partial(nn.VectorTransformer, hidden_scalars=5, hidden_vectors=7, num_layers=1),
+    "core model": partial(nn.SE3Hyena, attention=True, hidden_scalars=5, hidden_vectors=7, num_layers=1),
 }
 
 
@@ -90,7 +91,7 @@ WITH_LENGTH = {
 def test_the_unit_does_not_matter(kind, randomise):
     """Positions and length in another unit give the same outputs; positions alone give others."""
     core, irreps = "core" in kind, ("4x0e+2x1o", "4x0e+2x1o")
-    layers = [WITH_LENGTH[kind](*((4, 2) if core else irreps), length=length).double() for length in (1, 3.8)]
+    layers = [WITH_LENGTH[kind](*((4, 2) if core else irreps), length_scale=length).double() for length in (1, 3.8)]
     randomise(layers[0])
     layers[1].load_state_dict({k: v for k, v in layers[0].state_dict().items() if "extra" not in k}, strict=False)
     x, pos = torch.randn(17, 10, dtype=torch.float64), torch.randn(17, 3, dtype=torch.float64).cumsum(0)
@@ -102,7 +103,7 @@ def test_the_unit_does_not_matter(kind, randomise):
     wanted, out, other = (part[1] if core else part for part in (wanted, out, other))
     assert (out - wanted).abs().max() <= 1e-12 * wanted.abs().max()
     assert (other - wanted).abs().max() > 1e-3
-    with pytest.raises(ValueError, match=r"length=3\.8, like this one, got 1\.0"):
+    with pytest.raises(ValueError, match=r"length_scale=3\.8, like this one, got 1\.0"):
         layers[1].load_state_dict(layers[0].state_dict())
 
 
@@ -115,9 +116,28 @@ def test_a_wrong_unit_warns_once(kind):
     pos[20:] += 1e4 if kind != "radial" else 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        WITH_LENGTH[kind]("4x0e", "4x0e+1x1o", "4x0e+3x1o", length=380)(torch.randn(40, 4), 380 * pos, chain=chain)
-    with pytest.warns(UserWarning, match=r"length=1 is not of the size of pos: .* pass length="):
+        scaled = WITH_LENGTH[kind]("4x0e", "4x0e+1x1o", "4x0e+3x1o", length_scale=380)
+        scaled(torch.randn(40, 4), 380 * pos, chain=chain)
+    with pytest.warns(UserWarning, match=r"length_scale=1 is not of the size of pos: .* pass length_scale="):
         layer(torch.randn(40, 4), 380 * pos, chain=chain)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         layer(torch.randn(40, 4), 380 * pos, chain=chain)
+
+
+def test_length_has_another_name_now():
+    for kind in WITH_LENGTH.values():
+        channels = (4, 2) if kind is WITH_LENGTH["core model"] else ("4x0e", "4x0e")
+        with pytest.raises(TypeError, match="did you mean 'length_scale'"):
+            kind(*channels, length=2)
+
+
+def test_checkpoints_with_the_old_name_load():
+    layer, other = (e3nn.IrrepsSE3HyenaOperator("4x0e", "4x0e", length_scale=scale) for scale in (3.8, 1.0))
+    state = layer.state_dict()
+    (name,) = (name for name in state if name.endswith("_extra_state") and b"length_scale" in bytes(state[name] % 256))
+    text = bytes(state[name][:-4]).replace(b"length_scale", b"length")
+    state[name] = torch.tensor([*text, *zlib.crc32(text).to_bytes(4, "big")])
+    layer.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"length_scale=1\.0, like this one, got 3\.8"):
+        other.load_state_dict(state)

@@ -70,11 +70,11 @@ def test_equals_the_definition(name, double, device, randomise, equal):
     module = randomise(TensorProductHyenaOperator(*IRREPS, **OPTIONS[name]))
     for n in (1, 2, 5):
         x, pos = module.cpu().irreps_in.randn(n, -1), torch.randn(n, 3)
-        pos = torch.zeros(n, 3) if module.causal else pos
+        pos = torch.zeros(n, 3) if module.options.causal else pos
         wanted = by_definition(module, x, pos)
         direction, weights = torch.randn_like(wanted), [p for p in module.parameters() if p.numel()]
         expected = torch.autograd.grad((wanted * direction).sum(), weights)
-        out = module.to(device)(x.to(device), None if module.causal else pos.to(device)).cpu()
+        out = module.to(device)(x.to(device), None if module.options.causal else pos.to(device)).cpu()
         equal(out, wanted)
         assert out.is_contiguous()
         for a, b in zip(torch.autograd.grad((out * direction).sum(), weights), expected, strict=True):
@@ -84,10 +84,10 @@ def test_equals_the_definition(name, double, device, randomise, equal):
 @pytest.mark.parametrize("name", in_the_gate("causal", "implicit short"))
 def test_gaps_and_chains_equal_the_definition(name, double, randomise, equal):
     module = randomise(TensorProductHyenaOperator(*IRREPS, **OPTIONS[name]))
-    x, pos = module.irreps_in.randn(11, -1), torch.zeros(11, 3) if module.causal else torch.randn(11, 3)
+    x, pos = module.irreps_in.randn(11, -1), torch.zeros(11, 3) if module.options.causal else torch.randn(11, 3)
     index, chain = torch.tensor([3, 0, 4, 2, 9, 3, 10, 13, 4, 14, 19]), torch.tensor([5, 2, 5, 2, 5, 2, 5, 5, 2, 5, 2])
     wanted = by_definition(module, x, pos, index, chain)
-    given = {"pos": None if module.causal else pos, "index": index, "chain": chain}
+    given = {"pos": None if module.options.causal else pos, "index": index, "chain": chain}
     equal(module(x, **given), wanted)
     equal(module(x, **given, num_chains=3, max_num_nodes=29), wanted)
     assert (module(x, **given | {"index": None}) - wanted).abs().max() > 1e-3
