@@ -102,7 +102,8 @@ class StoresSettings(nn.Module):
                 "settings, got an average of several with different settings"
             )
         own, stored = json.loads(self._text()), json.loads(text)
-        stored = {_RENAMED.get(name, name): value for name, value in stored.items()}
+        stored = _BEFORE | {_RENAMED.get(name, name): value for name, value in stored.items()}
+        own = _BEFORE | own
         for name in own | stored:
             (mine, shown), (saved, stored_text) = _compared(own.get(name)), _compared(stored.get(name))
             if mine != saved:
@@ -114,6 +115,7 @@ class StoresSettings(nn.Module):
 
 
 _RENAMED = {"length": "length_scale"}  # old names of settings
+_BEFORE = {"mixed_products": False}  # settings that checkpoints of earlier states do not have
 
 
 def _compared(value: Any) -> tuple[Any, str]:

@@ -111,6 +111,30 @@ class IrrepsModule(NotScriptable, StoresSettings):
         out = self.module.run(x, pos, node_batch, along, edge_index, edge_attr)
         return out.index_select(1, self.columns_out(out.device))
 
+    def step(self, state: tuple[Any, ...] | None, x: Tensor) -> tuple[tuple[Any, ...], Tensor]:
+        """Evaluate one more node of each sequence, in a time that does not depend on the number of earlier ones.
+
+        Outputs equal those of ``forward`` for the whole sequence. It needs ``filter='exponential'`` and
+        ``causal=True``, and rules out ``local_context`` and ``pool``.
+
+        Parameters
+        ----------
+        state : tuple, optional
+            the state that the last call returned, or ``None`` at the beginning
+
+        x : `torch.Tensor`
+            features of shape ``(sequences, irreps_in.dim)``
+
+        Returns
+        -------
+        tuple
+            the new state, and features of shape ``(sequences, irreps_out.dim)``
+        """
+        reference = self.module.reference_parameter
+        check_features("x", x, self._features, reference)
+        state, out = self.module.run_step(state, x.to(reference.dtype).index_select(1, self.columns_in(x.device)))
+        return state, out.index_select(1, self.columns_out(out.device))
+
     def reset_parameters(self) -> None:
         reset_children(self)
 
@@ -140,9 +164,14 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
         irreps of query, key and value, by default ``irreps_in``; if they differ from ``irreps_in``, a linear map takes
         the input to the residual
 
-    filter : {'data', 'implicit'}
-        filter of the long convolution: ``'data'``, the keys, as published, or ``'implicit'``, a learned function of the
-        lag; use ``'implicit'`` for chains whose beginning has no meaning
+    filter : {'data', 'implicit', 'exponential'}
+        filter of the long convolution: ``'data'``, the keys, as published, ``'implicit'``, a network of the lag, or
+        ``'exponential'``, a learned sum of decaying exponentials of the lag; use ``'implicit'`` for chains whose
+        beginning has no meaning, and ``'exponential'`` for sequences longer than in training and for :meth:`step`
+
+    mixed_products : bool
+        whether scalars of a node multiply the convolved vectors, beside cross products, with filters of the lag, by
+        default ``True``; ``False`` is the published operator with such a filter
 
     causal : bool
         whether nodes see earlier nodes of their chain only, by default ``False``; needs ``order='input'`` and rules out
@@ -183,12 +212,13 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
 
     def __init__(
         self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
-        filter: str = "data", causal: bool = False, short_conv: int | None = None, order: str = "input",
-        length_scale: float = 1.0, local_context: bool = False, edge_channels: int = 0, num_blocks: int = 1,
+        filter: str = "data", mixed_products: bool = True, causal: bool = False, short_conv: int | None = None,
+        order: str = "input", length_scale: float = 1.0, local_context: bool = False, edge_channels: int = 0,
+        num_blocks: int = 1,
     ) -> None:  # fmt: skip
         options = OperatorSettings(
-            filter=filter, causal=causal, short_conv=short_conv, order=order, length_scale=length_scale,
-            local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
+            filter=filter, mixed_products=mixed_products, causal=causal, short_conv=short_conv, order=order,
+            length_scale=length_scale, local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip
         super().__init__(functools.partial(TokenOperator, options=options), irreps_in, irreps_out, irreps_hidden)
 
@@ -237,8 +267,8 @@ class IrrepsSE3Hyena(IrrepsModule):
         default ``False``; use it for clouds of up to a few thousand nodes without an order
 
     attn_kwargs : dict, optional
-        further arguments of the operators: ``filter``, ``causal``, ``short_conv``, ``local_context`` and
-        ``edge_channels``; without the first two for ``attention``
+        further arguments of the operators: ``filter``, ``mixed_products``, ``causal``, ``short_conv``,
+        ``local_context`` and ``edge_channels``; without the first three for ``attention``
 
     Examples
     --------

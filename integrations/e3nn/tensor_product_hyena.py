@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from e3nn import o3
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from tg_equiattn import checks
-from tg_equiattn.chains.convolutions import ImplicitFilter, ShortConv
+from tg_equiattn.chains.convolutions import LAG_FILTERS, ExponentialFilter, LagFilter, ShortConv
 from tg_equiattn.chains.long_conv import bilinear_long_conv
 from tg_equiattn.chains.sequences import ChainArguments, OperatorSettings, Placement, Sequences
 from tg_equiattn.graphs.node_batch import NodeBatch, PaddedBatch, Slots
@@ -218,7 +218,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     with one gate for each channel, where :math:`\gamma` is a linear map of the scalars and squared norms of u. N
     divides each irrep of a node by :math:`\sqrt{0.1 + m}`, where m is the mean square of its components over all
     channels, so that outputs start at unit variance, and are smooth where all of them pass through zero. With
-    ``filter='implicit'``, :math:`u_i = N(q_i \otimes_w \sum_j h(i - j) k_j)`. Positions relative to the mean of their
+    other filters, :math:`u_i = N(q_i \otimes_w \sum_j h(i - j) k_j)`. Positions relative to the mean of their
     graph are one more 1o of the input.
 
     Parameters
@@ -233,9 +233,10 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         irreps of query, key and value, which must hold every irrep of ``irreps_in``; by default ``irreps_in``; tensor
         products are fully connected, so weights grow as the cube of multiplicities
 
-    filter : {'data', 'implicit'}
-        filter of the long convolution: ``'data'``, the keys, as published, or ``'implicit'``, a learned function of the
-        lag; use ``'implicit'`` for chains whose beginning has no meaning
+    filter : {'data', 'implicit', 'exponential'}
+        filter of the long convolution: ``'data'``, the keys, as published, ``'implicit'``, a network of the lag, or
+        ``'exponential'``, a learned sum of decaying exponentials of the lag; use ``'implicit'`` for chains whose
+        beginning has no meaning, and ``'exponential'`` for sequences longer than in training and for :meth:`step`
 
     causal : bool
         whether nodes see earlier nodes of their chain only, by default ``False``; needs ``order='input'`` and rules out
@@ -285,9 +286,9 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         self.project = o3.Linear(self.irreps_in + o3.Irreps("1o"), hidden + hidden + hidden)
         columns = channels(hidden + hidden + hidden)
         self.short_conv = None if short_conv is None else ShortConv(columns, short_conv, causal)
-        self.implicit_filter: ImplicitFilter | None = None
-        if filter == "implicit":
-            self.implicit_filter = ImplicitFilter(hidden.num_irreps, causal)
+        self.implicit_filter: LagFilter | None = None  # of any kind: state dicts have this name
+        if filter != "data":
+            self.implicit_filter = LAG_FILTERS[filter](hidden.num_irreps, causal)
             self._channels = Tables(functools.partial(torch.tensor, channels(hidden)))
             self.tensor_product = like_its_copies(o3.FullyConnectedTensorProduct(hidden, hidden, hidden))
         else:
@@ -380,27 +381,62 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         with full_precision(x.device):
             along = ChainArguments(index, chain, ring, num_chains, max_num_nodes)
             x, tokens = self.placement(x.to(reference.dtype), pos, node_batch, along)
-            return tokens.restore(self._mix(x.T, tokens.pos.T, tokens.sequences).T).contiguous()
+            with_pos, sequences = torch.cat([x, tokens.pos]).T, tokens.sequences
+            projected = self._projected(with_pos)
+            if self.short_conv is not None:
+                projected = self.short_conv(projected, sequences)
+            query, key, value = projected.chunk(3)
+            if self.implicit_filter is None:
+                mixed = self.convolution.convolve(query, key, sequences).T
+            else:
+                filtered = self.implicit_filter(key, sequences, self._channels(key.device))
+                mixed = self.tensor_product(query.T, filtered.T)
+            return tokens.restore(self._finish(with_pos, mixed, value.T).T).contiguous()
 
-    def _mix(
-        self, x: Float[Tensor, "tokens dim_in"], pos: Float[Tensor, "tokens 3"], sequences: Sequences
-    ) -> Float[Tensor, "tokens dim_out"]:
-        """The products of e3nn have the channels of features last, convolutions have them first."""
-        with_pos = torch.cat([x, pos], 1)
-        projected = _normed(self.project(with_pos), 3 * self._sizes).T
-        if self.short_conv is not None:
-            projected = self.short_conv(projected, sequences)
-        query, key, value = projected.chunk(3)
-        if self.implicit_filter is None:
-            mixed = self.convolution.convolve(query, key, sequences).T
-        else:
-            filtered = self.implicit_filter(key, sequences, self._channels(key.device))
-            mixed = self.tensor_product(query.T, filtered.T)
+    def step(self, state: tuple[Any, ...] | None, x: Tensor) -> tuple[tuple[Any, ...], Tensor]:
+        """Evaluate one more node of each sequence, in a time that does not depend on the number of earlier ones.
+
+        Outputs equal those of ``forward`` for the whole sequence. It needs ``filter='exponential'`` and
+        ``causal=True``.
+
+        Parameters
+        ----------
+        state : tuple, optional
+            the state that the last call returned, or ``None`` at the beginning
+
+        x : `torch.Tensor`
+            features of shape ``(sequences, irreps_in.dim)``
+
+        Returns
+        -------
+        tuple
+            the new state, and features of shape ``(sequences, irreps_out.dim)``
+        """
+        self.options.check_steps()
+        check_features("x", x, self._features, self.out.weight)
+        recent, sums = (None, None) if state is None else state
+        with full_precision(x.device):
+            with_pos = torch.cat([x.to(self.out.weight.dtype), x.new_zeros(x.shape[0], 3)], 1)
+            projected = self._projected(with_pos)
+            if self.short_conv is not None:
+                recent, projected = self.short_conv.step(recent, projected)
+            query, key, value = projected.chunk(3)
+            sums, filtered = cast(ExponentialFilter, self.implicit_filter).step(sums, key, self._channels(key.device))
+            return (recent, sums), self._finish(with_pos, self.tensor_product(query.T, filtered.T), value.T)
+
+    def _projected(self, with_pos: Float[Tensor, "tokens dim_in+3"]) -> Float[Tensor, "dim tokens"]:
+        """Query, key and value. The products of e3nn have channels last, convolutions have them first."""
+        return _normed(self.project(with_pos), 3 * self._sizes).T
+
+    def _finish(
+        self, with_pos: Float[Tensor, "tokens dim_in+3"], mixed: Float[Tensor, "tokens hidden"],
+        value: Float[Tensor, "tokens hidden"],
+    ) -> Float[Tensor, "tokens dim_out"]:  # fmt: skip
         mixed = _normed(mixed, self._sizes)
         invariants = torch.cat([self.norm(mixed), *(mixed[:, part] for part in self._scalars)], 1)
         mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
-        residual = self.shortcut(with_pos if self._starts_on_pos else x)
-        return self.out(_normed(residual + self.multiply(mixed, value.T), self._sizes))
+        residual = self.shortcut(with_pos if self._starts_on_pos else with_pos[:, :-3])
+        return self.out(_normed(residual + self.multiply(mixed, value), self._sizes))
 
     def __repr__(self) -> str:
         return describe(self)

@@ -10,7 +10,7 @@ from tg_equiattn.nn import SE3Hyena, SE3HyenaOperator
 
 SIZES = [11, 1, 7]
 NAMES = ["plain", "causal", "short causal", "implicit", "implicit causal", "implicit causal model", "model", "pooled"]
-NAMES += ["local", "attention, short", "attention"]
+NAMES += ["exponential", "exponential causal", "local", "attention, short", "attention"]
 
 
 def chained(name, sizes=SIZES):
@@ -85,7 +85,7 @@ def test_equivariant(name, make):
         assert error(layer(**moved(x, r, shift)), (scalars, move(vectors, r))) <= 1e-10
 
 
-@pytest.mark.parametrize("name", ["implicit", "implicit bare", "attention, short"])
+@pytest.mark.parametrize("name", ["implicit", "implicit bare", "exponential", "attention, short"])
 @pytest.mark.parametrize("n", [6, 7])
 def test_rings_equal_the_definition(name, n, make, device):
     """Double sums with lags the shortest way round, of two rings with missing tokens."""

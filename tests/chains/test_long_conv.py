@@ -29,7 +29,7 @@ def by_data(x, y, lengths=None, mode="circular"):
     first = (2, 0, 1) if x.ndim == 3 else (3, 2, 0, 1)
     a, b = (zero_beyond(z.permute(first), lengths).reshape(-1, *x.shape[:2]) for z in (x, y))
     out = module.long_convolution(a, b, x.shape[2] if x.ndim == 3 else 0, lengths, mode)
-    out = zero_beyond(out if x.ndim == 3 else module.vectors_of(out, 0), lengths)
+    out = zero_beyond(out if x.ndim == 3 else module.split_features(out, 0)[1], lengths)
     return out.permute((1, 2, 0) if x.ndim == 3 else (2, 3, 1, 0))
 
 

@@ -74,7 +74,9 @@ def test_broken_equivariance_is_seen(name, make, monkeypatch):
         assert broken(lambda x: x, shift) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["causal", "short causal", "implicit causal", "implicit causal model"])
+@pytest.mark.parametrize(
+    "name", ["causal", "short causal", "implicit causal", "implicit causal model", "exponential causal"]
+)
 def test_causal_sees_no_later_token(name, make):
     layer, x = make(name), sample(name, [11])
     out = layer(**x)
@@ -85,7 +87,7 @@ def test_causal_sees_no_later_token(name, make):
     assert error([part[6:] for part in changed], [part[6:] for part in out]) > 1e-2
 
 
-@pytest.mark.parametrize("name", ["implicit causal", "implicit causal model"])
+@pytest.mark.parametrize("name", ["implicit causal", "implicit causal model", "exponential model"])
 def test_appended_tokens_change_nothing_earlier(name, make):
     """No factor of the length, unlike the filter that is data."""
 
@@ -115,7 +117,7 @@ def test_a_chain_among_zeros_is_as_alone(make):
         assert (error(wanted, alone) > 1e-3) == (name in ("implicit", "implicit wide"))
         return [error(among_zeros(layer, x, start), wanted) for start in (3, 9, 22)]
 
-    for name in ("implicit", "implicit wide", "implicit bare", "implicit causal"):
+    for name in ("implicit", "implicit wide", "implicit bare", "implicit causal", "exponential"):
         assert max(changes(name)) <= 1e-12
     assert min(changes("plain")) > 1e-3
     assert min(changes("short causal")) > 1e-3

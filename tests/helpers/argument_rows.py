@@ -263,7 +263,7 @@ TOKENS = {
     "edge_channels": refused(0, 1, local_context=True), "num_blocks": refused(1, 2),
 }  # fmt: skip
 ORDERED = {
-    "filter": refused("data", "implicit"), "causal": refused(False, True),
+    "filter": refused("data", "implicit", "exponential"), "causal": refused(False, True),
     "causal: implicit": refused(False, True, filter="implicit"), "order": refused("input", "radial"),
 }  # fmt: skip
 CHANNELS = {
@@ -274,7 +274,10 @@ LAYERS = {
     "length_scale": refused(1.0, 2), "num_layers": refused(1, 2), "num_blocks": refused(1, 2),
     "pool": refused(None, "mean"), "attention": refused(False, True),
 }  # fmt: skip
-HYENA_KWARGS = refused({}, {"filter": "implicit"}, {"causal": True}, {"short_conv": 3})
+MIXED = {"mixed_products": refused(True, False, filter="implicit")}
+HYENA_KWARGS = refused(
+    {}, {"filter": "implicit"}, {"filter": "implicit", "mixed_products": False}, {"causal": True}, {"short_conv": 3}
+)
 IRREPS = {
     "irreps_in": refused("2x0e+2x1o", "2x1o+2x0e", "2x0e+2x1o+1x1e"),
     "irreps_out": refused("2x0e+2x1o", "2x1o+2x0e", "2x0e+2x1e", "2x0e+2x1o+1x1e"),
@@ -346,7 +349,9 @@ MODULES |= {
             "in_channels": refused(2, 3), "out_channels": refused(3, 2), "num_blocks": refused(1, 2),
         },
     ),
-    "SE3HyenaOperator": Table({"scalar_channels": 2, "vector_channels": 2}, tokens, {**CHANNELS, **TOKENS, **ORDERED}),
+    "SE3HyenaOperator": Table(
+        {"scalar_channels": 2, "vector_channels": 2}, tokens, {**CHANNELS, **TOKENS, **ORDERED, **MIXED}
+    ),
     "VectorSelfAttention": Table({"scalar_channels": 2, "vector_channels": 2}, tokens, {**CHANNELS, **TOKENS}),
     "SE3Hyena": Table(
         {"scalar_channels": 2, "vector_channels": 2, "hidden_scalars": 2, "hidden_vectors": 2, "num_layers": 1}, tokens,
@@ -397,7 +402,8 @@ MODULES |= {
         }, ewald_of_irreps,
     ),
     "IrrepsSE3HyenaOperator": Table(
-        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o"}, features, {**IRREPS, **SORTED, **TOKENS, **ORDERED}
+        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o"}, features,
+        {**IRREPS, **SORTED, **TOKENS, **ORDERED, **MIXED},
     ),
     "IrrepsVectorSelfAttention": Table(
         {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o"}, features, {**IRREPS, **SORTED, **TOKENS}

@@ -307,6 +307,9 @@ CORE = {
     "SE3HyenaOperator lag causal flat": tokens(
         lambda: layers.SE3HyenaOperator(S, V, filter="implicit", causal=True, short_conv=3), flat=True, causal=True
     ),
+    "SE3HyenaOperator exponential": tokens(
+        lambda: layers.SE3HyenaOperator(S, V, filter="exponential", causal=True), causal=True
+    ),
     "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, num_layers=2, pool="mean", **SMALL)),
     "SE3Hyena chains": chains(
         lambda: layers.SE3Hyena(S, V, num_layers=1, attn_kwargs={"filter": "implicit", "short_conv": 3}, **SMALL)

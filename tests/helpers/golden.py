@@ -31,6 +31,10 @@ FAMILIES = {  # a module, shapes of its arguments, and those of named ones
         ), (11, 4), {"pos": (11, 2)},
     ),
     "hyena": (lambda: nn.SE3Hyena(2, 1, 1, 1, hidden_scalars=3, hidden_vectors=2, num_layers=1), *NODES),
+    "implicit": (
+        lambda: nn.SE3HyenaOperator(2, 2, filter="implicit", mixed_products=False, short_conv=3),
+        (1, 5, 2), (1, 5, 2, 3), {"pos": (1, 5, 3)},
+    ),
     "vectors": (lambda: nn.VectorSelfAttention(2, 2), (1, 5, 2), (1, 5, 2, 3), {"pos": (1, 5, 3)}),
     "ewald": (lambda: nn.EwaldAttention(2, 1, width=1.0, avg_num_nodes=5), *NODES),
 }  # fmt: skip

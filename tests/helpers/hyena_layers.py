@@ -18,6 +18,8 @@ OPTIONS = {
         SE3Hyena,
         {"num_layers": 1, "attn_kwargs": {"filter": "implicit", "causal": True, "short_conv": 3}, **SMALL},
     ),
+    "implicit as published": (SE3HyenaOperator, {"filter": "implicit", "mixed_products": False}),
+    "exponential causal": (SE3HyenaOperator, {"filter": "exponential", "causal": True, "short_conv": 3}),
     "local": (SE3HyenaOperator, LOCAL),
     "local bare": (SE3HyenaOperator, {"local_context": True}),
     "radial": (SE3HyenaOperator, {"order": "radial"}),
@@ -29,6 +31,11 @@ OPTIONS = {
     "radial local": (SE3Hyena, {"num_layers": 1, "order": "radial", "attn_kwargs": LOCAL, **SMALL}),
 }
 MORE = {
+    "exponential": (SE3HyenaOperator, {"filter": "exponential"}),
+    "exponential model": (
+        SE3Hyena,
+        {"num_layers": 2, "attn_kwargs": {"filter": "exponential", "causal": True, "short_conv": 5}, **SMALL},
+    ),
     "implicit wide": (SE3HyenaOperator, {"filter": "implicit", "short_conv": 5}),
     "implicit model": (SE3Hyena, {"num_layers": 2, "attn_kwargs": {"filter": "implicit", "short_conv": 3}, **SMALL}),
     "implicit bare": (SE3HyenaOperator, {"filter": "implicit"}),

@@ -304,10 +304,11 @@ def taps(x, weight, causal=False, index=None, ring=False):
 
 
 def implicit_sums(layer, x, index, channels=slice(None), ring=False):
-    """An ImplicitFilter's convolution of one sequence (N, C, ...), from its parameters."""
+    """The convolution of one sequence (N, C, ...) with a filter of the lag, from its parameters."""
     span = index[-1] - index[0] + 1
     first = 0 if layer.causal else 1 - span
-    h = torch.stack([implicit_filter(layer, lag) for lag in range(first, span)])
+    at = exponential_filter if hasattr(layer, "log_rate") else implicit_filter
+    h = torch.stack([at(layer, lag) for lag in range(first, span)])
     return lag_sums(x, h[:, channels], first, index, ring)
 
 
@@ -320,6 +321,15 @@ def implicit_filter(layer, lag):
     for linear in (layer.inside, layer.between):
         x = torch.sin(linear.weight @ x + linear.bias)
     return (layer.outside.weight @ x + layer.outside.bias) / (1 + abs(lag)) ** torch.log1p(torch.exp(layer.decay))
+
+
+def exponential_filter(layer, lag):
+    """An ExponentialFilter from its parameters, (C,) of one lag."""
+    weight, power, out = layer.weight[1 if lag < 0 else 0], torch.log1p(torch.exp(layer.decay)), 0
+    for n, log_rate in enumerate(layer.log_rate):
+        rate = torch.exp(log_rate)
+        out = out + weight[:, n] * rate**power * torch.exp(-rate * abs(lag))
+    return out
 
 
 def cross_product_attention(q, k, v, lengths):
@@ -484,6 +494,10 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, c
         gate = torch.sigmoid(clifford_mlp(operator.gate, only(scalars=u, bivectors=w))[0])
         scalars = gate[:, : u.shape[1]] * u[..., None] * value[0]
         vectors = torch.linalg.cross(gate[:, u.shape[1] :] * w, value[1])
+        if by_lag and operator.products is not None:
+            sums = lambda k, index: implicit_sums(operator.filters["vectors"], k, index, ring=ring)  # noqa: E731
+            scale = clifford_linear(operator.products.gates, only(scalars=value[0][..., 0]))[0]
+            vectors = vectors + scale * in_chains(sums, index, chain, k1)
     if operator.shortcut is not None:
         x = clifford_linear(operator.shortcut, x if operator.shortcut.in_grades == operator.in_grades else here)
     return clifford_mlp(operator.out, [x[0] + scalars, x[1] + vectors, x[2], x[3]])

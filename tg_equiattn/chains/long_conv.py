@@ -40,16 +40,19 @@ def long_convolution(
     ``scalars`` features are scalars, the others are vectors, with components outside of channels. ``lengths`` has the
     length of each sequence; ``None`` means that all tokens are valid."""
     plan = _Plan.of(a, lengths, mode)
-    parts = [_convolve(a[:scalars], b[:scalars], lengths, plan)] if scalars else []
-    if scalars < len(a):
-        vectors = vectors_of(a, scalars), vectors_of(b, scalars)
-        parts.append(_convolve(*vectors, lengths, plan._replace(cross=True)).flatten(0, 1))
+    (f, v), (g, w) = split_features(a, scalars), split_features(b, scalars)
+    parts = [_convolve(f, g, lengths, plan)] if scalars else []
+    if v.shape[1]:
+        parts.append(_convolve(v, w, lengths, plan._replace(cross=True)).flatten(0, 1))
     return _scaled(joined(parts), lengths, norm, counts)
 
 
-def vectors_of(x: Float[Tensor, "features ..."], scalars: int) -> Float[Tensor, "3 channels ..."]:
-    """The vectors of features that begin with ``scalars`` scalars."""
-    return x[scalars:].view(3, (x.shape[0] - scalars) // 3, *x.shape[1:])  # batched gradients have no unflatten
+def split_features(
+    x: Float[Tensor, "features ..."], scalars: int
+) -> tuple[Float[Tensor, "scalars ..."], Float[Tensor, "3 channels ..."]]:
+    """The scalars, and the vectors with their components first."""
+    first, rest = x.split_with_sizes([scalars, x.shape[0] - scalars])
+    return first, rest.view(3, rest.shape[0] // 3, *x.shape[1:])  # batched gradients have no unflatten
 
 
 def lag_convolution(

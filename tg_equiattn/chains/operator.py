@@ -22,9 +22,9 @@ from ..tiles import joined, map_tiles
 from ..torch_state import full_precision
 from .clifford import GRADE_NAMES, POSITION, CliffordLinear, Grades, MultivectorMLP, features, with_position
 from .clifford_algebra import cross_product
-from .convolutions import ImplicitFilter, ShortConv
+from .convolutions import LAG_FILTERS, ExponentialFilter, ShortConv
 from .local_context import LocalContext
-from .long_conv import long_convolution, vectors_of
+from .long_conv import long_convolution, split_features
 from .sequences import ChainArguments, OperatorSettings, Placement, TokenBatch
 from .vector_attention import vector_attention
 
@@ -84,6 +84,24 @@ class TokenNetwork(StoresSettings):
         """The output channels that can differ from zero if the input has the independent channels ``grades``."""
         return self.out_grades
 
+    def run_step(
+        self, state: tuple[Any, ...] | None, x: Float[Tensor, "rows dim"]
+    ) -> tuple[tuple[Any, ...], Float[Tensor, "rows out"]]:
+        """Compute the outputs of one more token of each row, for features that have been checked. Raise ValueError if
+        outputs cannot be computed token by token."""
+        self.options.check_steps()
+        if self.pool:
+            raise ValueError(f"pool must be None for step, got {self.pool!r}: a mean needs all tokens")
+        with full_precision(x.device):
+            state, out = self.step(state, x.T.contiguous())
+            return state, out.T
+
+    def step(
+        self, state: tuple[Any, ...] | None, x: Float[Tensor, "dim rows"]
+    ) -> tuple[tuple[Any, ...], Float[Tensor, "out rows"]]:
+        """The new state, and the outputs of one more token of each row."""
+        raise NotImplementedError
+
     def check_reachable(self, name: str) -> None:
         """Raise ValueError if part of the output would always be zero. ``name`` is the argument of its channels."""
         reachable = self.reachable(self.in_grades if self.options.causal else self.in_grades.plus(POSITION))
@@ -123,8 +141,9 @@ class TokenOperator(TokenNetwork):
     """An operator: projection to query, key and value, mixing of tokens, residual and output MLP (Algorithm 1).
 
     Tokens are mixed by a long convolution of queries and keys (``filter="data"``), by the product of queries with a
-    long convolution of keys (``"implicit"``), or by vector self-attention (``attention``). After a convolution, a
-    Clifford MLP of the result gates it, and it multiplies the values.
+    long convolution of keys (other filters), or by vector self-attention (``attention``). After a convolution, a
+    Clifford MLP of the result gates it, and it multiplies the values. With a filter of the lag, scalars of the values
+    also multiply the convolved vectors (:class:`MixedProducts`).
     """
 
     out: MultivectorMLP
@@ -137,8 +156,8 @@ class TokenOperator(TokenNetwork):
         self.local: LocalContext | None = None
         if options.local_context:
             self.local = LocalContext(in_grades, width, options.edge_channels, num_blocks)
-        # with an implicit filter, tokens of zeros must have no effect, so there is no bias
-        bias = options.attention or options.filter != "implicit"
+        # with a filter of the lag, tokens of zeros must have no effect, so there is no bias
+        bias = not options.by_lag
         self.project = MultivectorMLP(in_grades.plus(POSITION), hidden.times(3), width, num_blocks, bias)
         # if the input has no vectors, the residual has positions as vectors
         start = in_grades if in_grades.vectors or options.causal else in_grades.plus(POSITION)
@@ -153,13 +172,15 @@ class TokenOperator(TokenNetwork):
         if not options.attention:
             mixed = Grades(scalars=self.scalars, bivectors=vectors)
             self.gate = MultivectorMLP(mixed, Grades(self.scalars + vectors), GATE_CHANNELS, num_blocks)
-        if not bias:
-            kinds = {"scalars": self.scalars, "vectors": vectors}
-            self.filters = nn.ModuleDict({kind: ImplicitFilter(n, options.causal) for kind, n in kinds.items() if n})
+        self.products: MixedProducts | None = None
+        if options.by_lag:
+            make, kinds = LAG_FILTERS[options.filter], {"scalars": self.scalars, "vectors": vectors}
+            self.filters = nn.ModuleDict({kind: make(n, options.causal) for kind, n in kinds.items() if n})
+            self.products = MixedProducts(hidden) if options.mixed_products and vectors else None
 
     def settings(self) -> dict[str, Any]:
-        filter = None if self.options.attention else self.options.filter
-        return super().settings() | {"causal": self.options.causal, "filter": filter}
+        more = {"causal": self.options.causal, "mixed_products": self.products is not None}
+        return super().settings() | more | {"filter": None if self.options.attention else self.options.filter}
 
     def reachable(self, grades: Grades) -> Grades:
         products = len(self.out.blocks)
@@ -173,26 +194,57 @@ class TokenOperator(TokenNetwork):
         projected = map_tiles(_project, step, (x, pos), self.project, self.in_grades, dim=-1)
         if self.short_conv is not None:
             projected = self.short_conv(projected.flatten(0, 1), tokens.sequences).view_as(projected)
-        nodes = x, pos, projected[2], *self.mix(projected, tokens)
-        others = self.gate, self.in_grades, self.hidden_grades, self.shortcut, self.out
-        return map_tiles(_finish, step, nodes, *others, dim=-1)
-
-    def mix(
-        self, projected: Float[Tensor, "3 features tokens"], tokens: TokenBatch
-    ) -> tuple[Float[Tensor, "scalars tokens"], Float[Tensor, "3 vectors tokens"]]:
-        """Mix the tokens of sequences or graphs by query, key and value. Their features are the scalars of both
-        parities, and then the vectors of both parities, with components outside of channels."""
-        scalars, sequences = self.scalars, tokens.sequences
+        query, key, value = projected.unbind()
         if self.filters is not None:
-            query, key = projected[0], projected[1]
-            f, v = key[:scalars], vectors_of(key, scalars)
-            f = self.filters["scalars"](f, sequences) if scalars else f
-            v = self.filters["vectors"](v, sequences) if v.shape[1] else v
-            return query[:scalars] * f, cross_product(vectors_of(query, scalars), v, 0)
+            keys = dict(zip(("scalars", "vectors"), split_features(key, self.scalars), strict=True))
+            for kind, filter in self.filters.items():
+                keys[kind] = filter(keys[kind], tokens.sequences)
+            mixed = self._by_query(query, keys)
+        else:
+            mixed = self._by_tokens(projected, tokens)
+        nodes = x, pos, *split_features(value, self.scalars), *mixed
+        return map_tiles(_finish, step, nodes, *self._rest, dim=-1)
+
+    def step(
+        self, state: tuple[Tensor | None, ...] | None, x: Float[Tensor, "dim rows"]
+    ) -> tuple[tuple[Tensor | None, ...], Float[Tensor, "out rows"]]:
+        recent, *sums = (None, None, None) if state is None else state
+        pos = x.new_zeros(3, x.shape[1])
+        projected = _project(x, pos, self.project, self.in_grades)
+        if self.short_conv is not None:
+            recent, flat = self.short_conv.step(recent, projected.flatten(0, 1))
+            projected = flat.view_as(projected)
+        query, key, value = projected.unbind()
+        keys = dict(zip(("scalars", "vectors"), split_features(key, self.scalars), strict=True))
+        for n, (kind, filter) in enumerate(cast(nn.ModuleDict, self.filters).items()):
+            sums[n], keys[kind] = cast(ExponentialFilter, filter).step(sums[n], keys[kind])
+        nodes = x, pos, *split_features(value, self.scalars), *self._by_query(query, keys)
+        return (recent, *sums), _finish(*nodes, *self._rest)
+
+    @property
+    def _rest(self) -> tuple[Any, ...]:
+        """Arguments of :func:`_finish` beside tensors."""
+        return self.gate, self.products, self.in_grades, self.hidden_grades, self.shortcut, self.out
+
+    def _by_query(
+        self, query: Float[Tensor, "features tokens"], keys: dict[str, Tensor]
+    ) -> tuple[Float[Tensor, "scalars tokens"], Float[Tensor, "3 vectors tokens"], Float[Tensor, "3 some tokens"]]:
+        """Products of queries with convolved keys: scalars and vectors of both parities. The third result is the
+        convolved vectors for :class:`MixedProducts`."""
+        scalars, vectors = split_features(query, self.scalars)
+        crossed, convolved = cross_product(vectors, keys["vectors"], 0), keys["vectors"]
+        return scalars * keys["scalars"], crossed, convolved if self.products is not None else convolved[:, :0]
+
+    def _by_tokens(
+        self, projected: Float[Tensor, "3 features tokens"], tokens: TokenBatch
+    ) -> tuple[Float[Tensor, "scalars tokens"], Float[Tensor, "3 vectors tokens"], Float[Tensor, "3 0 tokens"]]:
+        """Mix the tokens of sequences by a convolution of queries and keys, or of graphs by attention. Features are the
+        scalars of both parities, and then the vectors of both parities, with components outside of channels."""
+        scalars, sequences = self.scalars, tokens.sequences
 
         def convolve(x: Tensor, rows: PaddedBatch) -> Tensor:
-            counts = sequences.counts(rows)
-            return long_convolution(x[0], x[1], scalars, rows.lengths, self.options.mode, self.norm, counts)[None]
+            (q, k), counts = x.unbind(), sequences.counts(rows)
+            return long_convolution(q, k, scalars, rows.lengths, self.options.mode, self.norm, counts)[None]
 
         def attend(x: Tensor, rows: PaddedBatch) -> Tensor:
             out = []
@@ -208,7 +260,39 @@ class TokenOperator(TokenNetwork):
             mixed = tokens.graphs.mix(attend, projected, dim=2)[0]
         else:
             mixed = sequences.mix(convolve, projected[:2])[0]
-        return mixed[:scalars], vectors_of(mixed, scalars)
+        first, vectors = split_features(mixed, scalars)
+        return first, vectors, vectors[:, :0]
+
+
+class MixedProducts(nn.Module):
+    r"""Products of scalars of a token with convolved vectors, 0e x 1o and 0o x 1e to 1o, 0e x 1e and 0o x 1o to 1e.
+
+    .. math:: y_i = (W s_i + b) \odot \sum_j h(i - j)\, x_j + W'' \Big( (W' p_i) \odot \sum_j h(i - j)\, x'_j \Big)
+
+    Here s are scalars, p pseudoscalars, x vectors of the parity of y, and x' of the other one. Cross products alone, as
+    published, cannot give the plain convolution of vectors.
+    """
+
+    def __init__(self, hidden: Grades) -> None:
+        super().__init__()
+        self.hidden, vectors = hidden, hidden.vectors + hidden.bivectors
+        odd = vectors if hidden.pseudoscalars and hidden.vectors and hidden.bivectors else 0
+        self.gates = CliffordLinear(Grades(hidden.scalars, 0, 0, hidden.pseudoscalars), Grades(vectors, 0, 0, odd))
+        self.swap: CliffordLinear | None = None
+        if odd:
+            inside, outside = Grades(0, hidden.bivectors, hidden.vectors), Grades(0, hidden.vectors, hidden.bivectors)
+            self.swap = CliffordLinear(inside, outside, bias=False)
+
+    def forward(
+        self, scalars: Float[Tensor, "scalars tokens"], vectors: Float[Tensor, "3 channels tokens"]
+    ) -> Float[Tensor, "3 channels tokens"]:
+        none, even = vectors[:, :0], self.hidden.scalars
+        gates = self.gates([scalars[None, :even], none, none, scalars[None, even:]])
+        out = gates[0] * vectors
+        if self.swap is None:
+            return out
+        polar, axial = (gates[3] * vectors).split([self.hidden.vectors, self.hidden.bivectors], 1)
+        return out + torch.cat(self.swap([none[:1], axial, polar, none[:1]])[1:3], 1)
 
 
 GATE_CHANNELS = 8  # hidden multivectors of the gate's MLP
@@ -222,23 +306,26 @@ def _channels(hidden: Grades) -> list[int]:
 
 def _project(x: Tensor, pos: Tensor, project: MultivectorMLP, grades: Grades) -> Float[Tensor, "3 features tokens"]:
     parts = project(with_position(grades.parts(x), pos))
-    rows: list[Tensor] = []
-    for grade, component in ((0, 0), (3, 0), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2)):
-        channels = parts[grade][component]
-        rows.append(channels.view(3, channels.shape[0] // 3, channels.shape[1]))
+    components = [part.view(len(part), 3, part.shape[1] // 3, part.shape[2]).unbind() for part in parts]
+    rows = [*components[0], *components[3]]
+    for pair in zip(components[1], components[2], strict=True):
+        rows += pair
     return torch.cat(rows, 1)
 
 
 def _finish(
-    x: Tensor, pos: Tensor, value: Tensor, scalars: Tensor, vectors: Tensor, gate: MultivectorMLP | None,
-    grades: Grades, hidden: Grades, shortcut: CliffordLinear | None, out: MultivectorMLP,
+    x: Tensor, pos: Tensor, value_scalars: Tensor, value_vectors: Tensor, scalars: Tensor, vectors: Tensor,
+    convolved: Tensor, gate: MultivectorMLP | None, products: MixedProducts | None, grades: Grades, hidden: Grades,
+    shortcut: CliffordLinear | None, out: MultivectorMLP,
 ) -> Tensor:  # fmt: skip
-    """The output from the mixed scalars and vectors of both parities."""
+    """The output from values and mixed features, scalars and vectors of both parities."""
     if gate is not None:
         count, none = scalars.shape[0], vectors[:, :0]
         gates = torch.sigmoid(gate([scalars[None], none, vectors, none[:1]])[0])
-        scalars = gates[0, :count] * scalars * value[:count]
-        vectors = cross_product(gates[:, count:] * vectors, vectors_of(value, count), 0)
+        of_scalars, of_vectors = gates.split_with_sizes([count, gates.shape[1] - count], 1)
+        scalars = of_scalars[0] * scalars * value_scalars
+        vectors = cross_product(of_vectors * vectors, value_vectors, 0)
+        vectors = vectors if products is None else vectors + products(value_scalars, convolved)
     parts = grades.parts(x)
     if shortcut is not None:
         parts = shortcut(parts if shortcut.in_grades == grades else with_position(parts, pos))
@@ -288,6 +375,17 @@ class TokenModel(TokenNetwork):
         if self.pool:
             x = tokens.graphs.mean(x.T).T
         return map_tiles(_read_out, self.out.tokens_per_block(x.device), (x,), self.out, self.hidden_grades, dim=-1)
+
+    def step(
+        self, state: tuple[Any, ...] | None, x: Float[Tensor, "dim rows"]
+    ) -> tuple[tuple[Any, ...], Float[Tensor, "out rows"]]:
+        states: list[Any] = []
+        x = features(self.embed(with_position(self.in_grades.parts(x), x.new_zeros(3, x.shape[1]))))
+        for n, operator in enumerate(self.operators):
+            after, update = cast(TokenOperator, operator).step(None if state is None else state[n], x)
+            states.append(after)
+            x = x + update
+        return tuple(states), _read_out(x, self.out, self.hidden_grades)
 
 
 def _read_out(x: Tensor, out: MultivectorMLP, grades: Grades) -> Tensor:

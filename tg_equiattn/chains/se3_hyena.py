@@ -89,22 +89,46 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
             max_num_nodes: a bound of the lengths of flat sequences, and of the spans of ``index``. By default it is
                 read from ``batch`` and ``index``, which torch.compile cannot do.
         """
-        module = self.module
-        inside, outside = module.in_grades, module.out_grades
+        module, inside = self.module, self.module.in_grades
         channels, reference = (inside.scalars, inside.vectors), module.reference_parameter
         tokens = read_tokens(scalars, vectors, channels, reference, lengths, batch, batch_size, max_num_nodes)
         shape = tokens.shape
         if isinstance(pos, Tensor) and len(shape) == 2:
             pos = _flat("pos", pos, (*shape, 3))
         index, chain, ring = (_flat(*given, shape) for given in (("index", index), ("chain", chain), ("ring", ring)))
-        vectors = tokens.vectors.permute(2, 1, 0).flatten(0, 1)
-        x = torch.cat([tokens.scalars.T, vectors]).to(reference.dtype).T  # the network takes the transpose again
+        x = torch.cat([tokens.scalars, tokens.vectors.mT.flatten(1)], 1).to(reference.dtype)
         along = ChainArguments(index, chain, ring, num_chains, max_num_nodes)
         out = module.run(x, pos, tokens.node_batch, along, edge_index, edge_attr)
-        shape = (tokens.node_batch.count,) if module.pool else shape
-        out_scalars, out_vectors = out.split([outside.scalars, 3 * outside.vectors], 1)
-        out_vectors = out_vectors.unflatten(1, (3, outside.vectors)).transpose(1, 2).contiguous()
-        return out_scalars.contiguous().view(*shape, outside.scalars), out_vectors.view(*shape, outside.vectors, 3)
+        return self._split(out, (tokens.node_batch.count,) if module.pool else shape)
+
+    def step(
+        self, state: tuple[Any, ...] | None, scalars: Tensor | None, vectors: Tensor | None
+    ) -> tuple[tuple[Any, ...], tuple[Tensor, Tensor]]:
+        """Map one more token of each sequence, in a time that does not depend on the number of earlier ones.
+
+        Outputs equal those of :meth:`forward` for the whole sequence. It needs ``filter="exponential"`` and
+        ``causal=True``, and rules out ``local_context`` and ``pool``.
+
+        Args:
+            state: The state that the last call returned, or ``None`` at the beginning.
+            scalars: The scalars of the tokens, ``(B, S)``; ``None`` if there are no scalar channels.
+            vectors: The vectors of the tokens, ``(B, V, 3)``; ``None`` if there are no vector channels.
+
+        Returns:
+            The new state, and scalars ``(B, out_scalars)`` and vectors ``(B, out_vectors, 3)``.
+        """
+        inside, reference = self.module.in_grades, self.module.reference_parameter
+        tokens = read_tokens(scalars, vectors, (inside.scalars, inside.vectors), reference, None, None, None, None)
+        x = torch.cat([tokens.scalars, tokens.vectors.mT.flatten(1)], 1).to(reference.dtype)
+        state, out = self.module.run_step(state, x)
+        return state, self._split(out, tokens.shape)
+
+    def _split(self, out: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Scalars and vectors from the features of an output."""
+        outside = self.module.out_grades
+        scalars, vectors = out.split([outside.scalars, 3 * outside.vectors], 1)
+        vectors = vectors.unflatten(1, (3, outside.vectors)).mT.contiguous()
+        return scalars.contiguous().view(*shape, outside.scalars), vectors.view(*shape, outside.vectors, 3)
 
     def reset_parameters(self) -> None:
         reset_children(self)
@@ -141,7 +165,12 @@ class SE3HyenaOperator(ScalarVectorModule):
     lag, times a learned power of it. It is not divided by the length, and projections have no biases. So without
     ``pos`` and ``local_context``, a chain among zeros has the same outputs wherever it stands (:doc:`/chains`), and
     with ``causal=True`` appended tokens change no earlier output. With ``index`` and ``chain`` in ``forward``, lags are
-    differences of the index within a chain.
+    differences of the index within a chain. ``filter="exponential"`` is the same with
+    :math:`h(l) = \sum_n w_n e^{-r_n |l|}`, with other weights for negative lags.
+
+    Cross products alone cannot give the plain convolution of vectors, :math:`y_i = \sum_j h(i - j)\, x_j`. So with
+    filters of the lag, x in the last line has one more term, :math:`(W v^{inv}_i + b) \sum_j h(i - j)\, k^{eqv}_j`,
+    and its mirror image with pseudoscalars where tokens have them. ``mixed_products=False`` leaves it out.
 
     ``order="radial"`` makes the operator equivariant to permutations of clouds without ties. Outputs then jump where
     two tokens exchange their distances (:doc:`/guarantees`): do not use it for dynamics, relaxation or phonons.
@@ -155,7 +184,11 @@ class SE3HyenaOperator(ScalarVectorModule):
             input channels differ, a linear map takes the input to the residual.
         hidden_vectors: Number of vectors of query, key and value. ``None`` means as many as in the input.
         filter: Filter of the long convolution. ``"data"``, the default, means the keys, as published. ``"implicit"``
-            means a learned function of the lag; use it for chains whose beginning has no meaning.
+            means a network of the lag; use it for chains whose beginning has no meaning. ``"exponential"`` means a
+            learned sum of decaying exponentials of the lag; use it for sequences longer than in training, and for
+            :meth:`step`.
+        mixed_products: Whether scalars of a token multiply the convolved vectors, beside cross products, with filters
+            of the lag. The default is ``True``. ``False`` is the published operator with such a filter.
         causal: Whether tokens see earlier tokens of their chain only. It needs ``order="input"``, and rules out ``pos``
             and edges from later tokens. With ``filter="data"`` outputs still depend on the sequence's length. The
             default is ``False``; use ``True`` to predict the next token.
@@ -193,12 +226,13 @@ class SE3HyenaOperator(ScalarVectorModule):
     def __init__(
         self, scalar_channels: int, vector_channels: int, *, out_scalars: int | None = None,
         out_vectors: int | None = None, hidden_scalars: int | None = None, hidden_vectors: int | None = None,
-        filter: str = "data", causal: bool = False, short_conv: int | None = None, order: str = "input",
-        length_scale: float = 1.0, local_context: bool = False, edge_channels: int = 0, num_blocks: int = 1,
+        filter: str = "data", mixed_products: bool = True, causal: bool = False, short_conv: int | None = None,
+        order: str = "input", length_scale: float = 1.0, local_context: bool = False, edge_channels: int = 0,
+        num_blocks: int = 1,
     ) -> None:  # fmt: skip
         options = OperatorSettings(
-            filter=filter, causal=causal, short_conv=short_conv, order=order, length_scale=length_scale,
-            local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
+            filter=filter, mixed_products=mixed_products, causal=causal, short_conv=short_conv, order=order,
+            length_scale=length_scale, local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
         )  # fmt: skip
         channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
         super().__init__(functools.partial(TokenOperator, options=options), *channels)
@@ -297,8 +331,8 @@ class SE3Hyena(ScalarVectorModule):
             neighbors, for example 3.8 for residues in angstrom.
         attention: Whether the operators are :class:`VectorSelfAttention` instead of :class:`SE3HyenaOperator`. The
             default is ``False``. Use ``True`` for clouds of up to a few thousand points without an order.
-        attn_kwargs: Further arguments of the operators: ``filter``, ``causal``, ``short_conv``, ``local_context`` and
-            ``edge_channels``; without the first two for ``attention``.
+        attn_kwargs: Further arguments of the operators: ``filter``, ``mixed_products``, ``causal``, ``short_conv``,
+            ``local_context`` and ``edge_channels``; without the first three for ``attention``.
 
     Shapes:
         ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again; to

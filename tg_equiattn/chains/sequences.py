@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 
-FILTERS, ORDERS = ("data", "implicit"), ("input", "radial")
+FILTERS, ORDERS = ("data", "implicit", "exponential"), ("input", "radial")
 
 
 @checks.arguments
@@ -33,6 +33,7 @@ class OperatorSettings:
 
     attention: bool = False
     filter: str = "data"
+    mixed_products: bool = True
     causal: bool = False
     short_conv: int | None = None
     order: str = "input"
@@ -53,6 +54,20 @@ class OperatorSettings:
             raise ValueError(f"edge_channels={self.edge_channels} needs local_context=True: set it, or edge_channels=0")
 
     @property
+    def by_lag(self) -> bool:
+        """True for a long convolution with a filter of the lag."""
+        return not self.attention and self.filter != "data"
+
+    def check_steps(self) -> None:
+        """Raise ValueError if outputs cannot be computed token by token."""
+        if self.attention:
+            raise ValueError("attention must be False for step, got True: every token needs all earlier ones")
+        for name, wanted in (("filter", "exponential"), ("causal", True), ("local_context", False)):
+            if getattr(self, name) != wanted:
+                why = "a state of fixed size holds no other memory, and no later tokens"
+                raise ValueError(f"{name} must be {wanted!r} for step, got {getattr(self, name)!r}: {why}")
+
+    @property
     def mode(self) -> str:
         """Mode of the filter ``"data"``."""
         return "causal" if self.causal else "circular"
@@ -66,7 +81,7 @@ class OperatorSettings:
     @property
     def no_ring(self) -> str:
         """The setting that rules out rings, or an empty text."""
-        return "causal=True" if self.causal else "" if self.attention or self.filter != "data" else "filter='data'"
+        return "causal=True" if self.causal else "" if self.attention or self.by_lag else "filter='data'"
 
 
 def model_settings(
@@ -74,7 +89,7 @@ def model_settings(
 ) -> OperatorSettings:
     """The settings of a model's operators. Raise ValueError for other keys in ``attn_kwargs`` than these have."""
     allowed: tuple[str, ...] = ("short_conv", "local_context", "edge_channels")
-    allowed = allowed if attention else ("filter", "causal", *allowed)
+    allowed = allowed if attention else ("filter", "mixed_products", "causal", *allowed)
     unknown = [name for name in attn_kwargs or {} if name not in allowed]
     if unknown:
         raise ValueError(f"attn_kwargs must be a dictionary with keys among {allowed}, got {unknown[0]!r}")

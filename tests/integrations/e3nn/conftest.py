@@ -24,6 +24,7 @@ KINDS = {
     "hyena": IrrepsSE3HyenaOperator,
     "radial": partial(IrrepsSE3HyenaOperator, order="radial"),
     "implicit": partial(IrrepsSE3HyenaOperator, **IMPLICIT),
+    "exponential": partial(IrrepsSE3HyenaOperator, filter="exponential"),
     "model": partial(IrrepsSE3Hyena, num_layers=2),
     "attention": IrrepsVectorSelfAttention,
     "tensor": TensorProductHyenaOperator,

@@ -5,14 +5,16 @@ import torch
 from e3nn import o3
 from oracles import implicit_sums, in_chains, sequence_convolution, taps
 from space import batch_of
-from tg_equiattn.integrations.e3nn import LongTensorProduct, TensorProductHyenaOperator
+from tg_equiattn.integrations.e3nn import IrrepsSE3Hyena, LongTensorProduct, TensorProductHyenaOperator
 
 IRREPS = "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", "2x0e+3x1o+1x2e+1x0e"
+PARITIES = "2x0e+1x0o+2x1o+1x1e", "1x0e+2x1o+1x1e", "3x0e+2x0o+3x1o+2x1e"
 OPTIONS = {
     "plain": {},
     "causal": {"causal": True, "short_conv": 3},
     "implicit short": {"filter": "implicit", "short_conv": 3},
     "implicit causal": {"filter": "implicit", "causal": True, "short_conv": 3},
+    "exponential causal": {"filter": "exponential", "causal": True, "short_conv": 3},
 }
 
 
@@ -81,7 +83,7 @@ def test_equals_the_definition(name, double, device, randomise, equal):
             equal(a.cpu(), b.cpu(), 1e-11)
 
 
-@pytest.mark.parametrize("name", in_the_gate("causal", "implicit short"))
+@pytest.mark.parametrize("name", in_the_gate("causal", "implicit short", "exponential causal"))
 def test_gaps_and_chains_equal_the_definition(name, double, randomise, equal):
     module = randomise(TensorProductHyenaOperator(*IRREPS, **OPTIONS[name]))
     x, pos = module.irreps_in.randn(11, -1), torch.zeros(11, 3) if module.options.causal else torch.randn(11, 3)
@@ -101,6 +103,34 @@ def test_long_tensor_product_with_gaps_and_chains(double, randomise, equal):
     sums = lambda a, b, index: sequence_convolution(a, b, index, "causal", conv.tensor_product, "forward")  # noqa: E731
     wanted = in_chains(sums, index, chain + 2 * batch, x1, x2)
     equal(conv(x1, x2, batch, index=index, chain=chain), wanted)
+
+
+STEPS = {"filter": "exponential", "causal": True}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TensorProductHyenaOperator(*IRREPS, short_conv=3, **STEPS),
+        lambda: TensorProductHyenaOperator(*IRREPS, **STEPS),
+        lambda: IrrepsSE3Hyena(*PARITIES, num_layers=2, attn_kwargs={"short_conv": 3, **STEPS}),
+    ],
+)
+def test_steps_equal_the_convolution(make, double, randomise):
+    """Node by node, of two sequences."""
+    module = randomise(make(), 0.5)
+    x = module.irreps_in.randn(2, 17, -1)
+    wanted = module(x.flatten(0, 1), batch=batch_of([17, 17])).unflatten(0, (2, 17))
+    state, outs = None, []
+    for t in range(17):
+        state, out = module.step(state, x[:, t])
+        outs.append(out)
+    assert (torch.stack(outs, 1) - wanted).abs().max() <= 1e-12 * wanted.abs().max()
+
+
+def test_steps_need_a_filter_that_is_a_recurrence():
+    with pytest.raises(ValueError, match="filter must be 'exponential' for step, got 'implicit'"):
+        TensorProductHyenaOperator(*IRREPS, filter="implicit", causal=True).step(None, torch.ones(2, 14))
 
 
 def test_rings_begin_anywhere(double, randomise, equal):
