@@ -8,10 +8,10 @@ Features are 16 channels, density 1 and width 1; times are of the processor, med
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
+import functools
 
 import torch
+from measure import medians
 from tg_equiattn.integrations.pyg import EwaldAttention
 
 NODES, CHANNELS = 700, 16
@@ -36,20 +36,15 @@ def main() -> None:
     side = NODES ** (1 / 3)
     x, pos, cell = torch.randn(NODES, CHANNELS), side * torch.rand(NODES, 3), side * torch.eye(3)
     layers = {name: EwaldAttention(CHANNELS, CHANNELS, **{"width": 1.0, **own}) for name, own in SETTINGS.items()}
-    times: dict[str, list[float]] = {name: [] for name in layers}
-    for number in range(repeats + 1):
-        for name, layer in layers.items():
-            vectors = torch.randn(NODES, layer.in_vectors, 3) if layer.in_vectors else None
-            places = pos.clone().requires_grad_()
-            start = time.process_time()
-            layer(x, places, vectors=vectors, cell=cell).square().sum().backward()
-            if number:
-                times[name].append(time.process_time() - start)
+
+    def step(layer: EwaldAttention) -> None:
+        vectors = torch.randn(NODES, layer.in_vectors, 3) if layer.in_vectors else None
+        layer(x, pos.clone().requires_grad_(), vectors=vectors, cell=cell).square().sum().backward()
+
+    times = medians({name: functools.partial(step, layer) for name, layer in layers.items()}, repeats)
     print("| settings | ms | relative |\n| --- | --- | --- |")
-    first = statistics.median(times["defaults"])
-    for name, own in times.items():
-        found = statistics.median(own)
-        print(f"| {name} | {1000 * found:.0f} | {found / first:.2f} |")
+    for name, found in times.items():
+        print(f"| {name} | {1000 * found:.0f} | {found / times['defaults']:.2f} |")
 
 
 if __name__ == "__main__":

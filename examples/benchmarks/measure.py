@@ -125,14 +125,16 @@ def in_turn(runs: list[Callable[[], None]], repeats: int, warmups: int, device: 
     return [statistics.median(x) for x in seconds]
 
 
-def medians(runs: dict[str, Callable[[], object]], repeats: int, device: str = "cpu") -> dict[str, float]:
-    """Seconds of each, measured in turn after two calls to warm up: the processor's time, and on CUDA by the clock."""
+def medians(
+    runs: dict[str, Callable[[], object]], repeats: int, device: str = "cpu", warmups: int = 2
+) -> dict[str, float]:
+    """Seconds of each, measured in turn after some calls to warm up: the processor's time, and on CUDA by the clock."""
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(repeats + 2):
+    for number in range(repeats + warmups):
         for name, run in runs.items():
             start = time.process_time()
             seconds = once(run, device)
-            if number >= 2:
+            if number >= warmups:
                 times[name].append(seconds if is_cuda(device) else time.process_time() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 

@@ -11,29 +11,14 @@ install torch-pme), of the same smearing at half of it between grid points.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 
 import torch
 from e3nn import o3
-from measure import GIB, resident
+from measure import GIB, medians, resident
 from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 
 IRREPS = o3.Irreps("32x0e+16x1o")
 CLOUDS, POINTS = 32, 20
-
-
-def seconds(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Of each, measured in turn after a call to warm up where there are several."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(repeats + (repeats > 1)):
-        for name, run in runs.items():
-            start = time.process_time()
-            run()
-            if number or repeats == 1:
-                times[name].append(time.process_time() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def energy(layer: IrrepsEwaldAttention, x: torch.Tensor, pos: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
@@ -59,7 +44,7 @@ def small_clouds(repeats: int) -> list[str]:
         (slope,) = torch.autograd.grad(value, places, create_graph=True)
         (value + slope.square().sum()).backward()
 
-    found = seconds({"forward": forward, "energies": energies, "forces": forces}, repeats)
+    found = medians({"forward": forward, "energies": energies, "forces": forces}, repeats)
     ratio = found["forces"] / found["energies"]
     return [f"| {name} | {1e3 * value:.1f} ms |" for name, value in found.items()] + [
         f"| forces / energies | {ratio:.2f} |"
@@ -80,7 +65,7 @@ def large(size: int, kind: str, method: str, gradients: bool) -> str:
             if gradients:
                 value.backward()
 
-    taken = seconds({"run": run}, 1)["run"]
+    taken = medians({"run": run}, 1, warmups=0)["run"]
     what = "forward+backward" if gradients else "forward"
     return f"| {size:,} | {kind} | {method} | {what} | {1e3 * taken / size:.2f} | {resident('VmHWM') / GIB:.2f} |"
 
@@ -95,7 +80,7 @@ def particle_mesh(size: int) -> str | None:
     calculator = PMECalculator(CoulombPotential(smearing=1.0), mesh_spacing=0.5, interpolation_nodes=4)
     none = torch.zeros(0, 2, dtype=torch.long), torch.zeros(0)
     charges, pos = torch.randn(size, 1), side * torch.rand(size, 3)
-    taken = seconds({"run": lambda: calculator(charges, side * torch.eye(3), pos, *none)}, 3)["run"]
+    taken = medians({"run": lambda: calculator(charges, side * torch.eye(3), pos, *none)}, 3)["run"]
     return f"| {size:,} | crystal | torch-pme, one charge | forward | {1e3 * taken / size:.4f} | - |"
 
 

@@ -111,8 +111,6 @@ class AssociativeRecall(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("size", "train", "held_out", "scalars", "vectors", "num_layers", "blocks"):
-            self.positive(name)
         if min(self.lengths) < 2 or any(length % 2 for length in self.lengths):
             raise ValueError(f"{flag('lengths')} must be even and at least 2, got {list(self.lengths)}")
 

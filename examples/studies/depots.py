@@ -43,9 +43,9 @@ from data.depots import BEACONS, depots, nearest_of_three
 from harness import study
 from harness.loading import graph_batches
 from harness.results import Row
-from harness.settings import Settings, flag
-from harness.tables import at_best_rates, markdown, mean_and_spread
-from harness.training import Classifier, Outcome, Regressor, fit, parameters
+from harness.settings import Settings
+from harness.tables import at_best_rates, in_order, markdown, mean_and_spread
+from harness.training import Classifier, Outcome, Regressor, closest_width, fit, parameters
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torch_geometric.data import Batch, Data
@@ -108,14 +108,10 @@ class DepotsStudy(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("colours", "k", "train", "held_out", "channels", "layers", "heads"):
-            self.positive(name)
         if self.nodes < max(self.colours, self.k + 1, BEACONS + 1):
             raise ValueError(
                 f"--nodes must be at least --colours {self.colours} and more than --k {self.k}, got {self.nodes}"
             )
-        if self.channels % self.heads:
-            raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
 
     def runs(self) -> Iterator[DepotsStudy]:
         """Some models are not there for all tasks."""
@@ -172,9 +168,7 @@ def build(settings: DepotsStudy) -> NodePredictor:
         return of(settings.channels)
     wanted = parameters(build(dataclasses.replace(settings, models=("far offsets, pairs",))))
     widths = range(settings.channels // 2, 2 * settings.channels, settings.heads)
-    with torch.random.fork_rng():  # so that weights do not depend on what was tried
-        width = min(widths, key=lambda width: abs(parameters(of(width)) - wanted))
-    return of(width)
+    return of(closest_width(of, wanted, widths))
 
 
 def graphs(settings: DepotsStudy, count: int, times: float, seed: int) -> list[Data]:
@@ -312,17 +306,11 @@ def train(settings: DepotsStudy) -> Outcome:
 
 def chosen(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
     """Rows by task and label, a model with its epochs where these are not the usual ones, of the best learning rate."""
-    groups = {}
-    for (task, name, epochs), group in at_best_rates(in_order(rows), "tasks", "models", "epochs").items():
+    groups, rows = {}, in_order(rows, tasks=Task.__args__, models=Model.__args__)
+    for (task, name, epochs), group in at_best_rates(rows, "tasks", "models", "epochs").items():
         usual = epochs == (1 if task == "nearest" else DepotsStudy.epochs)
         groups[task, name if usual else f"{name}; {epochs} epochs"] = group
     return groups
-
-
-def in_order(rows: list[Row]) -> list[Row]:
-    """As the settings name tasks and models."""
-    tasks, names = Task.__args__, Model.__args__
-    return sorted(rows, key=lambda row: (tasks.index(row.setting("tasks")), names.index(row.setting("models"))))
 
 
 def table(rows: list[Row], task: Task) -> str:

@@ -34,7 +34,7 @@ from harness import study
 from harness.loading import Batches
 from harness.results import Row
 from harness.settings import Settings, flag
-from harness.tables import at_best_rates, markdown, mean_and_spread
+from harness.tables import at_best_rates, in_order, markdown, mean_and_spread
 from harness.training import Classifier, Outcome, fit, parameters
 from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GlobalAttention, R2GroupAttention
 from torch import Tensor
@@ -89,14 +89,9 @@ class FarDigits(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in (
-            "train_images", "validation_images", "test_images", "channels", "blocks", "heads", "head_channels",
-            "num_features",
-        ):  # fmt: skip
-            self.positive(name)
         if self.size % 4 or self.size < 16 + self.gap:
             raise ValueError(f"{flag('size')} must be a multiple of 4 and at least {16 + self.gap}, got {self.size}")
-        if self.kernel_size < 1 or self.kernel_size % 2 == 0:
+        if self.kernel_size % 2 == 0:
             raise ValueError(f"{flag('kernel_size')} must be odd, got {self.kernel_size}")
         # in pixels: what a digit's last cell has beside it, the layers on cells, the convolutions before the pools
         reach = 3 + 4 * (1 + self.blocks * max(1, self.kernel_size // 2)) + 3
@@ -222,8 +217,7 @@ def on_turned(row: Row) -> float:
 def table(rows: list[Row]) -> str:
     """Accuracy on upright and on turned canvases, and what turning does to outputs, at the best learning rates."""
     lines = []
-    rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
-    for (name,), group in at_best_rates(rows, "models").items():
+    for (name,), group in at_best_rates(in_order(rows, models=Model.__args__), "models").items():
         cells = [mean_and_spread(values, 1) for values in (map(on_upright, group), map(on_turned, group))]
         change = f"{max(row.more['change'] for row in group):.1g}"
         lines.append([name, *cells, change, f"{group[0].parameters:,}", str(group[0].setting("learning_rate"))])

@@ -32,7 +32,7 @@ from harness import study
 from harness.loading import tensor_batches
 from harness.results import Row
 from harness.settings import Settings
-from harness.tables import grouped, markdown, mean_and_spread
+from harness.tables import grouped, in_order, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit
 from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention, IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention
 from torch import Tensor, nn
@@ -76,8 +76,6 @@ class LongRange(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("charges", "side", "softness", "cutoff", "width", "max_width", "train"):
-            self.positive(name)
         if self.charges % 2:
             raise ValueError(f"--charges must be even (clouds are neutral), got {self.charges}")
         if self.train < 4:
@@ -256,8 +254,7 @@ def table(rows: list[Row]) -> str:
 
 def report(rows: list[Row]) -> dict[str, str]:
     """The table of errors."""
-    rows = sorted(rows, key=lambda row: (row.setting("task"), Operator.__args__.index(row.setting("operators"))))
-    return {"errors": table(rows)}
+    return {"errors": table(in_order(rows, task=("fields", "forces"), operators=Operator.__args__))}
 
 
 if __name__ == "__main__":

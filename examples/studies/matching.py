@@ -24,7 +24,6 @@ Seconds are those of the processor in the steps of training, whatever else the m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -34,10 +33,10 @@ from baselines.gcnn import gspaces, matched
 from baselines.gcnn import nn as escnn
 from data.pairs import SIDE, Canvases, draw, pairs
 from harness import study
-from harness.loading import Batches, tensor_batches
+from harness.loading import FreshBatches, tensor_batches
 from harness.results import Row
 from harness.settings import Settings, flag
-from harness.tables import grouped, markdown, mean_and_spread, validated
+from harness.tables import grouped, in_order, markdown, mean_and_spread, validated
 from harness.training import Classifier, Outcome, Timed, fit, parameters
 from torch import Tensor, nn
 
@@ -88,8 +87,6 @@ class Matching(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("side", "train", "validation", "test", "channels", "heads", "head_channels"):
-            self.positive(name)
         for cells in self.cells:
             if not 2 <= cells <= self.side**2:
                 raise ValueError(f"{flag('cells')} must be in 2 ... {self.side**2}, got {cells}")
@@ -183,21 +180,6 @@ def predict(model: nn.Module, batch: Canvases) -> tuple[Tensor, Tensor]:
     return torch.cat([torch.zeros_like(logits), logits], 1) if places.shape[1] == 2 else logits, labels
 
 
-class Stream(Batches):
-    """New canvases in every epoch."""
-
-    def __init__(self, settings: Matching) -> None:
-        super().__init__(list, settings.train, settings.batch, settings.seed)
-        self.settings = settings
-
-    def __iter__(self) -> Iterator[Canvases]:
-        settings = self.settings
-        seed = 1000 * (settings.seed + 1) + self.epoch
-        canvases = [x.to(settings.device) for x in draw(self.length, settings.cells[0], settings.side, seed)]
-        self.get = lambda indices: [x[indices] for x in canvases]
-        yield from super().__iter__()
-
-
 class Learner(Timed, Classifier):
     """Accuracy, and the processor's seconds."""
 
@@ -208,14 +190,11 @@ def train(settings: Matching) -> Outcome:
         tensor_batches(draw(count, settings.cells[0], settings.side, seed), 250, device=settings.device)
         for count, seed in ((settings.validation, VALIDATION), (settings.test, TEST))
     ]
-    learner = Learner(build(settings), predict, settings)
-    outcome = fit(learner, Stream(settings), *held_out)
-    return dataclasses.replace(outcome, seconds=learner.seconds)
-
-
-def in_order(rows: list[Row]) -> list[Row]:
-    """As the settings name models."""
-    return sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
+    training = FreshBatches(
+        lambda count, seed: draw(count, settings.cells[0], settings.side, seed),
+        settings.train, settings.batch, settings.seed, settings.device,
+    )  # fmt: skip
+    return fit(Learner(build(settings), predict, settings), training, *held_out)
 
 
 def tried(rows: list[Row]) -> list[Row]:
@@ -228,7 +207,7 @@ def tried(rows: list[Row]) -> list[Row]:
 def by_model(rows: list[Row]) -> dict[str, list[Row]]:
     """The rows of each model at the learning rate and norm that are best on validation canvases."""
     groups = {}
-    for (name,), group in grouped(in_order(rows), "models").items():
+    for (name,), group in grouped(in_order(rows, models=Model.__args__), "models").items():
         best = max(tried(group), key=validated)
         chosen = [best.setting(setting) for setting in ("learning_rate", "norm")]
         groups[name] = [row for row in group if [row.setting(s) for s in ("learning_rate", "norm")] == chosen]

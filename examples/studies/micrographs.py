@@ -24,7 +24,6 @@ the best F1 on validation images, whose copies are as in training. Seconds are p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -35,10 +34,10 @@ from baselines.copy_detectors import Sift, UNet
 from baselines.gcnn import matched
 from data.forgeries import forgeries, load, synthetic
 from harness import study
-from harness.loading import Batches, tensor_batches
+from harness.loading import Batches, FreshBatches, tensor_batches
 from harness.results import Row
 from harness.settings import Settings, SettingsError, flag
-from harness.tables import at_best_rates, markdown, mean_and_spread
+from harness.tables import at_best_rates, in_order, markdown, mean_and_spread
 from harness.training import Learner, Outcome, Timed, fit, parameters
 from torch import Tensor, nn
 
@@ -56,6 +55,7 @@ class Micrographs(Settings):
     STUDY: ClassVar[str] = "micrographs"
     SWEEP: ClassVar[tuple[str, ...]] = ("models", "copies", "seeds")
     HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
+    MAY_BE_ZERO: ClassVar[tuple[str, ...]] = (*Settings.MAY_BE_ZERO, "synthetic", "decoys")
     SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs")
 
     models: tuple[Model, ...] = Model.__args__
@@ -91,8 +91,6 @@ class Micrographs(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("train", "validation", "test", "channels", "descriptors", "heads", "head_channels"):
-            self.positive(name)
         if self.side % 8 or self.side < 64:
             raise ValueError(f"{flag('side')} must be a multiple of 8 and at least 64, got {self.side}")
 
@@ -158,23 +156,6 @@ class Detector(Timed, Learner):
         return torch.tensor(best_f1(out, target)[0])
 
 
-class Stream(Batches):
-    """New images in every epoch."""
-
-    def __init__(self, settings: Micrographs, images: np.ndarray) -> None:
-        (name,) = settings.models
-        super().__init__(list, round(settings.train * IMAGES[name]), settings.batch, settings.seed)
-        self.settings, self.images = settings, images
-
-    def __iter__(self) -> Iterator[list[Tensor]]:
-        settings = self.settings
-        seed = 1000 * (settings.seed + 1) + self.epoch
-        drawn = forgeries(self.images, self.length, settings.copies[0], settings.side, settings.decoys, seed)
-        drawn = [x.to(settings.device) for x in drawn]
-        self.get = lambda indices: [x[indices] for x in drawn]
-        yield from super().__iter__()
-
-
 def predict(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
     return model(batch[0]), batch[1]
 
@@ -211,9 +192,12 @@ def train(settings: Micrographs) -> Outcome:
         model, outcome = Sift(), Outcome("F1", 0.0, 0, 0.0)
     else:
         learner = Detector(build(settings), predict, settings)
-        outcome = fit(learner, Stream(settings, training), validation, tests["near"])
+        fresh = FreshBatches(
+            lambda count, seed: forgeries(training, count, settings.copies[0], settings.side, settings.decoys, seed),
+            round(settings.train * IMAGES[settings.models[0]]), settings.batch, settings.seed, settings.device,
+        )  # fmt: skip
+        outcome = fit(learner, fresh, validation, tests["near"])
         model = learner.model.to(settings.device)
-        outcome = dataclasses.replace(outcome, seconds=learner.seconds)
     found = predicted(model, validation)
     chosen = [best_f1(*found), best_f1(*of_images(*found))]
     more: dict[str, Any] = {"validation": chosen[0][0], "pixels": {}, "images": {}}
@@ -227,7 +211,7 @@ def train(settings: Micrographs) -> Outcome:
 def table(rows: list[Row]) -> str:
     """F1 of pixels and of images by model, copies in training and its length, at the best learning rates."""
     lines = []
-    rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
+    rows = in_order(rows, models=Model.__args__)
     for (name, copies, epochs), group in at_best_rates(rows, "models", "copies", "epochs").items():
         measured = [
             mean_and_spread((row.more[what][kind] for row in group), 1)

@@ -33,8 +33,8 @@ from data.lennard_jones import LENGTHS, SIZES, Molecules, lennard_jones
 from harness import study
 from harness.loading import Batches, graph_batches
 from harness.results import Row
-from harness.settings import Settings, flag
-from harness.tables import at_best_rates, markdown, mean_and_spread
+from harness.settings import Settings
+from harness.tables import at_best_rates, in_order, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit, parameters
 from scipy.spatial.transform import Rotation
 from torch import Tensor, nn
@@ -88,14 +88,10 @@ class MoleculesStudy(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("fewest", "temperature", "cutoff", "channels", "layers", "heads"):
-            self.positive(name)
         if self.train < 4:
             raise ValueError(f"--train must be at least 4, got {self.train}")
         if self.most < max(2, self.fewest):
             raise ValueError(f"--most must be at least 2 and --fewest {self.fewest}, got {self.most}")
-        if self.channels % self.heads:
-            raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
 
     def runs(self) -> Iterator[MoleculesStudy]:
         """SchNet is there along pairs only."""
@@ -238,8 +234,7 @@ def table(rows: list[Row]) -> str:
 
 def report(rows: list[Row]) -> dict[str, str]:
     """The table of errors."""
-    rows = sorted(rows, key=lambda row: (row.setting("messages"), list(MODELS).index(row.setting("models"))))
-    return {"errors": table(rows)}
+    return {"errors": table(in_order(rows, messages=Edges.__args__, models=MODELS))}
 
 
 if __name__ == "__main__":

@@ -97,11 +97,6 @@ class NBody(Settings):
     learning_rate: float = 0.003
     weight_decay: float = 1e-5
 
-    def check(self) -> None:
-        super().check()
-        for name in ("train", "validation", "test", "particles", "scalars", "vectors", "num_layers", "blocks"):
-            self.positive(name)
-
 
 PRESETS = {
     "quick": NBody(

@@ -70,10 +70,6 @@ class PixelGraphs(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("size", "train_images", "test_images", "channels", "layers", "heads", "cutoff", "shift"):
-            self.positive(name)
-        if self.channels % self.heads:
-            raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
         if self.size < 8:
             raise ValueError(f"{flag('size')} must be at least 8, got {self.size}")
         if 2 * self.shift > self.size:

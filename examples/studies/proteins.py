@@ -33,13 +33,11 @@ at equal numbers of parameters. Seconds are processor time of training steps.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from baselines.chain_layers import ChainModel
 from baselines.protein_models import ORDERED, ChainEGNN, Model, global_layers
 from data.protein_errors import response_errors
@@ -50,7 +48,7 @@ from harness import study
 from harness.results import Row
 from harness.settings import Settings, SettingsError
 from harness.tables import at_best_rates, markdown, mean_and_spread
-from harness.training import Outcome, Regressor, Timed, fit, parameters
+from harness.training import Outcome, Regressor, Timed, closest_width, fit, parameters
 from torch import Tensor, nn
 
 Task = Literal["response", "drag"]
@@ -66,6 +64,7 @@ class ProteinsStudy(Settings):
     STUDY: ClassVar[str] = "proteins"
     SWEEP: ClassVar[tuple[str, ...]] = ("tasks", "models", "seeds")
     HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
+    MAY_BE_ZERO: ClassVar[tuple[str, ...]] = (*Settings.MAY_BE_ZERO, "synthetic", "lmax")
     SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs")
 
     tasks: tuple[Task, ...] = ("response",)
@@ -106,8 +105,6 @@ class ProteinsStudy(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("pushes", "neighbors", "scalars", "vectors", "hidden", "num_layers", "width", "max_width"):
-            self.positive(name)
         fewest, most = self.residues
         if not self.neighbors < fewest < most < self.larger:
             raise ValueError(
@@ -144,12 +141,7 @@ def build(settings: ProteinsStudy) -> nn.Module:
     if name == "Ewald":
         return of(settings.hidden)
     wanted = parameters(build(dataclasses.replace(settings, models=("Ewald",))))
-    with torch.random.fork_rng():  # so that weights do not depend on what was tried
-        widths = range(2, 4 * settings.hidden)
-        above = bisect.bisect_left(widths, wanted, key=lambda width: parameters(of(width)))
-        near = widths[max(0, above - 1) : above + 1]
-        width = min(near, key=lambda width: abs(parameters(of(width)) - wanted))
-    return of(width)
+    return of(closest_width(of, wanted, range(2, 4 * settings.hidden)))
 
 
 def batches(settings: ProteinsStudy, found: tuple[Protein, ...], seed: int | None = None) -> Drawn | None:
@@ -185,7 +177,7 @@ def train(settings: ProteinsStudy) -> Outcome:
     for name in {"complexes", "gaps"} & set(tests) if settings.models[0] in ORDERED else ():
         errors[f"{name}, without index"] = response_errors(learner.model, tests[name], ordered=False)
     more = outcome.more | {"errors": errors}
-    return dataclasses.replace(outcome, seconds=round(learner.seconds, 1), more=more)
+    return dataclasses.replace(outcome, more=more)
 
 
 def by_epochs(rows: list[Row]) -> dict[tuple[str, int], list[Row]]:

@@ -79,12 +79,8 @@ class PyGMixedModel(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("train_images", "test_images", "channels", "layers", "heads"):
-            self.positive(name)
         if self.canvas < max(BOX):
             raise ValueError(f"{flag('canvas')} must be at least {max(BOX)}, got {self.canvas}")
-        if self.channels % self.heads:
-            raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
 
 
 PRESETS = {

@@ -36,7 +36,7 @@ from harness import study
 from harness.loading import Batches
 from harness.results import Row
 from harness.settings import Settings, SettingsError
-from harness.tables import at_best_rates, markdown, mean_and_spread
+from harness.tables import at_best_rates, in_order, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit
 from torch import Tensor, nn
 
@@ -52,6 +52,7 @@ class RealMoleculesStudy(Settings):
 
     STUDY: ClassVar[str] = "real_molecules"
     SWEEP: ClassVar[tuple[str, ...]] = ("sets", "models", "seeds")
+    MAY_BE_ZERO: ClassVar[tuple[str, ...]] = (*Settings.MAY_BE_ZERO, "after")
     SHOWN: ClassVar[tuple[str, ...]] = (
         "learning_rate",
         "width",
@@ -97,7 +98,6 @@ class RealMoleculesStudy(Settings):
         super().check()
         if self.after not in (0, 1):
             raise SettingsError(f"--after must be 0 or 1, got {self.after}")
-        self.positive("train", "layers", "cutoff", "width", "max_width")
         if self.kernels is not None and (len(self.kernels) != 3 or min(self.kernels) < 0 or not sum(self.kernels)):
             raise SettingsError(
                 "--kernels must be numbers of Gaussians, of Coulomb kernels and of oscillating Gaussians, "
@@ -286,12 +286,6 @@ def errors(model: Potential, graphs: list[Graph], units: Units) -> dict[str, flo
     return {name: float(x.square().mean().sqrt()) for name, x in every.items() if len(x)}
 
 
-def in_order(rows: list[Row]) -> list[Row]:
-    """In the order of sets and models."""
-    orders = ("sets", Set.__args__), ("models", Model.__args__)
-    return sorted(rows, key=lambda row: [order.index(row.setting(name)) for name, order in orders])
-
-
 NAMES = "sets", "models", "after", "epochs"  # by which runs are told apart in tables
 
 
@@ -320,7 +314,8 @@ def summary(rows: list[Row]) -> str:
 def report(rows: list[Row]) -> dict[str, str]:
     """Errors without and with attention."""
     defaults = RealMoleculesStudy().identity()
-    rows = in_order([dataclasses.replace(row, settings=defaults | row.settings) for row in rows])
+    rows = [dataclasses.replace(row, settings=defaults | row.settings) for row in rows]
+    rows = in_order(rows, sets=Set.__args__, models=Model.__args__)
     return {"summary": summary(rows)}
 
 

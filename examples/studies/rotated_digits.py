@@ -59,6 +59,7 @@ class RotatedDigits(Settings):
 
     STUDY: ClassVar[str] = "rotated_digits"
     SWEEP: ClassVar[tuple[str, ...]] = ("models", "relation", "locality", "seeds")
+    MAY_BE_ZERO: ClassVar[tuple[str, ...]] = (*Settings.MAY_BE_ZERO, "content_heads")
     SHOWN: ClassVar[tuple[str, ...]] = (
         "epochs",
         "learning_rate",
@@ -105,8 +106,6 @@ class RotatedDigits(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("size", "train_images", "channels", "blocks", "heads", "head_channels"):
-            self.positive(name)
         if self.kernel_size % 2 == 0:
             raise ValueError(f"--kernel-size must be odd, got {self.kernel_size}")
         if self.size % 2:

@@ -24,7 +24,6 @@ at equal numbers of parameters. Seconds are processor time of training steps.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,7 +37,7 @@ from harness import study
 from harness.results import Row
 from harness.settings import Settings, SettingsError
 from harness.tables import at_best_rates, markdown, mean_and_spread
-from harness.training import Outcome, Regressor, Timed, fit, parameters
+from harness.training import Outcome, Regressor, Timed, closest_width, fit, parameters
 from torch import Tensor, nn
 
 TESTS = SETS[2:]
@@ -52,6 +51,7 @@ class SurfacesStudy(Settings):
     STUDY: ClassVar[str] = "surfaces"
     SWEEP: ClassVar[tuple[str, ...]] = ("models", "seeds")
     HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
+    MAY_BE_ZERO: ClassVar[tuple[str, ...]] = (*Settings.MAY_BE_ZERO, "synthetic")
     SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs")
 
     models: tuple[Model, ...] = Model.__args__
@@ -82,8 +82,6 @@ class SurfacesStudy(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("neighbors", "scalars", "vectors", "hidden", "width", "max_width"):
-            self.positive(name)
         fewest, most = self.residues
         if not self.neighbors < fewest < most:
             raise ValueError(f"--residues must be more than --neighbors {self.neighbors} and rise, got {fewest} {most}")
@@ -112,10 +110,7 @@ def build(settings: SurfacesStudy) -> nn.Module:
         return SurfaceModel(name, settings.scalars, settings.vectors, hidden, ewald)
 
     wanted = parameters(of("Ewald (e3nn)", settings.hidden))
-    with torch.random.fork_rng():  # so that weights do not depend on what was tried
-        first = bisect.bisect_left(range(256), wanted, lo=2, key=lambda n: parameters(of(name, n)))
-        hidden = min((first - 1, first), key=lambda n: abs(parameters(of(name, max(n, 2))) - wanted))
-    return of(name, hidden)
+    return of(name, closest_width(lambda hidden: of(name, hidden), wanted, range(2, 257)))
 
 
 def batches(graphs: list[Surface], settings: SurfacesStudy, seed: int | None = None) -> Drawn:
@@ -156,7 +151,7 @@ def train(settings: SurfacesStudy) -> Outcome:
     outcome = fit(learner, training, *held_out, checks=10)
     model = learner.model.cpu()
     more = outcome.more | {"errors": {name: errors(model, found[name]) for name in TESTS}}
-    return dataclasses.replace(outcome, seconds=round(learner.seconds, 1), more=more)
+    return dataclasses.replace(outcome, more=more)
 
 
 def table(rows: list[Row]) -> str:

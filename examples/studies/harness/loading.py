@@ -50,6 +50,21 @@ class Batches:
             yield batch if self.augment is None else self.augment(batch, generator)
 
 
+class FreshBatches(Batches):
+    """Batches of new examples in every epoch: ``draw(length, seed)`` gives their tensors."""
+
+    def __init__(
+        self, draw: Callable[[int, int], Sequence[Tensor]], length: int, size: int, seed: int, device: str
+    ) -> None:
+        super().__init__(list, length, size, seed)
+        self.draw, self.device = draw, device
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        drawn = [x.to(self.device) for x in self.draw(self.length, 1000 * (self.seed + 1) + self.epoch)]
+        self.get = lambda indices: [x[indices] for x in drawn]
+        yield from super().__iter__()
+
+
 def tensor_batches(
     tensors: Sequence[Tensor], size: int, seed: int | None = None, augment: Augment | None = None, device: str = "cpu"
 ) -> Batches:

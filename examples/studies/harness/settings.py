@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-import numpy as np
 import tyro
 
 from .devices import checked_device
@@ -39,6 +38,7 @@ class Settings:
 
     SWEEP: ClassVar[tuple[str, ...]] = ("seeds",)
     HOW: ClassVar[tuple[str, ...]] = ("device", "output", "results", "again", "progress")
+    MAY_BE_ZERO: ClassVar[tuple[str, ...]] = ("warmup", "weight_decay", "clip")  # other numbers are positive
     SHOWN: ClassVar[tuple[str, ...]] = ()  # in which runs of one row of a table may differ: reports tell them apart
     STUDY: ClassVar[str]
 
@@ -72,24 +72,27 @@ class Settings:
     def check(self) -> None:
         """Raise SettingsError, which names the flag, for what cannot be."""
         checked_device(self.device)
-        self.positive("epochs", "batch", "learning_rate")
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in given.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                if name in self.MAY_BE_ZERO and not 0 <= value < float("inf"):
+                    raise SettingsError(f"{flag(name)} must not be negative, got {value}")
+                if name not in self.MAY_BE_ZERO and not 0 < value < float("inf"):
+                    raise SettingsError(f"{flag(name)} must be positive, got {value}")
         for name in self.SWEEP:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise SettingsError(f"{flag(name)} must be one or more different values, got {list(values)}")
-        for name in ("weight_decay", "clip", "seeds"):
-            if np.min(getattr(self, name)) < 0:
-                raise SettingsError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
+        if min(self.seeds) < 0:
+            raise SettingsError(f"--seeds must not be negative, got {self.seeds}")
         if not 0 <= self.warmup < 1:
             raise SettingsError(f"--warmup must be in [0, 1), got {self.warmup}")
+        if "head_channels" not in given and given.get("channels", 0) % given.get("heads", 1):
+            raise SettingsError(
+                f"{flag('channels')} must divide among {flag('heads')} {given['heads']}, got {given['channels']}"
+            )
         if self.precision == "16-mixed" and self.device == "cpu":
             raise SettingsError("--precision 16-mixed needs --device cuda; on the CPU there is bf16-mixed")
-
-    def positive(self, *names: str) -> None:
-        """Raise SettingsError where a number is there and not positive."""
-        for name in names:
-            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
-                raise SettingsError(f"{flag(name)} must be positive, got {value}")
 
     def runs(self: Preset) -> Iterator[Preset]:
         """The single runs."""

@@ -40,6 +40,12 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple, list[Row]]:
     return groups
 
 
+def in_order(rows: Iterable[Row], **orders: Iterable[str]) -> list[Row]:
+    """Rows in the order in which values of these settings are listed."""
+    listed = {name: list(order) for name, order in orders.items()}
+    return sorted(rows, key=lambda row: [order.index(row.setting(name)) for name, order in listed.items()])
+
+
 def validated(row: Row) -> float:
     """The best measure on validation data."""
     return row.more["validation"]

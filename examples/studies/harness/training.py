@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import logging
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning
@@ -158,7 +159,8 @@ def fit(learner: Learner, training: Batches, validation: Batches | None, testing
     measured = trainer.test(learner, testing, ckpt_path=path, verbose=False, weights_only=True)[0][f"test_{metric}"]
     learner.model.eval()
     more = {} if validation is None else {"validation": float(f"{best.best_model_score:.7g}")}
-    return Outcome(metric, float(measured), parameters(learner.model), timer.time_elapsed("train"), more)
+    seconds = learner.seconds if isinstance(learner, Timed) else timer.time_elapsed("train")
+    return Outcome(metric, float(measured), parameters(learner.model), seconds, more)
 
 
 def with_best_weights(model: nn.Module, settings: Settings) -> nn.Module:
@@ -170,6 +172,15 @@ def with_best_weights(model: nn.Module, settings: Settings) -> nn.Module:
 
 def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
+
+
+def closest_width(build: Callable[[int], nn.Module], wanted: int, widths: Sequence[int]) -> int:
+    """The width, of rising ones, whose number of parameters comes closest to what is wanted. Random numbers drawn
+    afterwards do not depend on the widths that were tried."""
+    with torch.random.fork_rng():
+        above = bisect.bisect_left(widths, wanted, key=lambda width: parameters(build(width)))
+        near = widths[max(0, above - 1) : above + 1]
+        return min(near, key=lambda width: abs(parameters(build(width)) - wanted))
 
 
 def match_parameters(build: Callable[[int], nn.Module], wanted: int) -> nn.Module:
