@@ -31,7 +31,7 @@ def differ(one, other, inputs, tolerance):
 def problems(kind, table):
     """Pairs of modules whose states load against their row, or do not load."""
     found, made = [f"{name}: no row, or no argument" for name in table.missing(kind)], {}
-    for key, row in table.rows.items():
+    for key, row in table.rows_for(kind).items():
         argument = key.split(":")[0]
         modules = [table.make(kind, argument, value, row.others, made) for value in row.values]
         for module in modules:

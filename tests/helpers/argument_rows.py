@@ -12,7 +12,6 @@ from ewald import Own
 from hosts import HOSTS
 from public_names import PUBLIC
 
-from tg_equiattn.group.group_transformer import PUBLISHED
 from tg_equiattn.groups import cyclic, dihedral, dyadic
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention
 
@@ -57,72 +56,88 @@ class Table(NamedTuple):
             made[key] = kind(**{name: x() if inspect.isfunction(x) else x for name, x in given.items()}).eval()
         return made[key]
 
-    def missing(self, kind):
-        """Arguments without a row, and rows without an argument."""
+    def names(self, kind):
+        """Arguments of the constructor, and of what takes its keywords."""
         own = inspect.signature(kind).parameters
         passed_on = any(p.kind is p.VAR_KEYWORD for p in own.values())
         every = {**(inspect.signature(self.keywords()).parameters if passed_on else {}), **own}
-        named = {name for name, p in every.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-        return sorted(named ^ {key.split(":")[0] for key in self.rows})
+        return {name for name, p in every.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+
+    def rows_for(self, kind):
+        """The rows, and the usual ones of arguments that have none."""
+        without = self.names(kind) - {key.split(":")[0] for key in self.rows}
+        return self.rows | {key: row for key, row in USUAL.items() if key.split(":")[0] in without}
+
+    def missing(self, kind):
+        """Arguments without a row, and rows without an argument."""
+        return sorted(self.names(kind) ^ {key.split(":")[0] for key in self.rows_for(kind)})
 
 
 C4, D2 = cyclic(4), dihedral(2)  # of one order
 
 
-def rows_of(rows, *without, **more):
-    return {key: row for key, row in rows.items() if key.split(":")[0] not in without} | more
+# --- rows of arguments that are alike in several classes -------------------------------------------------------------
 
+SUMS = {"method": "ewald", "error": 1e-2}
+USUAL = {
+    # of layers and models of images
+    "group": refused(C4, D2), "in_channels": refused(3, 4), "out_channels": refused(12, 8), "channels": refused(3, 4),
+    "heads": refused(2, 4), "head_channels": refused(3, 4), "kernel_size": refused(3, 5),
+    "window_shape": refused("square", "disk", kernel_size=5), "padding_mode": refused("mask", "circular"),
+    "encoding": refused("axial", "joint"), "relation": refused("frame", "relative"),
+    "locality": refused(4.0, None), "locality: strength": equal(START, 4.0, 1.0), "content_heads": refused(1, 2),
+    "context_channels": refused(None, 5), "context_channels: given": equal("says that calls need a context", None, 3),
+    "stride": refused(1, 2), "scale_window": refused(1, 3, group=dyadic(2)), "bias": refused(True, False),
+    "norm": refused("batch", "layer", "global"), "crop": refused(0, 1), "eps": refused(1e-5, 1e-2),
+    "num_classes": refused(3, 4), "lifting_channels": refused(None, 5), "norm_between": refused(False, True),
+    "pools": refused((), (0,), (1,)), "crops": refused(0, 1), "crops: each": equal(SAME, 1, (1,)),
+    "mlp_ratio": refused(2.0, 4.0), "patch_size": refused(1, 2), "lifts": refused(True, False),
+    # of training
+    "dropout": equal(TRAINING, 0.0, 0.5), "drop_path": equal(TRAINING, 0.0, 0.5),
+    "input_dropout": equal(TRAINING, 0.0, 0.5), "pool_dropout": equal(TRAINING, 0.0, 0.5, pools=(1,)),
+    # of nodes and tokens
+    "num_random_features": refused(7, 8), "num_layers": refused(1, 2), "num_blocks": refused(1, 2),
+    "length_scale": refused(1.0, 2), "pool": refused(None, "mean"), "short_conv": refused(None, 3, 5),
+    "attention": refused(False, True), "mixed_products": refused(True, False, filter="implicit"),
+    "local_context": refused(False, True), "edge_channels": refused(0, 1, local_context=True),
+    "filter": refused("data", "implicit", "exponential"), "causal": refused(False, True),
+    "causal: implicit": refused(False, True, filter="implicit"), "order": refused("input", "radial"),
+    "scalar_channels": refused(0, 2, 3), "vector_channels": refused(0, 2, 3), "out_scalars": refused(None, 0, 3),
+    "out_vectors": refused(None, 0, 3), "hidden_scalars": refused(2, 3), "hidden_vectors": refused(2, 3),
+    "irreps_in": refused("2x0e+2x1o", "2x1o+2x0e", "2x0e+2x1o+1x1e"),
+    "irreps_out": refused("2x0e+2x1o", "2x1o+2x0e", "2x0e+2x1e", "2x0e+2x1o+1x1e"),
+    "irreps_hidden": refused("2x0e+2x1o", "2x0e+3x1o", "2x0e+2x1o+2x0o", "2x0e+2x1o+2x1e"),
+    "irreps_hidden: order": equal("counts channels by kind", "2x0e+2x1o", "2x1o+2x0e"),
+    # of sums over waves, which are the same numbers up to the error, and of charges
+    "error": equal("bounds the error of sums", 1e-2, 1e-3, **SUMS, tolerance=1e-2),
+    "method": equal("is right up to error", "auto", "direct", "ewald", **SUMS, tolerance=1e-2),
+    "max_hkl": equal("bounds the waves", None, (30, 30, 30), **SUMS, tolerance=1e-2),
+    "width": refused(1.0, 0.9), "max_width": refused(2.0, 4.0), "num_gaussians": refused(1, 2),
+    "num_coulomb": refused(0, 1), "kernels": refused(None, lambda: Own(), lambda: Own(count=3)), "lmax": refused(1, 2),
+    "avg_num_nodes": refused(1.0, 2.0), "cutoff": refused(2.0, 3.0), "avg_num_neighbors": refused(1.0, 2.0),
+    "dielectric": refused(1.0, 2.0), "coulomb_constant": refused(1.0, 2.0), "hidden": refused(16, 8),
+    "charges": refused({"Na": 0.7, "Cl": -0.7}, {"Na": 0.7, "Br": -0.7}, {"Cl": -0.7, "Na": 0.7}, {"Na": 0.0}),
+    "charges: values": equal("is a buffer", {"Na": 0.7, "Cl": -0.7}, {"Na": 0.6, "Cl": -0.6}),
+    "names": refused(["Na", "Cl"], ["Na", "Br"], ["Cl", "Na"]), "num_elements": refused(2, 3),
+}  # fmt: skip
 
 # --- attention on groups ---------------------------------------------------------------------------------------------
 
 LIFTING = {
-    "group": refused(C4, D2), "group: scales": refused(dyadic(2), dyadic(3)),
-    "in_channels": refused(3, 4), "out_channels": refused(12, 8), "heads": refused(2, 4),
-    "head_channels": refused(3, 4), "kernel_size": refused(3, 5, None),
-    "window_shape": refused("square", "disk", kernel_size=5), "padding_mode": refused("mask", "circular"),
+    "group": refused(C4, D2), "group: scales": refused(dyadic(2), dyadic(3)), "kernel_size": refused(3, 5, None),
     "encoding": refused("axial", "joint"),
     "encoding: none": refused("axial", "joint", "rotary", None, kernel_size=None),
     "encoding: default": equal(SAME, "auto", "rotary", kernel_size=None),
-    "locality": refused(4.0, None), "locality: strength": equal(START, 4.0, 1.0),
-    "content_heads": refused(1, 2),
-    "context_channels": refused(None, 5), "context_channels: given": equal("says that calls need a context", None, 3),
-    "stride": refused(1, 2), "dropout": equal(TRAINING, 0.0, 0.5),
 }  # fmt: skip
 GROUP = {
     **LIFTING,
     "relation": refused("frame", "relative", "lifted", "ge_vit", "gsa"),
     "relation: default": equal(SAME, None, "frame"),
-    "scale_window": refused(1, 3, group=dyadic(2)),
-}  # fmt: skip
-FEATURES = {"num_random_features": refused(7, 8)}
-GLOBAL = {
-    **rows_of(GROUP, "group", "kernel_size", "relation", "encoding", "content_heads", "scale_window", "stride"),
-    **FEATURES,
-    "group": refused(C4, D2), "kernel_size": refused(3, 5), "relation": refused("frame", "relative"),
-    "encoding": refused("axial", "joint"),
-}  # fmt: skip
+}
 LAYER = {"group": C4, "in_channels": 3, "out_channels": 12, "heads": 2, "kernel_size": 3}
-BLOCK = {
-    "norm": refused("batch", "layer", "global"), "dropout": equal(TRAINING, 0.0, 0.5), "crop": refused(0, 1),
-}  # fmt: skip
-MODEL = {
-    "group": refused(C4, D2), "in_channels": refused(1, 2), "num_classes": refused(3, 4),
-    "channels": refused((8,), (8, 8), (4,)), "lifting_channels": refused(None, 5), "heads": refused(2, 4),
-    "kernel_size": refused(3, 5), "norm_between": refused(False, True), "pools": refused((), (0,), (1,)),
-    "crops": refused(0, 1), "crops: each": equal(SAME, 1, (1,)), "dropout": equal(TRAINING, 0.0, 0.5),
-    "input_dropout": equal(TRAINING, 0.0, 0.5), "pool_dropout": equal(TRAINING, 0.0, 0.5, pools=(1,)),
-}  # fmt: skip
-TRANSFORMER = {
-    **rows_of(MODEL, *PUBLISHED),
-    "group: scales": refused(dyadic(2), dyadic(3)), "relation": refused("frame", "relative", "ge_vit"),
-    "norm": refused("batch", "layer", "global"),
-    "attn_kwargs": refused({}, {"padding_mode": "circular"}),
-}  # fmt: skip
-FRAMES = {
-    "group": refused(C4, D2), "channels": refused(8, 4), "heads": refused(2, 4), "heads: default": equal(SAME, None, 1),
-    "mlp_ratio": refused(2.0, 4.0), "dropout": equal(TRAINING, 0.0, 0.5), "drop_path": equal(TRAINING, 0.0, 0.5),
-}  # fmt: skip
-NORM = {"channels": refused(3, 4), "eps": refused(1e-5, 1e-2)}
+CLASSIFIES = {"in_channels": refused(1, 2), "channels": refused((8,), (8, 8), (4,))}
+CLASSIFIER = {"group": C4, "in_channels": 1, "num_classes": 3, "channels": (8,), "heads": 2, "kernel_size": 3}
+FRAMES = {"channels": refused(8, 4), "heads": refused(2, 4), "heads: default": equal(SAME, None, 1)}
 
 
 def pixels(*shape):
@@ -140,52 +155,44 @@ def images():
 MODULES = {
     "LiftingAttention": Table(LAYER, pixels(3), LIFTING),
     "GroupAttention": Table(LAYER, pixels(3, 4), GROUP),
-    "GlobalGroupAttention": Table(LAYER | {"num_random_features": 7}, pixels(3, 4), GLOBAL),
+    "GlobalGroupAttention": Table(LAYER | {"num_random_features": 7}, pixels(3, 4), {}),
     "GroupAttentionBlock": Table(
         {"attention": lambda: GroupAttention(**LAYER, context_channels=3)}, pixels(3, 4), {
             "attention": refused(
                 lambda: GroupAttention(**LAYER), lambda: GroupAttention(**LAYER, relation="relative"),
                 lambda: GlobalGroupAttention(**LAYER), lambda: GroupAttention(**LAYER, context_channels=3),
-            ), **BLOCK,
+            ),
         },
     ),
     "GroupLinear": Table(
-        {"group": C4, "in_channels": 3, "out_channels": 5}, pixels(3, 4), {
-            "group": refused(C4, D2), "in_channels": refused(3, 4), "out_channels": refused(5, 4),
-            "bias": refused(True, False),
-        },
+        {"group": C4, "in_channels": 3, "out_channels": 5}, pixels(3, 4), {"out_channels": refused(5, 4)}
     ),
     "FrameTransformerBlock": Table({"group": C4, "channels": 8, "heads": 2}, pixels_alone(8, 4), FRAMES),
     "FrameTransformer": Table(
         {
             "group": C4, "in_channels": 1, "out_channels": 3, "patch_size": 2, "channels": 8, "num_layers": 2,
             "heads": 2,
-        }, images, FRAMES | {
-            "in_channels": refused(1, 2), "out_channels": refused(3, 4), "patch_size": refused(1, 2),
-            "num_layers": refused(1, 2), "lifts": refused(True, False), "pool": refused(True, False),
-        },
+        }, images,
+        FRAMES | {"in_channels": refused(1, 2), "out_channels": refused(3, 4), "pool": refused(True, False)},
     ),
-    "GroupTransformer": Table(
-        {"group": C4, "in_channels": 1, "num_classes": 3, "channels": (8,), "heads": 2, "kernel_size": 3}, images,
-        TRANSFORMER,
-    ),
-    "GEViT": Table(
-        {"group": C4, "in_channels": 1, "num_classes": 3, "channels": (8,), "heads": 2, "kernel_size": 3}, images,
-        MODEL,
-    ),
+    "GroupTransformer": Table(CLASSIFIER, images, CLASSIFIES | {
+        "group": refused(C4, D2), "group: scales": refused(dyadic(2), dyadic(3)),
+        "relation": refused("frame", "relative", "ge_vit"),
+        "attn_kwargs": refused({}, {"padding_mode": "circular"}),
+    }),
+    "GEViT": Table(CLASSIFIER, images, CLASSIFIES),
     "GlobalPooling": Table({}, pixels(3, 4), {
         "space": refused("mean", "max", "sum", None), "group": refused("max", "mean", "sum"),
     }),
-    "RegularGlobalNorm": Table({"channels": 3}, pixels(3, 4), NORM),
-    "RegularLayerNorm": Table({"channels": 3}, pixels(3, 4), NORM),
+    "RegularGlobalNorm": Table({"channels": 3}, pixels(3, 4), {}),
+    "RegularLayerNorm": Table({"channels": 3}, pixels(3, 4), {}),
 }  # fmt: skip
 
 # --- linear attention ------------------------------------------------------------------------------------------------
 
 PLAIN = {"offset": "table", "cutoff": 3, "values": "content"}
 PERFORMER = {
-    "in_channels": refused(6, 7), "out_channels": refused(12, 8),
-    "heads": refused(2, 3), "heads: shapes": refused(2, 3, method="pairs"),
+    "in_channels": refused(6, 7), "heads": refused(2, 3), "heads: shapes": refused(2, 3, method="pairs"),
     "position": refused(None, "window", "clipped", "sinusoid", **PLAIN),
     "pos_dim": refused(2, 3), "pos_dim: shapes": refused(2, 3, offset="distance"),
     "cutoff": refused(3, 4), "cutoff: far offsets": refused(3, 4, position=None, offset="table"),
@@ -194,7 +201,6 @@ PERFORMER = {
     "offset: none": refused("table", None, values="content", cutoff=None),
     "values": refused("content", "offset"), "key_channels": refused(None, 2), "edge_dim": refused(None, 3, 4),
     "method": refused("features", "pairs"), "method: default": equal(SAME, None, "features"),
-    "dropout": equal(TRAINING, 0.0, 0.5), **FEATURES,
 }  # fmt: skip
 ATTENTION = {
     "in_channels": 6, "out_channels": 12, "heads": 2, "offset": "mlp", "values": "offset", "cutoff": 3,
@@ -206,13 +212,6 @@ CONV = {
     "flow: unused": equal("has no near pairs", "source_to_target", "target_to_source", **PLAIN | {"position": None}),
     "aggr": equal(SAME, "sum", "add"), "aggr_kwargs": equal("has no effect on sums", None, {}),
     "node_dim": equal("may be 0 only", 0), "decomposed_layers": equal("has no effect on attention", 1, 2),
-}  # fmt: skip
-CLASSIFIER = {
-    "in_channels": refused(1, 2), "num_classes": refused(3, 4), "channels": refused(12, 8), "num_layers": refused(1, 2),
-    "heads": refused(2, 3),
-    "position": refused(None, "window", "clipped", "sinusoid"), "pos_dim": refused(2, 3),
-    "cutoff": refused(2, 3), "dropout": equal(TRAINING, 0.0, 0.5), "norm": refused("layer", "batch"),
-    "attn_kwargs": refused({}, {"values": "offset"}, {"num_random_features": 7}),
 }  # fmt: skip
 IMAGES = {"in_channels": 1, "num_classes": 3, "channels": 12, "num_layers": 1, "heads": 2, "cutoff": 3}
 
@@ -232,7 +231,7 @@ def gps():
         lambda: {"x": torch.randn(9, 12), "pos": torch.randn(9, 2), "edge_index": torch.randint(9, (2, 20))},
         {
             "channels": refused(12, 6, conv=None), "conv": refused(gin, lambda: SAGEConv(12, 12), None),
-            "heads": refused(2, 3), "dropout": equal(TRAINING, 0.0, 0.5),
+            "heads": refused(2, 3),
             "act": refused("relu", "elu", lambda: torch.nn.LeakyReLU(0.1), lambda: torch.nn.LeakyReLU(0.2)),
             "act_kwargs": refused(None, {"alpha": 2.0}, act="elu"),
             "norm": refused("batch_norm", "layer_norm", "instance_norm", "graph_norm"),
@@ -249,69 +248,33 @@ def message_passing():
 
 MODULES |= {
     "PerformerAttention": Table(ATTENTION, nodes, PERFORMER),
-    "RelativePerformer": Table(
-        IMAGES, lambda: {"image": torch.rand(2, 1, 5, 6)}, {**CLASSIFIER, "periodic": refused(False, True)}
-    ),
+    "RelativePerformer": Table(IMAGES, lambda: {"image": torch.rand(2, 1, 5, 6)}, {
+        "in_channels": refused(1, 2), "channels": refused(12, 8), "heads": refused(2, 3),
+        "position": refused(None, "window", "clipped", "sinusoid"), "pos_dim": refused(2, 3), "cutoff": refused(2, 3),
+        "norm": refused("layer", "batch"), "periodic": refused(False, True),
+        "attn_kwargs": refused({}, {"values": "offset"}, {"num_random_features": 7}),
+    }),
     "RelativePerformerConv": Table(ATTENTION, nodes, CONV, message_passing),
     "RelativeGPSBlock": gps,
 }  # fmt: skip
 
 # --- tokens and waves ------------------------------------------------------------------------------------------------
 
-TOKENS = {
-    "short_conv": refused(None, 3, 5), "local_context": refused(False, True), "length_scale": refused(1.0, 2),
-    "edge_channels": refused(0, 1, local_context=True), "num_blocks": refused(1, 2),
-}  # fmt: skip
-ORDERED = {
-    "filter": refused("data", "implicit", "exponential"), "causal": refused(False, True),
-    "causal: implicit": refused(False, True, filter="implicit"), "order": refused("input", "radial"),
-}  # fmt: skip
-CHANNELS = {
-    "scalar_channels": refused(0, 2, 3), "vector_channels": refused(0, 2, 3), "out_scalars": refused(None, 0, 3),
-    "out_vectors": refused(None, 0, 3), "hidden_scalars": refused(2, 3), "hidden_vectors": refused(2, 3),
-}  # fmt: skip
-LAYERS = {
-    "length_scale": refused(1.0, 2), "num_layers": refused(1, 2), "num_blocks": refused(1, 2),
-    "pool": refused(None, "mean"), "attention": refused(False, True),
-}  # fmt: skip
-MIXED = {"mixed_products": refused(True, False, filter="implicit")}
 HYENA_KWARGS = refused(
     {}, {"filter": "implicit"}, {"filter": "implicit", "mixed_products": False}, {"causal": True}, {"short_conv": 3}
 )
-IRREPS = {
-    "irreps_in": refused("2x0e+2x1o", "2x1o+2x0e", "2x0e+2x1o+1x1e"),
-    "irreps_out": refused("2x0e+2x1o", "2x1o+2x0e", "2x0e+2x1e", "2x0e+2x1o+1x1e"),
-    "irreps_hidden": refused("2x0e+2x1o", "2x0e+3x1o", "2x0e+2x1o+2x0o", "2x0e+2x1o+2x1e"),
-}  # fmt: skip
-SORTED = {"irreps_hidden: order": equal("counts channels by kind", "2x0e+2x1o", "2x1o+2x0e")}
-
-
-def sums(**others):
-    """Arguments of sums over waves, which are the same numbers up to the error."""
-    others = {"method": "ewald", "error": 1e-2, **others}
-    return {
-        "error": equal("bounds the error of sums", 1e-2, 1e-3, **others, tolerance=1e-2),
-        "method": equal("is right up to error", "auto", "direct", "ewald", **others, tolerance=1e-2),
-        "max_hkl": equal("bounds the waves", None, (30, 30, 30), **others, tolerance=1e-2),
-    }
-
-
 EWALD = {
-    "width": refused(1.0, 0.9), "max_width": refused(2.0, 4.0), "num_gaussians": refused(1, 2),
-    "num_coulomb": refused(0, 1), "kernels": refused(None, lambda: Own(), lambda: Own(count=3)), "heads": refused(1, 2),
-    "lmax": refused(1, 2), "avg_num_nodes": refused(1.0, 2.0),
-    **sums(lmax=0),
-}  # fmt: skip
-CHARGES = {
-    "charges": refused({"Na": 0.7, "Cl": -0.7}, {"Na": 0.7, "Br": -0.7}, {"Cl": -0.7, "Na": 0.7}, {"Na": 0.0}),
-    "charges: values": equal("is a buffer", {"Na": 0.7, "Cl": -0.7}, {"Na": 0.6, "Cl": -0.6}),
-    "width": refused(1.0, 0.9), "cutoff": refused(2.0, 3.0), "avg_num_neighbors": refused(1.0, 2.0),
-    "dielectric": refused(1.0, 2.0), "coulomb_constant": refused(1.0, 2.0), **sums(),
-}  # fmt: skip
-PREDICTED = {name: row for name, row in CHARGES.items() if not name.startswith("charges")} | {
-    "names": refused(["Na", "Cl"], ["Na", "Br"], ["Cl", "Na"]), "hidden": refused(16, 8),
+    "heads": refused(1, 2),
+    **{key: row._replace(others=row.others | {"lmax": 0}) for key, row in USUAL.items()
+       if key in ("error", "method", "max_hkl")},
 }  # fmt: skip
 KERNELS = {"width": 1.0, "max_width": 2.0, "num_gaussians": 1, "num_coulomb": 1}
+ALIKE = {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o"}
+IONS = {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "cutoff": 2.0}
+PREDICTED = {"names": ["Na", "Cl"], "width": 1.0, "cutoff": 2.0}
+NETWORK = {
+    "scalar_channels": 2, "vector_channels": 2, "hidden_scalars": 2, "hidden_vectors": 2, "num_layers": 1,
+}  # fmt: skip
 
 
 def tokens():
@@ -329,12 +292,15 @@ def with_elements():
     return features() | {"atoms": Atoms(torch.tensor([0, 1, 0, 1]), edges, torch.eye(3)[:2], torch.ones(1))}
 
 
-def charged():
-    pos, edges = torch.rand(4, 3), torch.tensor([[0, 1], [1, 0]])
-    return {
-        "elements": torch.tensor([0, 1, 0, 1]), "pos": pos, "edge_index": edges,
-        "edge_vectors": pos[edges[1]] - pos[edges[0]],
-    }  # fmt: skip
+def charged(columns, **more):
+    def inputs():
+        pos, edges = torch.rand(4, 3), torch.tensor([[0, 1], [1, 0]])
+        return {
+            "elements": torch.tensor([0, 1, 0, 1]), "pos": pos, "features": torch.randn(4, columns),
+            "edge_index": edges, "edge_vectors": pos[edges[1]] - pos[edges[0]], **more,
+        }  # fmt: skip
+
+    return inputs
 
 
 def ewald_of_irreps():
@@ -343,88 +309,58 @@ def ewald_of_irreps():
 
 UUU = [(0, 0, 0, "uuu", True), (1, 1, 2, "uuu", True)]
 OTHERS = ([UUU[0], (1, 1, 0, "uuu", True)], [UUU[0], (*UUU[1], 0.3)])
+TOTAL = {"total_charge": torch.ones(1)}
+ORDERS = refused("2x0e+2x1o", "2x1o+2x0e")
 MODULES |= {
-    "CliffordMLP": Table(
-        {"in_channels": 2, "out_channels": 3}, dict, {
-            "in_channels": refused(2, 3), "out_channels": refused(3, 2), "num_blocks": refused(1, 2),
-        },
-    ),
-    "SE3HyenaOperator": Table(
-        {"scalar_channels": 2, "vector_channels": 2}, tokens, {**CHANNELS, **TOKENS, **ORDERED, **MIXED}
-    ),
-    "VectorSelfAttention": Table({"scalar_channels": 2, "vector_channels": 2}, tokens, {**CHANNELS, **TOKENS}),
-    "SE3Hyena": Table(
-        {"scalar_channels": 2, "vector_channels": 2, "hidden_scalars": 2, "hidden_vectors": 2, "num_layers": 1}, tokens,
-        {**CHANNELS, **LAYERS, "order": refused("input", "radial"), "attn_kwargs": HYENA_KWARGS},
-    ),
+    "CliffordMLP": Table({"in_channels": 2, "out_channels": 3}, dict, {
+        "in_channels": refused(2, 3), "out_channels": refused(3, 2),
+    }),
+    "SE3HyenaOperator": Table({"scalar_channels": 2, "vector_channels": 2}, tokens, {}),
+    "VectorSelfAttention": Table({"scalar_channels": 2, "vector_channels": 2}, tokens, {}),
+    "SE3Hyena": Table(NETWORK, tokens, {"attn_kwargs": HYENA_KWARGS}),
     "EwaldAttention": Table(
-        {"scalar_channels": 2, "vector_channels": 2, **KERNELS}, tokens, {
-            "scalar_channels": refused(0, 2, 3), "vector_channels": refused(0, 2, 3), "out_channels":
-            refused(None, (2, 3), (2, 0), (0, 2)), **EWALD,
-        },
+        {"scalar_channels": 2, "vector_channels": 2, **KERNELS}, tokens,
+        EWALD | {"out_channels": refused(None, (2, 3), (2, 0), (0, 2))},
     ),
     "pyg.EwaldAttention": Table(
         {"in_channels": 2, "out_channels": 2, "in_vectors": 2, "out_vectors": 2, **KERNELS},
-        lambda: {"x": torch.randn(4, 2), "vectors": torch.randn(4, 2, 3), "pos": torch.rand(4, 3)}, {
+        lambda: {"x": torch.randn(4, 2), "vectors": torch.randn(4, 2, 3), "pos": torch.rand(4, 3)}, EWALD | {
             "in_channels": refused(2, 3), "out_channels": refused(2, 3), "in_vectors": refused(0, 2, 3),
-            "out_vectors": refused(0, 2, 3), **EWALD,
+            "out_vectors": refused(0, 2, 3),
         },
     ),
-    "ChargeInteraction": Table(
-        {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "scalars": 2, "cutoff": 2.0},
-        lambda: charged() | {"features": torch.randn(4, 2)}, {"scalars": refused(0, 2, 3), **CHARGES},
-    ),
+    "ChargeInteraction": Table(IONS | {"scalars": 2}, charged(2), {"scalars": refused(0, 2, 3)}),
     "PredictedChargeInteraction": Table(
-        {"names": ["Na", "Cl"], "width": 1.0, "scalars": 2, "cutoff": 2.0},
-        lambda: charged() | {"features": torch.randn(4, 2), "total_charge": torch.ones(1)},
-        {"scalars": refused(2, 3), **PREDICTED},
+        PREDICTED | {"scalars": 2}, charged(2, **TOTAL), {"scalars": refused(2, 3)}
     ),
     "IrrepsPredictedChargeInteraction": Table(
-        {"names": ["Na", "Cl"], "width": 1.0, "irreps_in": "2x0e+2x1o", "cutoff": 2.0},
-        lambda: charged() | {"features": torch.randn(4, 8), "total_charge": torch.ones(1)},
-        {"irreps_in": refused("2x0e+2x1o", "2x1o+2x0e"), **PREDICTED},
+        PREDICTED | {"irreps_in": "2x0e+2x1o"}, charged(8, **TOTAL), {"irreps_in": ORDERS}
     ),
     "IrrepsChargeInteraction": Table(
-        {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "irreps_in": "2x0e+2x1o", "cutoff": 2.0},
-        lambda: charged() | {"features": torch.randn(4, 8)},
-        {"irreps_in": refused(None, "2x0e+2x1o", "2x1o+2x0e"), **CHARGES},
+        IONS | {"irreps_in": "2x0e+2x1o"}, charged(8), {"irreps_in": refused(None, *ORDERS.values)}
     ),
-    "IrrepsEwaldAttention": Table(
-        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o", **KERNELS}, features,
-        {**rows_of(IRREPS, "irreps_hidden"), **EWALD},
-    ),
+    "IrrepsEwaldAttention": Table(ALIKE | KERNELS, features, EWALD),
     "AtomsEwaldAttention": Table(  # with its neutral sources, the layer of MACE and NequIP
-        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o", "num_elements": 2, "cutoff": 2.0,
-         "avg_num_neighbors": 1.0, **KERNELS},
-        with_elements, {
-            **rows_of(IRREPS, "irreps_hidden"), **EWALD, "num_elements": refused(2, 3), "cutoff": refused(2.0, 3.0),
-            "avg_num_neighbors": refused(1.0, 2.0),
-        }, ewald_of_irreps,
+        {**ALIKE, "num_elements": 2, "cutoff": 2.0, "avg_num_neighbors": 1.0, **KERNELS}, with_elements, EWALD,
+        ewald_of_irreps,
     ),
-    "IrrepsSE3HyenaOperator": Table(
-        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o"}, features,
-        {**IRREPS, **SORTED, **TOKENS, **ORDERED, **MIXED},
-    ),
-    "IrrepsVectorSelfAttention": Table(
-        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o"}, features, {**IRREPS, **SORTED, **TOKENS}
-    ),
+    "IrrepsSE3HyenaOperator": Table(ALIKE, features, {}),
+    "IrrepsVectorSelfAttention": Table(ALIKE, features, {}),
     "IrrepsSE3Hyena": Table(
-        {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o", "irreps_hidden": "2x0e+2x1o+1x1e", "num_layers": 1},
-        features,
-        {**IRREPS, **SORTED, **LAYERS, "order": refused("input", "radial"), "attn_kwargs": HYENA_KWARGS},
+        ALIKE | {"irreps_hidden": "2x0e+2x1o+1x1e", "num_layers": 1}, features,
+        {"attn_kwargs": HYENA_KWARGS},
     ),
     "TensorProductHyenaOperator": Table(
         {"irreps_in": "2x0e+1x1o", "irreps_out": "2x0e", "irreps_hidden": "2x0e+1x1o"}, features, {
             "irreps_in": refused("2x0e+1x1o", "1x1o+2x0e", "1x0e+2x1o"), "irreps_out": refused("2x0e", "1x0e+1x0e"),
-            "irreps_hidden": refused("2x0e+1x1o", "2x0e+2x1o", "1x1o+2x0e"), "short_conv": refused(None, 3, 5),
-            "length_scale": refused(1.0, 2), **ORDERED,
+            "irreps_hidden": refused("2x0e+1x1o", "2x0e+2x1o", "1x1o+2x0e"),
         },
     ),
     "LongTensorProduct": Table(
         {"irreps_in1": "2x0e+2x1o", "irreps_in2": "2x0e+2x1o", "irreps_out": "2x0e+2x1o+2x1e"}, dict, {
-            "irreps_in1": refused("2x0e+2x1o", "2x1o+2x0e"), "irreps_in2": refused("2x0e+2x1o", "2x1o+2x0e"),
+            "irreps_in1": ORDERS, "irreps_in2": ORDERS, "causal": refused(False, True),
             "irreps_out": refused("2x0e+2x1o+2x1e", "2x1o+2x0e+2x1e", "2x0e+2x1o"),
-            "instructions": refused(None, UUU, *OTHERS), "causal": refused(False, True),
+            "instructions": refused(None, UUU, *OTHERS),
         },
     ),
 }  # fmt: skip
@@ -459,26 +395,24 @@ def on_fields(name):
 
     in_type, wider = made(spaces[0], 3), made(spaces[0], 4)
     if kind == "RegularLayerNorm":
-        return Table({"in_type": in_type}, dict, {"in_type": refused(in_type, wider), "eps": NORM["eps"]})
+        return Table({"in_type": in_type}, dict, {"in_type": refused(in_type, wider)})
     if kind == "AttentionBlock":
         attentions = refused(attention, crossing, lambda: attention(relation="relative"))
-        return Table({"attention": crossing}, inputs, {"attention": attentions, **BLOCK})
+        return Table({"attention": crossing}, inputs, {"attention": attentions})
     if kind == "TransformerBlock":
-        fits = {"in_type": refused(fields.regular(spaces[0], 8), fields.regular(spaces[0], 4))}
-        rows = rows_of(FRAMES, "group", "channels") | fits
+        fits = refused(fields.regular(spaces[0], 8), fields.regular(spaces[0], 4))
+        rows = {key: row for key, row in FRAMES.items() if key != "channels"} | {"in_type": fits}
         return Table({"in_type": fields.regular(spaces[0], 8), "heads": 2}, lambda: alone(fields.regular, 8), rows)
     if kind == "FrameTransformer":
         out_type = fields.regular(spaces[0], 12)
         given = {"in_type": fields.trivial(spaces[0], 3), "out_type": out_type, "patch_size": 1, "channels": 8}
-        rows = rows_of(FRAMES, "group") | {
-            "in_type": refused(fields.trivial(spaces[0], 3), in_type, wider), "patch_size": refused(1, 2),
-            "out_type": refused(out_type, wider), "num_layers": refused(1, 2),
-        }  # fmt: skip
+        first = refused(fields.trivial(spaces[0], 3), in_type, wider)
+        rows = FRAMES | {"in_type": first, "out_type": refused(out_type, wider)}
         return Table(given | {"num_layers": 1, "heads": 2}, lambda: alone(fields.trivial, 3), rows)
-    rows = {"LiftingAttention": LIFTING, "GroupAttention": GROUP, "GlobalAttention": GLOBAL}[kind]
+    rows = {"LiftingAttention": LIFTING, "GroupAttention": GROUP, "GlobalAttention": {}}[kind]
     return Table(
         {**types(spaces[0]), "heads": 2, "kernel_size": 3}, inputs, {
-            **rows_of(rows, "group", "in_channels", "out_channels", "context_channels", "scale_window"),
+            **{key: row for key, row in rows.items() if not key.startswith("group")},
             "in_type": refused(in_type, wider),
             "in_type: gspace": refused(*(Together(types(space)) for space in spaces)),
             "out_type": refused(fields.regular(spaces[0], 12), fields.regular(spaces[0], 8)),
