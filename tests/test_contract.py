@@ -74,7 +74,12 @@ def close(got, wanted, tolerance=1e-9):
 START = torch.tensor([0.3, -0.2], dtype=torch.float64)
 
 
-@pytest.fixture(params=[name for name in ONE_A_NAME if name != "RandomFeatures"], scope="module")
+ROTARY = ["GroupAttention rotary", "LiftingAttention rotary"]  # another operator
+
+
+@pytest.fixture(
+    params=[*(name for name in ONE_A_NAME if name != "RandomFeatures"), *besides(ROTARY[:1], ROTARY)], scope="module"
+)
 def case(request):
     """Where there is anything to differentiate."""
     return Problem(request.param)
@@ -250,7 +255,7 @@ def test_compiled_for_batches_of_all_sizes(name):
 
 
 REORDERED = ["SE3HyenaOperator radial", "PerformerAttention masked window"]  # another order of nodes, or fewer pairs
-SINGLE = [name for name in FIRST if name in VARYING and name not in {"GroupTransformer", *PARTS}] + REORDERED
+SINGLE = [name for name in FIRST if name in VARYING and name not in {"GroupTransformer", *PARTS}] + REORDERED + ROTARY
 
 
 @pytest.mark.filterwarnings("ignore:.*")

@@ -1,7 +1,6 @@
 """Transformer blocks in the Fourier basis, over pixels and points, and models of patches."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -203,19 +202,3 @@ def test_presets():
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_compile_autocast_and_copies():
-    """One graph without breaks; residual stream in float32 under autocast; copies compute the same."""
-    made, x = model(C4, num_layers=1), torch.randn(2, 3, 4, 6, dtype=torch.float64)
-    expected = made(x)
-    for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert torch.equal(other(x), expected)
-    compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), expected)
-    made, x = made.float(), x.float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rows, _ = made._coefficients(x, None)
-        out = made(x)
-    assert rows.dtype == torch.float32
-    torch.testing.assert_close(out.double(), expected, rtol=0.1, atol=0.1)

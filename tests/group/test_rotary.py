@@ -1,8 +1,5 @@
 """Rotary positions in frames: attention to all pixels by torch's fused kernels."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from attention_operands import assert_same
@@ -129,33 +126,6 @@ def test_attention_maps(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_derivatives(kind):
-    """Of second order in reverse mode; in transforms of torch.func; in forward mode."""
-    layer, x = made(kind, cyclic(2), head_channels=2), images(kind, cyclic(2), 2, 2, batch=1)
-    inputs = x.requires_grad_(), layer.encoding.frequencies
-    call = lambda x, w: torch.func.functional_call(layer, {"encoding.frequencies": w}, (x,))  # noqa: E731
-    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
-    assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
-    batch = images(kind, cyclic(2), 2, 2, batch=3)
-    torch.testing.assert_close(torch.vmap(lambda y: layer(y[None])[0])(batch), layer(batch))
-    tangent = torch.randn_like(batch)
-    _, forward = torch.func.jvp(layer, (batch,), (tangent,))
-    small = 1e-6 * tangent
-    torch.testing.assert_close(forward, (layer(batch + small) - layer(batch - small)) / 2e-6, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_compile_and_export(kind):
-    layer, x = made(kind, D4).eval(), images(kind, D4, 3, 4)
-    torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))
-    sides = {x.ndim - 2: torch.export.Dim("height", min=2), x.ndim - 1: torch.export.Dim("width", min=2)}
-    program = torch.export.export(layer, (x,), dynamic_shapes={"x": sides}).module()
-    for spatial in ((3, 4), (5, 2)):
-        y = images(kind, D4, *spatial)
-        torch.testing.assert_close(program(y), layer(y))
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_precision_and_dropout(kind):
     """Phases are in float32 under autocast, also at distant pixels; dropped weights have the right mean."""
     layer, x = made(kind, C4, dropout=0.4).float().eval(), images(kind, C4, 1, 60).float()
@@ -212,16 +182,6 @@ def test_defaults():
 def test_refusals(options, message):
     with pytest.raises(ValueError, match=message):
         GroupAttention(C4, 4, 4, **{"kernel_size": None, "encoding": "rotary"} | options)
-
-
-def test_checkpoints_and_copies():
-    """Weights of tables are refused by the name of the argument; copies have the same outputs."""
-    layer, x = made(GroupAttention), images(GroupAttention, C4, 3, 4)
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert torch.equal(other(x), layer(x))
-    tables = GroupAttention(C4, 3, 5, heads=2, kernel_size=None, head_channels=5, encoding="axial", locality=None)
-    with pytest.raises(ValueError, match="encoding='rotary'"):
-        layer.load_state_dict(tables.state_dict(), strict=False)
 
 
 def test_no_table_of_pairs_is_kept_for_backward():
