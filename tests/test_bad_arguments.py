@@ -19,6 +19,7 @@ from tg_equiattn import graphs, grids, groups
 LARGE = 10**6
 NEVER = "x", math.nan, math.inf, torch.zeros(2), [], (), {}
 POOL = None, -1, 0, 1.5, True, object(), LARGE, *NEVER
+SIZES = {"mlp_ratio"}  # real numbers that take memory
 MAY_BE_EMPTY = {"pools", "attn_kwargs", "act_kwargs", "norm_kwargs"}
 
 
@@ -29,7 +30,7 @@ def problems(make, given):
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         for value in POOL:
-            if value is LARGE and not isinstance(parameter.default, float):
+            if value is LARGE and (not isinstance(parameter.default, float) or name in SIZES):
                 continue
             parts = {n: x() if inspect.isfunction(x) else x for n, x in given.items()}
             try:

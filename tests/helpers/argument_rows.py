@@ -288,8 +288,8 @@ def features():
 def with_elements():
     from tg_equiattn.integrations.e3nn.atoms_attention import Atoms
 
-    edges = torch.tensor([[0, 1], [1, 0]])
-    return features() | {"atoms": Atoms(torch.tensor([0, 1, 0, 1]), edges, torch.eye(3)[:2], torch.ones(1))}
+    edges, vectors = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[1.0, 0, 0], [-1, 0, 0]])
+    return features() | {"atoms": Atoms(torch.tensor([0, 1, 0, 1]), edges, vectors, torch.ones(1))}
 
 
 def charged(columns, **more):
