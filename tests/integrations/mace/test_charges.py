@@ -252,7 +252,7 @@ def test_what_is_missing_is_named(charged):
         charged(charges={"K": 1})
     with pytest.raises(ValueError, match="names of elements of the model, 'H', 'C', 'O', 'Na', 'Cl', got 11, 17"):
         charged(charges={11: 1, 17: -1})
-    with pytest.raises(ValueError, match=r"charges must be a charge for each element, .* got \[1, -1\]"):
+    with pytest.raises(ValueError, match=r"charges must be None, a dictionary of finite numbers or .* got \[1, -1\]"):
         charged(charges=[1, -1])
     with pytest.raises(ValueError, match='batches must have forces of the data with learn="scale", got none, or zeros'):
         charged(learn="scale")
