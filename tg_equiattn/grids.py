@@ -73,6 +73,9 @@ class Window:
             are periodic, and has no circular mode.
 
     Attributes:
+        sides: the side along each axis of images or volumes. A global window has none.
+        is_global: true for the whole grid.
+        circular: true with ``padding_mode="circular"``.
         selection: indices in the square window of the offsets that belong to a disk; empty means all.
 
     Raises:
@@ -83,13 +86,19 @@ class Window:
     kernel_size: int | tuple[int, ...] | None
     shape: str = "square"
     padding_mode: str = "mask"
+    sides: tuple[int, ...] = field(init=False, repr=False)
+    is_global: bool = field(init=False, repr=False)
+    circular: bool = field(init=False, repr=False)
     selection: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         size = self.kernel_size
+        object.__setattr__(self, "is_global", size is None)
+        object.__setattr__(self, "circular", self.padding_mode == "circular")
         if self.dim not in (2, 3):
             raise ValueError(f"dim must be 2 or 3, got {self.dim!r}")
-        sides = self.sides
+        sides = () if size is None else tuple(size) if isinstance(size, Sequence) else (size,) * self.dim
+        object.__setattr__(self, "sides", sides)
         if size is not None and not (len(sides) == self.dim and all(type(n) is int and n % 2 and n > 0 for n in sides)):
             raise ValueError(
                 f"kernel_size must be a positive odd integer, a tuple of {self.dim} such integers, or None (global), "
@@ -109,20 +118,6 @@ class Window:
         box = itertools.product(*(range(1 - side, side, 2) for side in sides))
         chosen = tuple(i for i, offset in enumerate(box) if self.holds(offset))
         object.__setattr__(self, "selection", chosen if len(chosen) < math.prod(sides) else ())
-
-    @property
-    def is_global(self) -> bool:
-        return self.kernel_size is None
-
-    @property
-    def sides(self) -> tuple[int, ...]:
-        """The side along each axis of images or volumes. A global window has none."""
-        size = self.kernel_size
-        return () if size is None else tuple(size) if isinstance(size, Sequence) else (size,) * self.dim
-
-    @property
-    def circular(self) -> bool:
-        return self.padding_mode == "circular"
 
     def holds(self, doubled: Sequence[int]) -> bool:
         """True if the window has an offset of the box around it, given as its double along the tensor's axes."""

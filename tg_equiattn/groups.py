@@ -21,19 +21,10 @@ _LARGEST = 200  # elements of a group from generators
 
 
 class _Elements:
-    """Base class of finite groups and their products with scales."""
+    """Base class of finite groups and their products with scales, made from the matrices of all elements."""
 
-    matrices: Tensor
-
-    @property
-    def dim(self) -> int:
-        """The dimension ``d`` of the space that the group acts on."""
-        return self.matrices.shape[-1]
-
-    @property
-    def order(self) -> int:
-        """The number of elements."""
-        return len(self.matrices)
+    def __init__(self, matrices: Tensor) -> None:
+        self.matrices, self.order, self.dim = matrices, len(matrices), matrices.shape[-1]
 
     def __len__(self) -> int:
         return self.order
@@ -64,6 +55,8 @@ class FiniteGroup(_Elements):
 
     Attributes:
         matrices: Elements, ``(|H|, d, d)`` float64.
+        order: The number of elements.
+        dim: The dimension ``d`` of the space that the group acts on.
         cayley: Cayley table, ``(|H|, |H|)`` int64: ``cayley[a, b]`` is the index of :math:`a \cdot b`.
         inverse: Indices of the inverses, ``(|H|,)`` int64.
         identity: Index of the identity.
@@ -86,7 +79,8 @@ class FiniteGroup(_Elements):
             raise ValueError(f"matrices must have shape (|H|, 2, 2) or (|H|, 3, 3), got {tuple(matrices.shape)}")
         if len(matrices) == 0:
             raise ValueError("matrices must contain at least the identity, got none")
-        self.matrices, self.name = _snap(matrices), name
+        super().__init__(_snap(matrices))
+        self.name = name
         if int(_matches(self.matrices, self.matrices).sum()) != len(matrices):
             raise ValueError("matrices must be distinct, got the same element twice; remove duplicates")
         hits = _matches(self.matrices[:, None] @ self.matrices, self.matrices)
@@ -136,6 +130,8 @@ class DilationGroup(_Elements):
 
     Attributes:
         matrices: Elements, ``(J |M|, d, d)`` float64.
+        order: The number of elements.
+        dim: The dimension ``d`` of the space that the group acts on.
         identity: Index of the identity.
         lattice: ``(J |M|,)`` bool, true if the element maps the integer grid onto itself; false for all scales but the
             first.
@@ -148,7 +144,7 @@ class DilationGroup(_Elements):
 
     def __init__(self, scales: int, isometries: FiniteGroup) -> None:
         self.scales, self.isometries = scales, isometries
-        self.matrices = torch.cat([2.0**j * isometries.matrices for j in range(scales)])
+        super().__init__(torch.cat([2.0**j * isometries.matrices for j in range(scales)]))
         first = torch.arange(len(self.matrices), device="cpu") < isometries.order
         self.lattice = first & isometries.lattice.repeat(scales)
         self.identity = isometries.identity

@@ -9,6 +9,7 @@ parameters and buffers. Such functions draw no random numbers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,11 +69,11 @@ def tiled(
         TypeError: if the function or the settings could read what they are not given.
     """
     if is_eager():
-        contents: list[Any] = []
-        settings = {id(tile.settings): tile.settings for tile in tiles}
-        _taken((function, *settings.values()), contents, contents)
-        if contents:
-            raise TypeError("settings of tiles must be frozen, got tensors among them: pass these as tensors")
+        for settings in {id(tile.settings): tile.settings for tile in tiles}.values():
+            try:
+                _check_settings(function, settings)
+            except TypeError:  # or they have no hash
+                _check_settings.__wrapped__(function, settings)
     once = (False,) * len(tensors) if once is None else tuple(once)
     return _run(Call(function, tuple(tiles), tuple(shapes), once, known), *tensors)
 
@@ -248,6 +249,14 @@ def _pullback(
             return tuple(torch.zeros_like(x) for x in moving)
         outputs, slopes = zip(*ends, strict=True)
         return torch.autograd.grad(outputs, moving, slopes, create_graph=recorded, materialize_grads=True)
+
+
+@functools.lru_cache(256)
+def _check_settings(function: Callable[..., Any], settings: Any) -> None:
+    contents: list[Any] = []
+    _taken((function, settings), contents, contents)
+    if contents:
+        raise TypeError("settings of tiles must be frozen, got tensors among them: pass these as tensors")
 
 
 class _Modules(nn.ModuleList):

@@ -80,7 +80,7 @@ class RdModule(EquivariantModule):
         if not isinstance(x, GeometricTensor) or x.type != field_type:
             got = x.type if isinstance(x, GeometricTensor) else type(x).__name__
             raise ValueError(f"{name} must be a GeometricTensor of type {field_type}, got {got}")
-        return x.tensor if self.lifts else x.tensor.unflatten(1, (-1, len(self.group)))
+        return x.tensor if self.lifts else x.tensor.unflatten(1, (-1, self.group.order))
 
     def mask_after(self, mask: Tensor) -> Tensor:
         """The mask of the output's valid pixels."""

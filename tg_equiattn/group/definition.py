@@ -54,13 +54,13 @@ def windowed_attention_definition(
     ``mask`` is true at valid keys. Neighbouring offsets of the window are ``step`` pixels apart. ``seed`` is the seed
     of the dropout.
     """
-    at = shifts(window.sides, window.selection)
+    at = shifts(window.sides, window.selection, step)
     penalty = key_penalty(query, mask, window.circular)
-    penalty = None if penalty is None else at.pad(penalty, step, window.circular, MASKED_SCORE)
+    penalty = None if penalty is None else at.pad(penalty, window.circular, MASKED_SCORE)
     row, column = pixel_hashes(query, (offset_table.shape[1], key_elements(index), offset_table.shape[2]), seed)
-    key, value = (at.pad(x, step, window.circular) for x in (key, value))
+    key, value = (at.pad(x, window.circular) for x in (key, value))
     with full_precision(query.device):
-        return attend(query, key, value, offset_table, element_table, index, penalty, row, column, at, step, dropout)
+        return attend(query, key, value, offset_table, element_table, index, penalty, row, column, at, dropout)
 
 
 def attend(
@@ -68,13 +68,13 @@ def attend(
     value: Float[Tensor, "b e Cv K *padded"], offset_table: Float[Tensor, "e H D C+1"],
     element_table: Float[Tensor, "e U C+1"], index: Int[Tensor, "H S"] | Int[Tensor, "H T S"] | None,
     penalty: Float[Tensor, "#b *padded"] | None, row: Int[Tensor, "b e *rows"] | None,
-    column: Int[Tensor, "H S D"] | None, at: Shifts, step: int, dropout: float,
+    column: Int[Tensor, "H S D"] | None, at: Shifts, dropout: float,
 ) -> tuple[Float[Tensor, "b e Cv H *rows"], Float[Tensor, "b e H T *rows"]]:  # fmt: skip
     """Attention of some rows, whose windows are in padded images of keys and values. ``penalty`` is added to the scores
     of keys."""
     dim = at.dim
     own = index is None or index.ndim == 2  # an output h has one query, of element h
-    near = _windows(query.shape[4:], key.shape[4:], at.sides, step, query.device)
+    near = _windows(query.shape[4:], key.shape[4:], at.sides, at.step, query.device)
 
     def on_window(x: Tensor) -> Tensor:
         """(..., S or 1, D) -> (..., 1, .., 1, S or 1, *window), with zeros between a disk and its square."""

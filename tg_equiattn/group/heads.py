@@ -282,7 +282,7 @@ def _convolve(
 ) -> Tensor:
     """Convolve images with filters over the window, with zeros or the opposite side of the image beyond its border."""
     at = shifts(window.sides, window.selection)
-    x, padding = (at.pad(x, circular=True), [0] * window.dim) if window.circular else (x, at.reach())
+    x, padding = (at.pad(x, circular=True), (0,) * window.dim) if window.circular else (x, at.reach)
     filters = at.to_square(filters).to(x.dtype)
     if len(filters) == groups > 1 and x.device.type == "cpu" and torch.is_grad_enabled() and len(x):
         return _depthwise(x, filters, padding)
@@ -293,7 +293,7 @@ def _conv(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     return (F.conv2d if x.ndim == 4 else F.conv3d)(x, *arguments, **options)
 
 
-def _by_channel(x: Tensor, filters: Float[Tensor, "c 1 *sides"], padding: list[int]) -> Tensor:
+def _by_channel(x: Tensor, filters: Float[Tensor, "c 1 *sides"], padding: Sequence[int]) -> Tensor:
     """The convolution of each channel with its own filter."""
     return _conv(x, filters, padding=padding, groups=len(filters))
 
@@ -303,7 +303,7 @@ class _Depthwise(torch.autograd.Function):
     torch's time on a CPU, where torch's gradient of such filters is slow."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, filters: Float[Tensor, "c 1 *sides"], padding: list[int]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, filters: Float[Tensor, "c 1 *sides"], padding: Sequence[int]) -> Tensor:
         ctx.save_for_backward(x, filters)
         ctx.padding = padding
         return _by_channel(x, filters, padding)

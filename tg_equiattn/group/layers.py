@@ -348,7 +348,7 @@ def pointwise(
 
 class Pointwise(nn.Conv1d):
     """A linear map of channels, the same at every pixel and group element: (B, in_channels, *any) -> (B, out_channels,
-    *any). Weights are initialised as in the published models."""
+    *any). Weights are initialised as in the published models. The layer around it has checked the input."""
 
     bias: Tensor
 
@@ -360,9 +360,6 @@ class Pointwise(nn.Conv1d):
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        if x.ndim < 2 or x.shape[1] != self.in_channels:
-            raise ValueError(f"input must have shape (B, {self.in_channels}, ...), got {tuple(x.shape)}")
-        checks.same_kind(x, self.weight)
         return pointwise(x, self.weight.squeeze(-1), self.bias, scale)
 
     def extra_repr(self) -> str:

@@ -281,7 +281,7 @@ def _by_definition(
     penalty = None if penalty is None else at.padded_images(penalty[:, 0, 0, 0])
     if row is not None:
         row, column = at.images(row[:, :, 0, 0, 0]), column.flatten(2)
-    out, lse = attend(query, key, value, table, elements, index, penalty, row, column, at.shifts, at.step, dropout)
+    out, lse = attend(query, key, value, table, elements, index, penalty, row, column, at.shifts, dropout)
     return at.flat(out), at.flat(lse)
 
 
@@ -299,7 +299,12 @@ def _plan(query, key, value, table, elements, index, penalty, row, column, *sett
         chunk //= 2
     steps = [max(1, min(size, chunk // (each * math.prod(sizes[:n])))) for n, size in enumerate(sizes)]
     steps[1] = -(-sizes[1] // -(-sizes[1] // steps[1]))  # equal numbers of rows
+    tensors = query, key, value, table, elements, index, penalty, row, column
+    lead, flat = query.shape[:2], query.shape[4:]
+    shapes = Shape((*lead, value.shape[2], outputs, *flat), True), Shape((*lead, outputs, queries, *flat), True)
     every, setting, tiles = slice(None), (at, dropout), []
+    if steps == [*sizes]:
+        return Call(_tile, (Tile(setting, (WHOLE,) * 9, (WHOLE,) * 2),), shapes, (False,) * 9, True), tensors
     own_query, own_key = queries == 1 and query.shape[2] > 1, index is None and key.shape[3] > 1
     for starts in itertools.product(*(range(0, size, step) for size, step in zip(sizes, steps, strict=True))):
         output, _, head, image = (slice(start, start + step) for start, step in zip(starts, steps, strict=True))
@@ -311,12 +316,7 @@ def _plan(query, key, value, table, elements, index, penalty, row, column, *sett
         cut = cut_query, cut_key, cut_key, (head, output), head, output, masked, hashes, output
         place = (image, head, every, output, *of_query), (image, head, output, every, *of_query)
         tiles.append(Tile(setting, cut, place))
-    if len(tiles) == 1:
-        tiles = [Tile(setting, (WHOLE,) * 9, (WHOLE,) * 2)]
-    sizes_of_results = (value.shape[2], outputs), (outputs, queries)
-    shapes = tuple(Shape((batch, heads, *some, *query.shape[4:]), True) for some in sizes_of_results)
-    call = Call(_tile, tuple(tiles), shapes, (False,) * 9, True)
-    return call, (query, key, value, table, elements, index, penalty, row, column)
+    return Call(_tile, tuple(tiles), shapes, (False,) * 9, True), tensors
 
 
 def _outputs(query, key, value, table, elements, index, *rest) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,7 +60,7 @@ def fill_where_masked(x: Tensor, mask: Mask, value: float) -> Tensor:
 
 def zero_where_masked(x: Tensor, mask: Mask) -> Tensor:
     """Set masked pixels of features (B, ..., *spatial) to zero."""
-    return fill_where_masked(x, mask, 0.0)
+    return x if mask is None else fill_where_masked(x, mask, 0.0)
 
 
 def every_second(x: Tensor, first: tuple[int, ...]) -> Tensor:
@@ -101,32 +102,27 @@ class Block(NamedTuple):
 class Shifts:
     """The offsets of a window, counted from its first corner, in the order of ``Window.offsets``.
 
-    Images are (..., *spatial). Windows have ``sides`` pixels along each axis. ``blocks`` contain all offsets: a square
-    is one block; a disk has one block for each of its rows.
+    Images are (..., *spatial). Windows have ``sides`` pixels along each axis; neighbouring offsets are ``step`` pixels
+    apart, so that a window reaches ``reach`` pixels to either side. ``blocks`` contain all offsets: a square is one
+    block; a disk has one block for each of its rows.
     """
 
     sides: tuple[int, ...]
     blocks: tuple[Block, ...]
+    step: int
+    reach: tuple[int, ...]
+    dim: int
 
-    @property
-    def dim(self) -> int:
-        return len(self.sides)
-
-    def reach(self, step: int = 1) -> list[int]:
-        """How many pixels windows reach to either side of each axis."""
-        return [step * (side // 2) for side in self.sides]
-
-    def pad(self, x: Tensor, step: int = 1, circular: bool = False, value: float = 0.0, rows: int = 0) -> Tensor:
+    def pad(self, x: Tensor, circular: bool = False, value: float = 0.0, rows: int = 0) -> Tensor:
         """Pad images for the windows: with a value, or with pixels of the opposite side (``circular``). Add some rows
         at the end."""
-        pads = [n for n in self.reach(step)[::-1] for _ in range(2)]  # F.pad begins with the last axis
+        reach = self.reach
         if circular:
-            for axis, reach in enumerate(pads[::-2], x.ndim - self.dim):
-                last = x.narrow(axis, x.shape[axis] - reach, reach)
-                x = torch.cat([last, x, x.narrow(axis, 0, reach)], axis)
-            pads = [0] * len(pads)
-        pads[3] += rows
-        return F.pad(x, pads, value=value)
+            for axis, n in enumerate(reach, x.ndim - self.dim):
+                x = torch.cat([x.narrow(axis, x.shape[axis] - n, n), x, x.narrow(axis, 0, n)], axis)
+            reach = (0,) * self.dim
+        *depth, height, width = reach
+        return F.pad(x, (width, width, height, height + rows, *depth, *depth), value=value)
 
     def to_square(self, x: Float[Tensor, "*lead D"]) -> Float[Tensor, "*lead *window"]:
         """Place values of the window's offsets in the square around the window, with zeros at other offsets."""
@@ -147,16 +143,17 @@ def _order_in_square(shifts: Shifts, device: torch.device) -> Int[Tensor, " squa
 
 
 @cached(maxsize=32)
-def shifts(sides: tuple[int, ...], selection: tuple[int, ...]) -> Shifts:
+def shifts(sides: tuple[int, ...], selection: tuple[int, ...], step: int = 1) -> Shifts:
     """The shifts of a square window, or of the offsets of ``selection`` in it (flat indices; empty means all)."""
     every, dim, side = list(itertools.product(*map(range, sides))), len(sides), sides[-1]
+    reach = tuple(step * (side // 2) for side in sides)
     if len(selection) in (0, len(every)):
-        return Shifts(sides, (Block((0,) * dim, sides, 0),))
+        return Shifts(sides, (Block((0,) * dim, sides, 0),), step, reach, dim)
     blocks: list[Block] = []
     for row in dict.fromkeys(n // side for n in selection):
         some = [n for n in selection if n // side == row]  # they are contiguous
         blocks.append(Block(every[some[0]], (*[1] * (dim - 1), len(some)), selection.index(some[0])))
-    return Shifts(sides, tuple(blocks))
+    return Shifts(sides, tuple(blocks), step, reach, dim)
 
 
 def offsets_of_pairs(spatial: Sequence[int], device: torch.device) -> Int[Tensor, "query_pixels key_pixels"]:
@@ -203,29 +200,19 @@ def pixel_hashes(
 class FlatImages:
     """Images whose last two axes are one, *flat*, in which the offsets of windows are shifts.
 
-    Rows are as long as those of padded images. Every operation then runs over all rows of a tile at once, which halves
-    the time on a CPU. Results beyond the end of a row are finite and are discarded. ``spatial`` is the size of an
-    image; neighbouring offsets of a window are ``step`` pixels apart.
+    Rows are as long as those of padded images, ``width`` pixels. Every operation then runs over all rows of a tile at
+    once, which halves the time on a CPU. Results beyond the end of a row are finite and are discarded. ``spatial`` is
+    the size of an image.
     """
 
     spatial: tuple[int, ...]
     shifts: Shifts
     circular: bool
-    step: int
-
-    @property
-    def margins(self) -> list[int]:
-        """The number of pixels by which padded images are longer than images, along each axis."""
-        return [2 * n for n in self.shifts.reach(self.step)]
-
-    @property
-    def width(self) -> int:
-        """The number of pixels in a padded row."""
-        return self.spatial[-1] + self.margins[-1]
+    width: int
 
     def flat(self, x: Tensor) -> Tensor:
         """Join the rows of images (..., *spatial), with zeros after every row."""
-        return F.pad(x, (0, self.margins[-1])).flatten(-2)
+        return F.pad(x, (0, 2 * self.shifts.reach[-1])).flatten(-2)
 
     def images(self, x: Tensor) -> Tensor:
         """The inverse of :meth:`flat`."""
@@ -234,7 +221,7 @@ class FlatImages:
     def padded(self, x: Tensor, value: float = 0.0) -> Tensor:
         """Pad images (..., *spatial) for the windows and join their rows. One more row at the end serves the windows of
         the discarded pixels of the last row."""
-        return self.shifts.pad(x, self.step, self.circular, value, 1).flatten(-2)
+        return self.shifts.pad(x, self.circular, value, 1).flatten(-2)
 
     def padded_images(self, x: Tensor) -> Tensor:
         """The padded images, whose rows :meth:`padded` has joined."""
@@ -242,7 +229,7 @@ class FlatImages:
 
     def rows(self, start: int, count: int) -> tuple[tuple, tuple]:
         """The indices of some rows in flat images, and of all rows that their windows cover in padded images."""
-        end, more = start + count, self.margins[0]
+        end, more = start + count, 2 * self.shifts.reach[0]
         if self.shifts.dim == 3:
             return (slice(start, end), slice(None)), (slice(start, end + more), slice(None))
         start, end, width = start * self.width, end * self.width, self.width
@@ -250,11 +237,11 @@ class FlatImages:
 
     def shifted(self, y: Tensor, block: Block) -> Tensor:
         """The pixels of padded images shifted by each offset of a block: a view (..., *counts, *flat)."""
-        lead, strides = y.ndim + 1 - self.shifts.dim, y.stride()
-        outer = y.shape[lead:-1]
-        steps = [self.step * n for n in (*strides[lead:-1], self.width, 1)]
-        first = y.storage_offset() + sum(n * step for n, step in zip(block.start, steps, strict=True))
-        pixels = *(n - self.margins[0] for n in outer), y.shape[-1] - (self.margins[-2] + 1) * self.width
+        at, strides = self.shifts, y.stride()
+        lead, outer = y.ndim + 1 - at.dim, 2 * at.reach[0]
+        steps = [at.step * n for n in (*strides[lead:-1], self.width, 1)]
+        first = y.storage_offset() + sum(map(operator.mul, block.start, steps))
+        pixels = *[n - outer for n in y.shape[lead:-1]], y.shape[-1] - (2 * at.reach[-2] + 1) * self.width
         return y.as_strided(
             [*y.shape[:lead], *block.counts, *pixels], [*strides[:lead], *steps, *strides[lead:]], first
         )
@@ -282,16 +269,18 @@ class FlatImages:
 def flat_images(
     spatial: Sequence[int], sides: Sequence[int], selection: Sequence[int], circular: bool, step: int
 ) -> FlatImages:
-    return FlatImages(tuple(spatial), shifts(tuple(sides), tuple(selection)), circular, step)
+    at = shifts(tuple(sides), tuple(selection), step)
+    return FlatImages(tuple(spatial), at, circular, spatial[-1] + 2 * at.reach[-1])
 
 
 def flat_operands(query, key, value, offset_table, element_table, index, mask, seed, window: Window, step=1) -> tuple:
     """The first operands of :func:`.windowed.attention_by_tiles`: images with joined rows, and the window."""
     spatial = [int(n) for n in query.shape[4:]] if is_jit_traced() else query.shape[4:]  # has no lists of sizes
     geometry: Any = spatial, window.sides, window.selection, window.circular, step
-    at, ones = flat_images(*geometry), [0, 0] * (window.dim - 1) + [0, 1]
-    flat = F.pad(query.transpose(2, 3), (0, at.margins[-1], *ones), value=1.0).flatten(-2)  # one channel is one
-    keys, values = (at.padded(x).unsqueeze(4 if index is None else 3) for x in (key, value))
+    at, axis = flat_images(*geometry), 4 if index is None else 3
+    ones = 0, 2 * at.shifts.reach[-1], *[0] * (2 * window.dim - 1), 1  # one channel is one
+    flat = F.pad(query.transpose(2, 3), ones, value=1.0).flatten(-2)
+    keys, values = at.padded(key).unsqueeze(axis), at.padded(value).unsqueeze(axis)
     penalty = key_penalty(query, mask, window.circular)
     penalty = None if penalty is None else at.padded(penalty, MASKED_SCORE)[:, None, None, None]
     weights = offset_table.shape[1], key_elements(index), offset_table.shape[2]
