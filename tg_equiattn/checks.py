@@ -337,8 +337,10 @@ def of_values(check: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(check)
     def checked(*arguments: Any, **more: Any) -> None:
-        if all(is_readable(x) for x in arguments if isinstance(x, Tensor)):
-            check(*arguments, **more)
+        for x in arguments:
+            if isinstance(x, Tensor) and not is_readable(x):
+                return
+        check(*arguments, **more)
 
     return checked
 

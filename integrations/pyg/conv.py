@@ -243,7 +243,7 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
         if x.ndim == 3:
             near = near if near is None else near.repeated(x.shape[0])
             pos = pos if pos is None else pos.expand(x.shape[0], *pos.shape)
-        if near is not None and (self.explain or any(getattr(self, hooks) for hooks in _HOOKS)):
+        if near is not None and (self.explain or any(map(vars(self).get, _HOOKS))):
             near = copy.copy(near)
             near.sums = self._sums
         return self.attention(
@@ -302,7 +302,7 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Sums over near pairs of weights times values, of weights times features, and of weights, by messages along
         the edges as they were given. So explainers and hooks see messages."""
-        alpha, features = weights.T, None if values is None else values[0].to(weights.dtype)
+        alpha, features = weights.T, None if values is None else values[0]
         if near.order is not None:  # self-loops have no weight
             count, order = near.edge_index.shape[1], near.order
             alpha = alpha.new_zeros(count, alpha.shape[1]).index_copy(0, order, alpha)

@@ -76,7 +76,7 @@ def check_edges(edge_index: object, nodes: int) -> None:
 @checks.of_values
 def _check_range(edge_index: Int[Tensor, "2 edges"], nodes: int) -> None:
     if edge_index.numel():
-        low, high = (int(x) for x in edge_index.aminmax())
+        low, high = map(int, edge_index.aminmax())
         if low < 0 or high >= nodes:
             raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
 

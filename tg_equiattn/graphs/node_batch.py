@@ -405,12 +405,14 @@ class PaddedBatch:
 
     def pack_together(self, tensors: Sequence[Tensor], dim: int = 0) -> Sequence[Tensor]:
         """:meth:`pack` of tensors whose last axes may differ, in one pass."""
+        if self.slots is None:
+            return [x.unflatten(dim, (self.count, self.length)) for x in tensors]
         return Parts([self], self.slots).pack_together(tensors, dim)[0]
 
     def unpack_together(self, tensors: Sequence[Tensor], dim: int = 0) -> Sequence[Tensor]:
         """The inverse of :meth:`pack_together`."""
         if self.slots is None:
-            return [self.unpack(x, dim) for x in tensors]
+            return [x.flatten(dim, dim + 1) for x in tensors]
         return self.unpack(torch.cat(list(tensors), -1), dim).split([x.shape[-1] for x in tensors], -1)
 
 

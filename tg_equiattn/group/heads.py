@@ -212,9 +212,10 @@ def _far(
     key_mask = None if mask is None else mask.repeat_interleave(q.shape[1], 0)
     merge = functools.partial(_merge_elements, far_bias=far_bias)
     flat_q, flat_k, flat_v = (x.flatten(0, 1) for x in (q, k, v))
-    out, lse = feature_attention(Inputs(flat_q, flat_k, flat_v, projection), key_mask, merge)
-    out, lse = (x.unflatten(0, q.shape[:2]) for x in (out, lse))
-    lse = complete_lse(lse, q.to(lse.dtype), projection)
+    with full_precision(query.device):
+        out, lse = feature_attention(Inputs(flat_q, flat_k, flat_v, projection).wide(), key_mask, merge)
+        out, lse = (x.unflatten(0, q.shape[:2]) for x in (out.to(value.dtype), lse))
+        lse = complete_lse(lse, q.to(lse.dtype), projection)
     if mask is None:
         keys = lse.new_full((), k.shape[2] * far_bias.shape[2])
     else:

@@ -16,9 +16,9 @@ from ..graphs.node_batch import NodeBatch
 from ..grids import PixelGrid
 from ..modules import LayerNorm, NotScriptable, StoresSettings, reset_children, with_zero_gradients
 from ..ranks import Shared
-from ..torch_state import is_traced
+from ..torch_state import full_precision, is_traced
 from .linear_attention import Inputs
-from .nodes import Needs, read_nodes
+from .nodes import Needs, Nodes, read_nodes
 from .positions import (
     CUTOFF,
     OFFSETS,
@@ -283,11 +283,9 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
                 pos_dim)``, in the unit of positions. With ``offset="distance"`` they rotate with the positions. Default
                 ``False``.
         """
-        known = self.in_channels != -1
-        if x.ndim not in (2, 3) or (known and x.shape[-1] != self.in_channels):
-            raise ValueError(
-                f"input must be (B, N, {self.in_channels}), or (N, {self.in_channels}) with batch, got {tuple(x.shape)}"
-            )
+        channels = self.in_channels
+        if x.ndim not in (2, 3) or (channels != -1 and x.shape[-1] != channels):
+            raise ValueError(f"input must be (B, N, {channels}), or (N, {channels}) with batch, got {tuple(x.shape)}")
         if return_vectors and self.far_offsets is None:
             raise ValueError("return_vectors must be False with values='content', got True: pass values='far'")
         checks.same_kind(x, self.query.weight)
@@ -312,20 +310,29 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         if self.positions.variance is not None:
             variance = self.positions.variance()
         dropout = self.dropout if self.training else 0.0
-        inputs = Inputs(query, key, value, projection, variance, key_bias, dropout)
-        if self.far_offsets is None:
-            return nodes.restore(self.out(self.positions(inputs, nodes).transpose(0, 1).flatten(1)))
-        wide = value.to(torch.promote_types(value.dtype, torch.float32))
-        centred = nodes.node_batch.centred(cast(Tensor, nodes.pos), detach=True).to(wide.dtype)
-        parts = [wide, centred.expand(self.heads, -1, -1)]
-        parts += [torch.ones_like(wide[..., :1])] if dropout else []  # its mean is the sum of the kept weights
+        with full_precision(x.device):
+            inputs = Inputs(query, key, value, projection, variance, key_bias, dropout).wide()
+            if self.far_offsets is None:
+                out = self.positions(inputs, nodes)
+            else:
+                out, vectors = self._means(inputs, nodes)
+                of_vectors = self.far_offsets(vectors / self.needs.unit)
+        out = self.out(out.to(value.dtype).transpose(0, 1).flatten(1))
+        if self.far_offsets is not None:
+            out = out + of_vectors.to(out.dtype)
+        out = nodes.restore(out)
+        return (out, nodes.restore(vectors.transpose(0, 1).to(self.out.weight.dtype))) if return_vectors else out
+
+    def _means(self, inputs: Inputs, nodes: Nodes) -> tuple[Float[Tensor, "heads nodes e"], Tensor]:
+        """Weighted means of values and of the offsets of all nodes, (heads, nodes, dim)."""
+        value, centred = inputs.value, nodes.node_batch.centred(cast(Tensor, nodes.pos), detach=True)
+        centred = centred.to(value.dtype)
+        parts = [value, centred.expand(self.heads, -1, -1)]
+        parts += [torch.ones_like(value[..., :1])] if inputs.dropout else []  # its mean is the sum of the kept weights
         joined = torch.cat([part.transpose(0, 1) for part in parts], -1).transpose(0, 1)  # as heads lie in memory
         means = self.positions(inputs._replace(value=joined), nodes)
         content, far, *kept = means.split([part.shape[-1] for part in parts], -1)
-        vectors = far - (centred * kept[0] if kept else centred)
-        out = self.out(content.to(value.dtype).transpose(0, 1).flatten(1))
-        out = nodes.restore(out + self.far_offsets(vectors / self.needs.unit).to(out.dtype))
-        return (out, nodes.restore(vectors.transpose(0, 1).to(self.out.weight.dtype))) if return_vectors else out
+        return content, far - (centred * kept[0] if kept else centred)
 
     def _project(
         self, linear: nn.Linear, x: Float[Tensor, "nodes channels"], channels: int | None = None

@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ from torch import Tensor
 from ..graphs.node_batch import NodeBatch, PaddedBatch, Slots
 from ..operators import are_few, tile_numbers
 from ..tiles import Shape, Tile, tiled
-from ..torch_state import full_precision, is_traced, is_whole
+from ..torch_state import is_traced, is_whole
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -71,6 +71,12 @@ class Inputs(NamedTuple):
     key_bias: Float[Tensor, "heads nodes 1"] | None = None
     dropout: float = 0.0
 
+    def wide(self) -> Inputs:
+        """The same inputs in float32, or in float64 if queries are. All attention here runs so, without autocast."""
+        dtype = torch.promote_types(self.query.dtype, torch.float32)
+        tensors: dict[str, Any] = {n: x.to(dtype) for n, x in self._asdict().items() if isinstance(x, Tensor)}
+        return self._replace(**tensors)
+
 
 def linear_attention(
     inputs: Inputs, node_batch: NodeBatch
@@ -84,7 +90,7 @@ def linear_attention(
         merge = functools.partial(_merge_rows, graph=rows.graph, graphs=node_batch.count)
     tensors = inputs.query, inputs.key, drop_keys(inputs.value, inputs.dropout), inputs.key_bias
     packed = rows.pack_together([x for x in tensors if x is not None], 1)
-    query, key, value, *key_bias = (x.flatten(0, 1) for x in packed)
+    query, key, value, *key_bias = [x.flatten(0, 1) for x in packed]
     if variance is not None:
         variance = variance[:, None].expand(-1, query.shape[0] // heads).flatten()
     operands = Inputs(query, key, value, inputs.projection, variance, key_bias[0] if key_bias else None)
@@ -149,23 +155,18 @@ def feature_attention(
         merge: function for queries that attend to the keys of several groups. It takes the :func:`_sums` over the keys
             of each group, and returns those over all keys that the queries of each group attend to.
     """
-    (query, key, value), scale = inputs[:3], inputs.query.shape[-1] ** -0.5
-    with full_precision(query.device):
-        dtype, variance = torch.promote_types(query.dtype, torch.float32), inputs.variance
-        directions = cast(Tensor, inputs.projection).to(dtype)
-        w = directions * math.sqrt(scale)  # scaled instead of queries and keys
-        query, key = query.to(dtype), key.to(dtype)
-        bias, square = inputs.key_bias, key.square().sum(-1, keepdim=True)
-        bias = square * (-scale / 2) if bias is None else torch.sub(bias.to(dtype), square, alpha=scale / 2)
-        if variance is not None:
-            variance = variance.to(dtype)
-            root = variance.sqrt()[:, None, None]
-            query, key = query * root, key * root
-        sums, top = feature_sums(key, bias, w, value.to(dtype), mask)
-        content, lse = _divided(*((sums, top) if merge is None else merge(sums, top)))
-        lse = lse if variance is None else lse + log_weights(directions, variance)[..., None]
-        out, query_lse = feature_readout(query, w, content, lse)
-    return out.to(value.dtype), query_lse
+    query, key, value, projection, variance, bias, _ = inputs
+    directions, scale = cast(Tensor, projection), query.shape[-1] ** -0.5
+    w = directions * math.sqrt(scale)  # scaled instead of queries and keys
+    square = key.square().sum(-1, keepdim=True)
+    bias = square * (-scale / 2) if bias is None else torch.sub(bias, square, alpha=scale / 2)
+    if variance is not None:
+        root = variance.sqrt()[:, None, None]
+        query, key = query * root, key * root
+    sums, top = feature_sums(key, bias, w, value, mask)
+    content, lse = _divided(*((sums, top) if merge is None else merge(sums, top)))
+    lse = lse if variance is None else lse + log_weights(directions, variance)[..., None]
+    return feature_readout(query, w, content, lse)
 
 
 def feature_sums(

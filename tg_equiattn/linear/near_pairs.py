@@ -10,11 +10,10 @@ from torch import Tensor
 
 from ..graphs.edge_products import edge_dot, edge_sum
 from ..graphs.edges import CSR, whole_offsets
-from ..graphs.neighbors import SortedPairs
+from ..graphs.neighbors import NeighborList
 from ..graphs.node_batch import NodeBatch, PaddedBatch, Parts
 from ..softmax_attention import softmax_attention
 from ..tiles import joined
-from ..torch_state import full_precision
 from .linear_attention import Inputs, complete_lse, drop_keys, feature_readout, linear_attention
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Near(NamedTuple):
             features to values. ``None`` means no such terms.
     """
 
-    pairs: SortedPairs
+    pairs: NeighborList
     bias: Float[Tensor, "heads pairs"]
     self_bias: Float[Tensor, "heads nodes"]
     far_bias: Float[Tensor, " heads"]
@@ -47,7 +46,7 @@ class Near(NamedTuple):
 
     def feature_sums(self, weights: Float[Tensor, "heads pairs"]) -> Float[Tensor, "heads nodes r"]:
         """Weighted sums of the features of the pairs of each node."""
-        features = cast("tuple[Tensor, ...]", self.values)[0].to(weights.dtype)
+        features = cast("tuple[Tensor, ...]", self.values)[0]
         relation, entries = self.pairs.cached(_incidence, len(weights))
         sums = edge_sum(weights.flatten()[None].index_select(1, entries), features[None], relation)
         return sums[0].unflatten(0, (-1, len(weights))).transpose(0, 1)
@@ -56,11 +55,11 @@ class Near(NamedTuple):
         self, sums: Float[Tensor, "heads nodes r"], self_weights: Float[Tensor, "heads nodes 1"]
     ) -> Float[Tensor, "heads nodes e"]:
         """Weighted sums of ``values``, from those of :meth:`feature_sums` and the weight of each node with itself."""
-        _, itself, mapped = (t.to(sums.dtype) for t in cast("tuple[Tensor, ...]", self.values))
+        _, itself, mapped = cast("tuple[Tensor, ...]", self.values)
         return (sums + self_weights * itself) @ mapped
 
 
-def _incidence(pairs: SortedPairs, heads: int) -> tuple[CSR, Int[Tensor, " entries"]]:
+def _incidence(pairs: NeighborList, heads: int) -> tuple[CSR, Int[Tensor, " entries"]]:
     """A sparse matrix that adds the features of pairs up for each node and head, and the weight of each entry.
 
     Rows are node * heads + head, and columns are pairs; a row has an entry for each pair with this node as target. The
@@ -80,7 +79,7 @@ def _incidence(pairs: SortedPairs, heads: int) -> tuple[CSR, Int[Tensor, " entri
 
 
 def window_attention(inputs: Inputs, near: Near, node_batch: NodeBatch) -> Float[Tensor, "heads nodes e"]:
-    r"""Attention with exact softmax weights for near pairs, and random features for all pairs, in full precision.
+    r"""Attention with exact softmax weights for near pairs, and random features for all pairs.
 
     .. math:: w_{ij} = e^{f} \langle \phi(q_i), \phi(k_j) \rangle
         + [j \text{ near } i] \exp\big(\langle q_i, k_j \rangle / \sqrt d + b(x_j - x_i)\big), \qquad
@@ -89,36 +88,30 @@ def window_attention(inputs: Inputs, near: Near, node_batch: NodeBatch) -> Float
     A node is always near itself. Weights are positive. Without a projection, the weight of a pair in the first term is
     :math:`\exp(\langle q_i, k_j \rangle / \sqrt d)` itself, for all pairs of a graph.
     """
-    dtype, out_dtype = torch.promote_types(inputs.query.dtype, torch.float32), inputs.value.dtype
-    with full_precision(inputs.query.device):
-        query, key, value = (x.to(dtype) for x in inputs[:3])
-        projection, far_bias = inputs.projection, near.far_bias[:, None, None]
-        if projection is not None:
-            inputs = inputs._replace(query=query, key=key, value=value)
-            out, lse = near_attention(inputs, near)
-            far, far_lse = linear_attention(inputs, node_batch)
-            far_lse = complete_lse(far_lse + far_bias, query, projection)
-            return torch.lerp(far, out, (lse - far_lse).sigmoid()).to(out_dtype)
-        inputs = Inputs(query, key, value, dropout=inputs.dropout)
-        if (
-            near.pairs.sums is None
-            and near.pairs.repeats is False  # or not known, None
-            and node_batch.bound <= _DENSE_NODES
-            and node_batch.count * len(query) * node_batch.bound**2 <= _DENSE_SCORES
-        ):
-            return dense_attention(inputs, near, node_batch).to(out_dtype)
-        out, lse = near_attention(inputs, near)
+    query, far_bias, pairs = inputs.query, near.far_bias[:, None, None], near.pairs
+    if inputs.projection is None and (
+        pairs.sums is None
+        and pairs.repeats is False  # or not known, None
+        and node_batch.bound <= _DENSE_NODES
+        and node_batch.count * query.shape[0] * node_batch.bound**2 <= _DENSE_SCORES
+    ):
+        return dense_attention(inputs, near, node_batch)
+    out, lse = near_attention(inputs, near)
+    if inputs.projection is None:
         far = pair_attention(inputs, node_batch, lse - far_bias)
-        return torch.addcmul(far[..., :-1], far[..., -1:], out).to(out_dtype)
+        return torch.addcmul(far[..., :-1], far[..., -1:], out)
+    far, far_lse = linear_attention(inputs, node_batch)
+    far_lse = complete_lse(far_lse + far_bias, query, inputs.projection)
+    return torch.lerp(far, out, (lse - far_lse).sigmoid())
 
 
 def near_attention(inputs: Inputs, near: Near) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:
     """Softmax averages over the near pairs of each node and the node itself, and log-sum-exps."""
     pairs, query, key, value = near.pairs, inputs.query * inputs.query.shape[-1] ** -0.5, inputs.key, inputs.value
-    self_scores = (query * key).sum(-1) + near.self_bias.to(query.dtype)
-    scores = edge_dot(query, key, pairs) + near.bias.to(query.dtype)
+    self_scores = (query * key).sum(-1) + near.self_bias
+    scores = edge_dot(query, key, pairs) + near.bias
     if inputs.key_bias is not None:
-        key_bias = inputs.key_bias.to(query.dtype).squeeze(-1)
+        key_bias = inputs.key_bias.squeeze(-1)
         self_scores, scores = self_scores + key_bias, scores + key_bias.index_select(1, pairs.source)
     if pairs.mask is not None:
         scores = scores.masked_fill(~pairs.mask, -torch.inf)
@@ -159,17 +152,14 @@ def pair_attention(
             f"method='pairs' must have at most {MAX_SCORES} scores a graph (16 GiB in float32), got {heads} heads of "
             f"{length} nodes: pass method='features' (in RelativeGPSBlock: attn_kwargs={{'method': 'features'}})"
         )
-    with full_precision(query.device):
-        dtype, parts = torch.promote_types(query.dtype, torch.float32), node_batch.parts(worth=_PADDING // heads)
-        q, k, v = (x.to(dtype) for x in (query, key, value))
-        q = q * q.shape[-1] ** -0.5
-        q = q if extra is None else torch.cat([q, extra], -1)
-        outs = []
-        for rows, some in zip(parts.rows, parts.pack_together((q, k, v), 1), strict=True):
-            mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
-            q, k, v = (x.flatten(0, 1) for x in some)
-            outs.append(softmax_attention(q, k, v, mask, inputs.dropout).unflatten(0, (heads, -1)))
-        return parts.unpack(outs, 1).to(value.dtype)
+    parts, outs = node_batch.parts(worth=_PADDING // heads), []
+    query = query * query.shape[-1] ** -0.5
+    query = query if extra is None else torch.cat([query, extra], -1)
+    for rows, some in zip(parts.rows, parts.pack_together((query, key, value), 1), strict=True):
+        mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
+        q, k, v = [x.flatten(0, 1) for x in some]
+        outs.append(softmax_attention(q, k, v, mask, inputs.dropout).unflatten(0, (heads, -1)))
+    return parts.unpack(outs, 1)
 
 
 def dense_attention(inputs: Inputs, near: Near, node_batch: NodeBatch) -> Float[Tensor, "heads nodes e"]:
@@ -177,7 +167,7 @@ def dense_attention(inputs: Inputs, near: Near, node_batch: NodeBatch) -> Float[
     those of near pairs."""
     query = inputs.query * inputs.query.shape[-1] ** -0.5
     parts = node_batch.parts(worth=_PADDING // len(query))
-    index, logs = _near_entries(near, parts, query.dtype)
+    index, logs = _near_entries(near, parts)
     added = F.softplus(logs, threshold=40)  # the logarithm beyond it is exact
     masked = [_scores_of_keys(rows, query) for rows in parts.rows]
     scores = joined(masked).expand(len(query), -1).scatter_add(1, index.expand_as(added), added)
@@ -195,16 +185,13 @@ def dense_attention(inputs: Inputs, near: Near, node_batch: NodeBatch) -> Float[
     return out + near.added_values(near.feature_sums(pair_weights), self_weights[..., None])
 
 
-def _near_entries(
-    near: Near, parts: Parts, dtype: torch.dtype
-) -> tuple[Int[Tensor, " entries"], Float[Tensor, "heads entries"]]:
+def _near_entries(near: Near, parts: Parts) -> tuple[Int[Tensor, " entries"], Float[Tensor, "heads entries"]]:
     """The near pairs, followed by the pairs of each node with itself: their index among the scores of a head, of all
     rows (length, length), one after the other; and b - f."""
-    pairs, (first, place) = near.pairs, parts.scores()
-    bias, itself, far = (t.to(dtype) for t in (near.bias, near.self_bias, near.far_bias))
+    pairs, bias, (first, place) = near.pairs, near.bias, parts.scores()
     if pairs.mask is not None:
         bias = bias.masked_fill(~pairs.mask, -torch.inf)
-    logs = torch.cat([bias, itself.expand(-1, pairs.nodes)], 1) - far[:, None]
+    logs = torch.cat([bias, near.self_bias.expand(-1, pairs.nodes)], 1) - near.far_bias[:, None]
     index = torch.cat([first.index_select(0, pairs.target) + place.index_select(0, pairs.source), first + place])
     return index, logs.clamp(min=_LOG_ZERO)  # finite, so derivatives of exp are finite
 
@@ -218,7 +205,7 @@ def _scores_of_keys(rows: PaddedBatch, x: Tensor) -> Float[Tensor, " scores"]:
 
 
 def clipped_attention(
-    inputs: Inputs, distance_table: Float[Tensor, "heads distances d"], pairs: SortedPairs, node_batch: NodeBatch
+    inputs: Inputs, distance_table: Float[Tensor, "heads distances d"], pairs: NeighborList, node_batch: NodeBatch
 ) -> Float[Tensor, "heads nodes e"]:
     r"""Attention whose weights depend only on the query and on the clipped distance of a pair (strategy 2); it uses no
     keys.
@@ -236,26 +223,24 @@ def clipped_attention(
     """
     query, value, root = inputs.query, drop_keys(inputs.value, inputs.dropout), inputs.query.shape[-1] ** -0.25
     index, near, counts = pairs.cached(near_distances, distance_table.shape[1] - 1)
-    with full_precision(query.device):
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        w, table, value = cast(Tensor, inputs.projection).to(dtype), distance_table.to(dtype) * root, value.to(dtype)
-        logs = table @ w.T - table.square().sum(-1, keepdim=True) / 2
-        top = logs.detach().amax(1)
-        content = (logs - top[:, None]).exp().mT.contiguous()
-        weights = feature_readout(query.to(dtype), w * root, content, top[..., None])[0].clamp(min=_FLOOR)
-        far_count = node_batch.spread(node_batch.totals)[:, None] - counts.sum(1, keepdim=True)
-        counts = torch.cat([counts, far_count], 1)
-        weights = torch.where(counts > 0, weights, 0.0)
-        weights = weights / weights.detach().amax(-1, keepdim=True)
-        far, excess = weights[..., -1:], weights[..., :-1] - weights[..., -1:]
-        pair_weights = excess.flatten(1).index_select(1, index) * near.to(dtype)
-        everything = node_batch.spread(node_batch.sum(value.transpose(0, 1))).transpose(0, 1)
-        numerator = far * everything + excess[..., :1] * value + edge_sum(pair_weights, value, pairs)
-        return (numerator / (weights * counts).sum(-1, keepdim=True)).to(inputs.value.dtype)
+    w, table = cast(Tensor, inputs.projection), distance_table.to(query.dtype) * root
+    logs = table @ w.T - table.square().sum(-1, keepdim=True) / 2
+    top = logs.detach().amax(1)
+    content = (logs - top[:, None]).exp().mT.contiguous()
+    weights = feature_readout(query, w * root, content, top[..., None])[0].clamp(min=_FLOOR)
+    far_count = node_batch.spread(node_batch.totals)[:, None] - counts.sum(1, keepdim=True)
+    counts = torch.cat([counts, far_count], 1)
+    weights = torch.where(counts > 0, weights, 0.0)
+    weights = weights / weights.detach().amax(-1, keepdim=True)
+    far, excess = weights[..., -1:], weights[..., :-1] - weights[..., -1:]
+    pair_weights = excess.flatten(1).index_select(1, index) * near.to(query.dtype)
+    everything = node_batch.spread(node_batch.sum(value.transpose(0, 1))).transpose(0, 1)
+    numerator = far * everything + excess[..., :1] * value + edge_sum(pair_weights, value, pairs)
+    return numerator / (weights * counts).sum(-1, keepdim=True)
 
 
 def near_distances(
-    pairs: SortedPairs, distances: int
+    pairs: NeighborList, distances: int
 ) -> tuple[Int[Tensor, " pairs"], Bool[Tensor, " pairs"], Int[Tensor, "nodes distances"]]:
     """For each pair, target * distances + Manhattan distance, and true if the distance is one of 0, 1, ...,
     ``distances`` - 1 and the pair is not masked; for each node, how many nodes, with itself, are at each distance."""

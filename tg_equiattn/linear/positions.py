@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..graphs.neighbors import SortedPairs
+from ..graphs.neighbors import NeighborList
 from ..modules import reset_children
-from ..torch_state import Tables, full_precision, is_traced, is_transformed
+from ..torch_state import Tables, is_traced, is_transformed
 from .linear_attention import Inputs, linear_attention
 from .near_pairs import Near, clipped_attention, pair_attention, window_attention
 from .nodes import Needs, Nodes
@@ -104,21 +104,19 @@ class WindowPosition(Position):
         nn.init.zeros_(self.far_bias)
 
     def forward(self, inputs: Inputs, nodes: Nodes) -> Float[Tensor, "heads nodes e"]:
-        with full_precision(inputs.query.device):
-            near = self._near(inputs, nodes.near)
-        return window_attention(inputs, near, nodes.node_batch)
+        return window_attention(inputs, self._near(inputs, nodes.near), nodes.node_batch)
 
-    def _near(self, inputs: Inputs, pairs: SortedPairs) -> Near:
+    def _near(self, inputs: Inputs, pairs: NeighborList) -> Near:
         """Biases of the pairs, and terms of their values."""
-        offsets, values = pairs.offsets, None
-        if not offsets.is_floating_point():
-            offsets = offsets.to(torch.promote_types(inputs.query.dtype, torch.float32))
+        offsets, values, dtype = pairs.offsets, None, inputs.query.dtype
+        offsets = offsets if offsets.is_floating_point() else offsets.to(dtype)
         offsets = torch.cat([offsets, offsets.new_zeros(1, self.needs.dim)])  # a node with itself comes last
         shared: tuple[Tensor, ...] = ()
         if self.offset_values is not None:
             features = self.offset_values(offsets, self.offset_bias)
             padding = inputs.value.shape[-1] - self.offset_values.map.shape[-1]  # channels of far offsets
-            values = features[:-1], features[-1], nn.functional.pad(self.offset_values.map, (0, padding))
+            of_features = nn.functional.pad(self.offset_values.map, (0, padding)).to(dtype)
+            values = features[:-1].to(dtype), features[-1].to(dtype), of_features
             shared = () if self.needs.whole else (features,)  # the bias is a map of the same features
         bias, self_bias = self.offset_bias(offsets, *shared).split([offsets.shape[0] - 1, 1], 1)
         if self._warns_of_cutoff:
@@ -126,11 +124,11 @@ class WindowPosition(Position):
         if self.edge_bias is not None:
             if pairs.features is None:
                 raise ValueError("edge_attr must be given with edge_dim, got None")
-            dtype = self.edge_bias.weight.dtype
-            bias = bias + self.edge_bias(pairs.features.to(dtype)).T
+            own = self.edge_bias.weight.dtype
+            bias = bias + self.edge_bias(pairs.features.to(own)).T
             if pairs.self_features is not None:
-                self_bias = self_bias + self.edge_bias(pairs.self_features.to(dtype)).T
-        return Near(pairs, bias, self_bias, self.far_bias, values)
+                self_bias = self_bias + self.edge_bias(pairs.self_features.to(own)).T
+        return Near(pairs, bias.to(dtype), self_bias.to(dtype), self.far_bias.to(dtype), values)
 
     @checks.of_values
     def _warn_of_cutoff(self, bias: Float[Tensor, " pairs"], mask: Bool[Tensor, " pairs"] | None) -> None:
@@ -361,14 +359,13 @@ class FarOffsets(nn.Module):
         nn.init.zeros_(self.map.weight)
 
     def forward(self, means: Float[Tensor, "heads nodes dim"]) -> Float[Tensor, "nodes channels"]:
-        with full_precision(means.device):
-            means = means.to(self.map.weight.dtype)
-            if not self.invariant:
-                return self.map(means.transpose(0, 1).flatten(1))
-            means = means.mT.contiguous()  # sums over the last axis, of a few numbers, are slow
-            first, second = (means.index_select(0, heads) for heads in self.pairs(means.device))
-            products = (first * second).sum(1)
-            return self.map((products * (1 + products.square()).sqrt().rsqrt()).T)
+        means = means.to(self.map.weight.dtype)
+        if not self.invariant:
+            return self.map(means.transpose(0, 1).flatten(1))
+        means = means.mT.contiguous()  # sums over the last axis, of a few numbers, are slow
+        first, second = (means.index_select(0, heads) for heads in self.pairs(means.device))
+        products = (first * second).sum(1)
+        return self.map((products * (1 + products.square()).sqrt().rsqrt()).T)
 
 
 CUTOFF = 6  # pixels
@@ -425,14 +422,13 @@ class SinusoidEncoding(nn.Module):
     def forward(
         self, pos: Float[Tensor, "nodes dim"]
     ) -> tuple[Float[Tensor, "heads nodes channels"], Float[Tensor, "heads nodes channels"]]:
-        with full_precision(pos.device):
-            exact = torch.promote_types(pos.dtype, self.frequency.dtype)  # positions in float64 may be large
-            angle = pos.to(exact)[..., None] * self.frequency  # (N, dim, scales)
-            sin, cos = (x.to(self.frequency.dtype) for x in (angle.sin(), angle.cos()))
-            alpha, beta = self.rotation[:, :, None]  # (heads, 1, dim, scales)
-            query = torch.stack([alpha * sin - beta * cos, beta * sin + alpha * cos], -1)
-            key = torch.stack([sin, cos], -1).flatten(1)
-            return query.flatten(2), key.expand(self.heads, -1, -1)
+        exact = torch.promote_types(pos.dtype, self.frequency.dtype)  # positions in float64 may be large
+        angle = pos.to(exact)[..., None] * self.frequency  # (N, dim, scales)
+        sin, cos = (x.to(self.frequency.dtype) for x in (angle.sin(), angle.cos()))
+        alpha, beta = self.rotation[:, :, None]  # (heads, 1, dim, scales)
+        query = torch.stack([alpha * sin - beta * cos, beta * sin + alpha * cos], -1)
+        key = torch.stack([sin, cos], -1).flatten(1)
+        return query.flatten(2), key.expand(self.heads, -1, -1)
 
     def extra_repr(self) -> str:
         return f"pos_dim={self.pos_dim}, heads={self.heads}"

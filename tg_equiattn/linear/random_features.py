@@ -180,7 +180,7 @@ class RandomFeatures(nn.Module):
         """Write the current draw over all copies of the directions, and make those that are missing: before each call,
         and once while torch.compile traces."""
         draw = self._draw()
-        if draw == self._draw_of_copies and all(kind in self._copies for kind in kinds):
+        if draw == self._draw_of_copies and self._copies.keys() >= {*kinds}:
             return
         with ordinary_tensors():
             exact = draw_directions(*draw, self.num_random_features, self.dim, self.paired)
