@@ -13,7 +13,6 @@ from tg_equiattn.graphs import NeighborList, neighbor_list
 from tg_equiattn.grids import PixelGrid, Window, transform_grid
 from tg_equiattn.group.encodings import GroupEncoding
 from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial
-from tg_equiattn.linear.near_pairs import near_distances
 from tg_equiattn.nn import (
     CliffordMLP,
     EwaldAttention,
@@ -88,8 +87,10 @@ CASES = [
     ("offsets must have shape", lambda: NeighborList(PAIR, 3, torch.zeros(3, 2))),
     ("offsets .* must be finite", lambda: NeighborList(PAIR, 3, torch.full((2, 2), torch.nan))),
     (r"nodes in \[0, 3\)", lambda: NeighborList(3 * PAIR, 3)),
-    ("must not join a pair twice", lambda: near_distances(NeighborList(PAIR, 3, torch.tensor([[1, 0], [2, 0]])), 3)),
-    ("neighbors must be of 4 nodes.*, got 3 in 1", lambda: NeighborList(EDGES, 3, torch.ones(1, 1)).check_nodes(4, 1)),
+    ("must not join a pair twice", lambda: PerformerAttention(2, 2, position="clipped")(
+        torch.ones(3, 2), neighbors=NeighborList(PAIR, 3, torch.tensor([[1, 0], [2, 0]])))),
+    ("neighbors must be of 4 nodes in 2 dimensions, got 3 in 1", lambda: PerformerAttention(2, 2, method="features")(
+        torch.ones(4, 2), neighbors=NeighborList(EDGES, 3, torch.ones(1, 1)))),
     ("element must be a lattice element", lambda: act(IMAGE, cyclic(8), 1)),
     (r"\|H\|=8 on axis 2, got 4", lambda: act(torch.zeros(1, 1, 4, 3, 3), cyclic(8), 2)),
     ("x must have 4 axes", lambda: act(IMAGE[0], cyclic(8), 2)),

@@ -59,16 +59,15 @@ def test_pairs_found_by_position(nodes, dim, seed):
     assert torch.equal(torch.stack([target, source]), near.nonzero().T)
 
 
-def test_no_more_pairs_than_are_asked_for():
+def test_a_thousand_pairs_a_node_and_no_more():
     pos = torch.rand(1200, 2)
-    (source, target), _ = neighbor_list(pos, 1.0, max_pairs=1200)
-    near = (torch.cdist(pos, pos, p=2) < 1) & ~torch.eye(1200, dtype=torch.bool)
+    (source, target), _ = neighbor_list(pos, 0.6)
+    near = (torch.cdist(pos, pos, p=2) < 0.6) & ~torch.eye(1200, dtype=torch.bool)
     assert (target * 1200 + source).diff().min() > 0
     assert abs(len(target) - int(near.sum())) <= 10  # cdist rounds otherwise at the limit
-    average = len(target) / 1200
-    assert len(neighbor_list(pos, 1.0, max_pairs=int(average) + 1)[1]) == len(target)
-    with pytest.raises(ValueError, match=f"more than {int(average)} pairs a node at distances below 1.0 among 1200"):
-        neighbor_list(pos, 1.0, max_pairs=int(average))
+    assert len(neighbor_list(pos[:1001], 2)[1]) == 1001 * 1000
+    with pytest.raises(ValueError, match="more than 1000 pairs a node at distances below 2 among 1002"):
+        neighbor_list(pos[:1002], 2)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_no_more_pairs_than_are_asked_for():
         ({"pos": torch.rand(6)}, r"pos must have shape \(N, dim\), one row for each node, got \(6,\)"),
         ({"batch": torch.zeros(5, dtype=torch.int64)}, r"batch must be int64 of shape \(6,\), got .*\(5,\)"),
         ({"batch": torch.zeros(6)}, "batch must be int64 .* got torch.float32"),
-        ({"max_pairs": 0}, "max_pairs must be a positive integer, got 0"),
+        ({"cutoff": 0}, "cutoff must be a positive number, got 0"),
     ],
 )
 def test_arguments_that_are_refused(options, message):

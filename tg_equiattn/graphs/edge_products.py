@@ -18,7 +18,7 @@ from torch import Tensor
 from ..operators import are_few, by_operator, tile_numbers
 from ..torch_state import full_precision, is_exported, is_observed, is_traced, is_transformed, refuse_forward_mode
 from .edges import CSR
-from .neighbors import SortedPairs
+from .neighbors import NeighborList
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -31,7 +31,7 @@ with warnings.catch_warnings():  # torch says once in a process that CSR tensors
 
 
 def edge_dot(
-    query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], relation: CSR | SortedPairs
+    query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], relation: CSR | NeighborList
 ) -> Float[Tensor, "heads pairs"]:
     """Scalar products of the query and the key of each pair of a relation."""
     if _by_operator(query, relation.row):
@@ -41,7 +41,7 @@ def edge_dot(
 
 
 def edge_sum(
-    weight: Float[Tensor, "heads pairs"], value: Float[Tensor, "heads cols d"], relation: CSR | SortedPairs
+    weight: Float[Tensor, "heads pairs"], value: Float[Tensor, "heads cols d"], relation: CSR | NeighborList
 ) -> Float[Tensor, "heads rows d"]:
     """Sums over the pairs of each row of weights times values."""
     if _by_operator(value, relation.row):
@@ -58,7 +58,7 @@ def _by_operator(x: Tensor, row: Tensor) -> bool:
     return not few and not is_exported() and by_operator(x, numbers)
 
 
-def _matrix(relation: CSR | SortedPairs, x: Tensor) -> CSR:
+def _matrix(relation: CSR | NeighborList, x: Tensor) -> CSR:
     """The matrix of a relation. Where rows are gathered, there is no need to sort its transpose."""
     if isinstance(relation, CSR) or is_traced(x) or not _gathers(x, relation.row):
         return relation if isinstance(relation, CSR) else relation.csr

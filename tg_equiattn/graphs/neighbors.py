@@ -31,85 +31,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class SortedPairs:
-    """Pairs of nodes, sorted by target: the base class of :class:`NeighborList`, which describes the fields."""
-
-    # sums over pairs in place of sparse products, where PyG's layer is explained
-    sums: Callable[..., Any] | None = None
-
-    def __init__(
-        self, target: Tensor, source: Tensor, nodes: int, offsets: Tensor, mask: Tensor | None,
-        features: Tensor | None, self_features: Tensor | None, between_positions: bool,
-    ) -> None:  # fmt: skip
-        self.target, self.source, self.nodes, self.offsets = target, source, nodes, offsets
-        self.mask, self.features, self.self_features = mask, features, self_features
-        self.between_positions = between_positions
-        self._cache = Cache()
-        self._unrestricted: SortedPairs | None = None  # with the same CSR matrix
-
-    @property
-    def dim(self) -> int:
-        return self.offsets.shape[1]
-
-    @property
-    def csr(self) -> CSR:
-        """The :class:`CSR` matrix of targets (rows) and sources (columns). It is made at the first access."""
-        return self.cached(_csr) if self._unrestricted is None else self._unrestricted.csr
-
-    @property
-    def row(self) -> Tensor:
-        return self.target
-
-    @property
-    def col(self) -> Tensor:
-        return self.source
-
-    @property
-    def num_rows(self) -> int:
-        return self.nodes
-
-    def check_nodes(self, nodes: int, dim: int | None = None) -> None:
-        """Raise ValueError unless these are pairs of ``nodes`` nodes, with offsets of dimension ``dim`` if given."""
-        if self.nodes != nodes or (dim is not None and self.dim != dim):
-            where = "" if dim is None else f" in {dim} dimensions"
-            raise ValueError(f"neighbors must be of {nodes} nodes{where}, got {self.nodes} in {self.dim}")
-
-    def check_graphs(self, name: str, batch: Tensor | None, mask: Tensor | None = None) -> None:
-        """Raise ValueError for a pair between graphs of ``batch`` or of a node outside ``mask``, if values are read."""
-        check_graph_of_edges(self.target, self.source, batch, mask, name)
-
-    def restricted(self, mask: Tensor) -> SortedPairs:
-        """The same pairs, with pairs masked unless both nodes are true in ``mask``, bool ``(N,)``."""
-        mask = mask[self.target] & mask[self.source]
-        mask = mask if self.mask is None else mask & self.mask
-        less = SortedPairs(
-            self.target, self.source, self.nodes, self.offsets, mask, self.features, self.self_features,
-            self.between_positions,
-        )  # fmt: skip
-        less._unrestricted = self if self._unrestricted is None else self._unrestricted
-        return less
-
-    def along(self, pos: Tensor) -> SortedPairs:
-        """The same pairs, whose offsets have the derivatives of differences of positions."""
-        pairs = copy.copy(self)
-        pairs.offsets = offsets_along(pos, self.offsets, self.target, self.source)
-        pairs._unrestricted = self if self._unrestricted is None else self._unrestricted
-        if is_transformed():  # what is kept there does not outlive the transform
-            pairs._cache = Cache()
-        return pairs
-
-    def cached(self, make: Callable[..., _T], *arguments: int) -> _T:
-        """``make(self, *arguments)``, kept for the next call."""
-        inputs, made = (self.offsets, self.target, self.source), functools.partial(make, self, *arguments)
-        return self._cache.get_or_make((make, *arguments), made, *inputs)
-
-    @property
-    def repeats(self) -> bool | None:
-        """True if a pair is given more than once; ``None`` if values are not read."""
-        return self.cached(_repeats)
-
-
-def _repeats(pairs: SortedPairs) -> bool | None:
+def _repeats(pairs: NeighborList) -> bool | None:
     if not is_readable(pairs.target):
         return None
     index = pairs.target * pairs.nodes + pairs.source
@@ -117,11 +39,11 @@ def _repeats(pairs: SortedPairs) -> bool | None:
     return not bool((index[1:] > index[:-1]).all()) and len(index.unique()) < len(index)
 
 
-def _csr(pairs: SortedPairs) -> CSR:
+def _csr(pairs: NeighborList) -> CSR:
     return CSR.from_sorted(pairs.target, pairs.source, pairs.nodes, pairs.nodes)
 
 
-class NeighborList(SortedPairs):
+class NeighborList:
     r"""Pairs of a graph's nodes, (target i, source j), with offsets :math:`x_j - x_i`.
 
     For attention a node is always its own neighbour, at offset 0. That pair is added by the layer. Pairs of a node with
@@ -154,6 +76,9 @@ class NeighborList(SortedPairs):
             range.
     """
 
+    # sums over pairs in place of sparse products, where PyG's layer is explained
+    sums: Callable[..., Any] | None = None
+
     def __init__(
         self, edge_index: Tensor, nodes: int, offsets: Tensor | None = None, *, mask: Tensor | None = None,
         features: Tensor | None = None, loops: bool = False, between_positions: bool = False, checked: bool = False,
@@ -176,11 +101,13 @@ class NeighborList(SortedPairs):
         self.edge_index, self.order = edge_index, order  # the pairs as given, and the number of each pair among them
         if order is not None:
             target, source, offsets = target[order], source[order], offsets[order]
-            mask, features = (None if x is None else x[order] for x in (mask, features))
-        super().__init__(
-            target.contiguous(), source.contiguous(), nodes, offsets, mask, features, self_features,
-            between_positions,
-        )  # fmt: skip
+            mask = None if mask is None else mask[order]
+            features = None if features is None else features[order]
+        self.target, self.source, self.nodes, self.offsets = target.contiguous(), source.contiguous(), nodes, offsets
+        self.row, self.col, self.num_rows = self.target, self.source, nodes  # as a matrix has them
+        self.mask, self.features, self.self_features = mask, features, self_features
+        self.between_positions, self._cache = between_positions, Cache()
+        self._unrestricted: NeighborList | None = None  # with the same CSR matrix
 
     @classmethod
     def from_edges(
@@ -226,6 +153,55 @@ class NeighborList(SortedPairs):
             edge_index, nodes, offsets, features=features, loops=loops, between_positions=between,
             checked=checked or not between,
         )  # fmt: skip
+
+    @property
+    def dim(self) -> int:
+        return self.offsets.shape[1]
+
+    @property
+    def csr(self) -> CSR:
+        """The :class:`CSR` matrix of targets (rows) and sources (columns). It is made at the first access."""
+        return self.cached(_csr) if self._unrestricted is None else self._unrestricted.csr
+
+    def check_nodes(self, nodes: int, dim: int) -> None:
+        """Raise ValueError unless these are pairs of ``nodes`` nodes, with offsets of dimension ``dim``."""
+        if self.nodes != nodes or self.dim != dim:
+            raise ValueError(f"neighbors must be of {nodes} nodes in {dim} dimensions, got {self.nodes} in {self.dim}")
+
+    def check_graphs(self, name: str, batch: Tensor | None) -> None:
+        """Raise ValueError for a pair between graphs of ``batch``, if values are read."""
+        check_graph_of_edges(self.target, self.source, batch, None, name)
+
+    def restricted(self, mask: Tensor) -> NeighborList:
+        """The same pairs, with pairs masked unless both nodes are true in ``mask``, bool ``(N,)``."""
+        mask = mask[self.target] & mask[self.source]
+        mask = mask if self.mask is None else mask & self.mask
+        pairs = self._copied()
+        pairs.mask, pairs._cache = mask, Cache()
+        return pairs
+
+    def along(self, pos: Tensor) -> NeighborList:
+        """The same pairs, whose offsets have the derivatives of differences of positions."""
+        pairs = self._copied()
+        pairs.offsets = offsets_along(pos, self.offsets, self.target, self.source)
+        if is_transformed():  # what is kept there does not outlive the transform
+            pairs._cache = Cache()
+        return pairs
+
+    def _copied(self) -> NeighborList:
+        pairs = copy.copy(self)
+        pairs._unrestricted = self if self._unrestricted is None else self._unrestricted
+        return pairs
+
+    def cached(self, make: Callable[..., _T], *arguments: int) -> _T:
+        """``make(self, *arguments)``, kept for the next call."""
+        inputs, made = (self.offsets, self.target, self.source), functools.partial(make, self, *arguments)
+        return self._cache.get_or_make((make, *arguments), made, *inputs)
+
+    @property
+    def repeats(self) -> bool | None:
+        """True if a pair is given more than once; ``None`` if values are not read."""
+        return self.cached(_repeats)
 
     def repeated(self, count: int) -> NeighborList:
         """The pairs of ``count`` graphs that are all like this one, one after the other."""
@@ -283,15 +259,11 @@ def mean_edge_length(pos: Tensor, edge_index: Tensor) -> float:
     return mean
 
 
-METRICS = ("manhattan", "euclidean")
-_MAX_PAIRS = 1000  # default bound of the near pairs of a node, on average
+_MAX_PAIRS = 1000  # bound of the near pairs of a node, on average
 
 
 @checks.arguments
-def neighbor_list(
-    pos: Tensor, cutoff: checks.Positive, *, batch: Tensor | None = None, max_pairs: checks.Count = _MAX_PAIRS,
-    metric: str = "euclidean",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def neighbor_list(pos: Tensor, cutoff: checks.Positive, *, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
     r"""Pairs of nodes of the same graph closer than ``cutoff``, in time linear in nodes at bounded density.
 
     Pairs are found by scipy's k-d tree, on the CPU. Shapes depend on values, so this function does not run in
@@ -303,17 +275,14 @@ def neighbor_list(
         cutoff: pairs at a smaller distance are near, in the unit of ``pos``. Pairs whose distance equals the cutoff up
             to the rounding of positions are not near, so that a translation does not change the pairs of a lattice.
         batch: int64 ``(N,)`` graph index. The default, ``None``, means one graph.
-        max_pairs: largest allowed number of pairs for each node, on average. The default is 1,000. If there may be
-            more, pairs are counted first, in bounded memory.
-        metric: ``"euclidean"`` (the default), or ``"manhattan"``, the sum of the differences along the axes.
 
     Returns:
         ``edge_index`` int64 ``(2, E)`` with sources j and targets i, sorted by target, without pairs of a node with
         itself; and offsets ``(E, dim)``, :math:`x_j - x_i`, through which gradients flow to ``pos``.
 
     Raises:
-        ValueError: if there are more than ``max_pairs`` pairs a node on average, or if an argument has a shape, dtype
-            or value that is not allowed.
+        ValueError: if there are more than 1,000 pairs a node on average, which are counted in bounded memory, or if an
+            argument has a shape, dtype or value that is not allowed.
 
     Example:
         >>> import torch
@@ -321,6 +290,11 @@ def neighbor_list(
         tensor([[1, 0],
                 [0, 1]])
     """
+    return pairs_within(pos, cutoff, batch)
+
+
+def pairs_within(pos: Tensor, cutoff: float, batch: Tensor | None, norm: int = 2) -> tuple[Tensor, Tensor]:
+    """:func:`neighbor_list`, also with Manhattan distances, ``norm=1``."""
     if is_mapped(pos):
         raise ValueError(
             "pos must not be what torch.vmap goes through where near pairs are found from it, got such a tensor: give "
@@ -328,17 +302,15 @@ def neighbor_list(
         )
     if pos.ndim != 2:
         raise ValueError(f"pos must have shape (N, dim), one row for each node, got {checks.shape_of(pos)}")
-    checks.choice("metric", metric, METRICS)
     nodes = len(pos)
     if batch is not None:
         checks.tensor("batch", batch, torch.int64, [(nodes,)], pos.device)
     if not nodes:
         return torch.zeros(2, 0, dtype=torch.int64, device=pos.device), pos.new_zeros(0, pos.shape[1])
-    points, limit = pos.detach(), _limit_of(pos.detach(), cutoff)
-    pairs = _tree_pairs(points, cutoff, limit, batch, metric, max_pairs * nodes)
+    pairs = _tree_pairs(pos.detach(), cutoff, batch, norm)
     if pairs is None:
         raise ValueError(
-            f"pos has more than {max_pairs} pairs a node at distances below {cutoff} among {nodes} nodes, so that "
+            f"pos has more than {_MAX_PAIRS} pairs a node at distances below {cutoff} among {nodes} nodes, so that "
             "attention to near pairs would not be linear: give edge_index (or neighbors), take a smaller cutoff, or "
             "scale pos"
         )
@@ -355,20 +327,19 @@ def _limit_of(pos: Tensor, cutoff: float) -> float:
 
 
 def _tree_pairs(
-    pos: Num[Tensor, "nodes dim"], cutoff: float, limit: float, batch: Int[Tensor, " nodes"] | None, metric: str,
-    most: int,
-) -> Int[Tensor, "2 pairs"] | None:  # fmt: skip
-    """Pairs of nodes of a graph nearer than ``limit``. Return ``None`` if there are more than ``most`` pairs."""
+    pos: Num[Tensor, "nodes dim"], cutoff: float, batch: Int[Tensor, " nodes"] | None, norm: int
+) -> Int[Tensor, "2 pairs"] | None:
+    """Pairs of nodes of a graph nearer than the cutoff. Return ``None`` if there are too many."""
     try:
         from scipy.spatial import KDTree
     except ImportError as error:
         raise ImportError("near pairs are found from pos by scipy: pip install scipy, or give edge_index") from error
-    points, norm, nodes = pos.double(), {"manhattan": 1, "euclidean": 2}[metric], len(pos)
+    points, nodes, most = pos.double(), len(pos), _MAX_PAIRS * len(pos)
     if batch is not None:  # one more coordinate keeps graphs apart
         points = torch.cat([points, 2.0 * cutoff * batch[:, None]], 1)
     points = points.cpu()
     finite = points.isfinite().all(1).nonzero()[:, 0]  # others have no near pairs
-    tree, limit = KDTree(points[finite].numpy()), math.nextafter(limit, 0.0)
+    tree, limit = KDTree(points[finite].numpy()), math.nextafter(_limit_of(pos, cutoff), 0.0)
     if nodes * (nodes - 1) > most and int(tree.count_neighbors(tree, limit, norm)) - len(finite) > most:
         return None
     pairs = finite[torch.from_numpy(tree.query_pairs(limit, norm, output_type="ndarray")).T.long()]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import checks
 from ..graphs.edges import check_whole, lie_between, offsets_between
-from ..graphs.neighbors import NeighborList, SortedPairs, neighbor_list
+from ..graphs.neighbors import NeighborList, pairs_within
 from ..graphs.node_batch import NodeBatch
 from ..grids import PixelGrid
 from ..ranks import Ranks
@@ -67,7 +67,7 @@ class Nodes(NamedTuple):
 
 def read_nodes(
     x: Tensor, needs: Needs, ranks: Ranks | None, mask: Tensor | None, batch: Tensor | None, batch_size: int | None,
-    max_num_nodes: int | None, pos: Tensor | None, grid: PixelGrid | None, neighbors: SortedPairs | None, whole: bool,
+    max_num_nodes: int | None, pos: Tensor | None, grid: PixelGrid | None, neighbors: NeighborList | None, whole: bool,
 ) -> Nodes:  # fmt: skip
     """Check the input of a layer, and find its near pairs. Attention over all pairs needs ``whole`` graphs, with known
     sizes."""
@@ -160,8 +160,8 @@ def check_pos(pos: object, needs: Needs) -> None:
 
 def _near_pairs(
     needs: Needs, node_batch: NodeBatch, device: torch.device, pos: Tensor | None, batch: Tensor | None,
-    grid: PixelGrid | None, neighbors: SortedPairs | None,
-) -> SortedPairs:  # fmt: skip
+    grid: PixelGrid | None, neighbors: NeighborList | None,
+) -> NeighborList:  # fmt: skip
     """The near pairs among all nodes: given by the caller, of the grid, or found from positions."""
     if neighbors is not None:
         if needs.whole:
@@ -176,9 +176,9 @@ def _near_pairs(
     if mask is not None:  # each masked node is a graph of its own, so it is near no other
         graph = torch.where(mask, node_batch.batch, node_batch.count + torch.arange(len(mask), device=mask.device))
     if not needs.whole:
-        edges, offsets = neighbor_list(pos, needs.unit, batch=graph)
+        edges, offsets = pairs_within(pos, needs.unit, graph)
         return NeighborList(edges, pos.shape[0], offsets, between_positions=True, checked=True)
-    edges, _ = neighbor_list(pos, needs.unit + needs.dim / 2, batch=graph, metric="manhattan")
+    edges, _ = pairs_within(pos, needs.unit + needs.dim / 2, graph, norm=1)
     offsets = offsets_between(pos, edges, True)
     near = offsets.abs().sum(-1) < needs.unit
     return NeighborList(edges, pos.shape[0], offsets, mask=near, between_positions=True, checked=True)
@@ -186,7 +186,7 @@ def _near_pairs(
 
 @checks.of_values
 def _check_offsets(
-    pos: Float[Tensor, "nodes dim"], offsets: Float[Tensor, "pairs dim"], neighbors: SortedPairs, whole: bool
+    pos: Float[Tensor, "nodes dim"], offsets: Float[Tensor, "pairs dim"], neighbors: NeighborList, whole: bool
 ) -> None:
     """Raise ValueError if offsets are not differences of positions, for example across the border of a periodic box, or
     after positions have moved."""
