@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from . import checks
 from .graphs.node_batch import NodeBatch
-from .ranks import Ranks
 from .torch_state import is_transformed
 
 
@@ -152,7 +151,6 @@ class Tokens(NamedTuple):
 def read_tokens(
     scalars: Tensor | None, vectors: Tensor | None, channels: tuple[int, int], reference: Tensor,
     lengths: Tensor | None, batch: Tensor | None, batch_size: int | None, max_num_nodes: int | None,
-    ranks: Ranks | None = None,
 ) -> Tokens:  # fmt: skip
     """Read scalars ``(B, N, S)`` or ``(T, S)`` and vectors ``(B, N, V, 3)`` or ``(T, V, 3)``, or None for no channels.
 
@@ -175,9 +173,8 @@ def read_tokens(
     if flat:
         if lengths is not None:
             raise ValueError("lengths must be None for flat input (T, ...), got a tensor: use batch")
-        return Tokens(shape, out[0], out[1], NodeBatch.flat(first, batch, batch_size, max_num_nodes, ranks))
-    if batch is not None or ranks is not None:
-        name = "process_group" if batch is None else "batch"
-        raise ValueError(f"{name} must be None for input (B, N, ...), got one: use lengths, or flat tokens (T, ...)")
+        return Tokens(shape, out[0], out[1], NodeBatch.flat(first, batch, batch_size, max_num_nodes))
+    if batch is not None:
+        raise ValueError("batch must be None for input (B, N, ...), got one: use lengths, or flat tokens (T, ...)")
     checks.lengths(lengths, shape[0], shape[1], first.device)
     return Tokens(shape, out[0], out[1], NodeBatch.dense(shape[0], shape[1], lengths, first.device))

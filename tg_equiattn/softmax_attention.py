@@ -130,3 +130,18 @@ class _SecondDerivatives(torch.autograd.Function):
         wanted = [x for x, wants in zip((q, k, v), needed, strict=True) if wants]
         found = iter(torch.autograd.grad(out, wanted, grad, create_graph=recorded))
         return None, *(next(found) if wants else None for wants in needed), None, None
+
+
+def merge_attentions(
+    outs: Float[Tensor, "sets ..."], lses: Float[Tensor, "sets ..."]
+) -> tuple[Float[Tensor, ...], Float[Tensor, ...]]:
+    r"""Merge softmax averages of disjoint sets of keys, with the log-sum-exps of their scores, which broadcast.
+
+    .. math::
+        \mathrm{lse} = \log \sum_n e^{\mathrm{lse}_n}, \qquad
+        \mathrm{out} = \sum_n e^{\mathrm{lse}_n - \mathrm{lse}}\; \mathrm{out}_n
+    """
+    top = lses.detach().amax(0)
+    weights = (lses - top).exp()
+    total = weights.sum(0)
+    return (weights * outs).sum(0) / total, total.log() + top

@@ -18,14 +18,13 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from .ranks import Ranks
 from .torch_state import by_form, full_precision, is_eager, is_transformed, is_whole
 
 if TYPE_CHECKING:
     from jaxtyping import Shaped
 
 WHOLE = ...  # the index of a tensor that is not cut
-_FROZEN = (bool, int, float, complex, str, type(None), type(...), slice, range, type, torch.dtype, torch.device, Ranks)
+_FROZEN = (bool, int, float, complex, str, type(None), type(...), slice, range, type, torch.dtype, torch.device)
 
 
 class Tile(NamedTuple):

@@ -175,7 +175,7 @@ class IrrepsEwaldAttention(EwaldLayer):
         """:meth:`forward`, with more arguments for :meth:`attend`."""
         check_features("x", x, self._features, self.octaves)
         pos = checks.positions(pos, (x.shape[0], 3), x, "attention depends on them")
-        node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes, self.ranks)
+        node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
         x = self.attend(x.index_select(1, self.columns_in(x.device)), pos, node_batch, cell, pbc, **more)
         return x.index_select(1, self.columns_out(x.device))
 

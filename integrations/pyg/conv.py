@@ -27,21 +27,10 @@ _HOOKS = [f"_{part}_forward{kind}_hooks" for part in ("propagate", "message", "a
 ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
 
 
-class SharesNodes:
-    """A layer whose ``attention`` may share the nodes of graphs among processes, and that warns if the batch index of
-    its first graphs was not passed."""
+class WarnsOfHiddenBatch:
+    """A layer that warns if the batch index of its first graphs was not passed."""
 
-    attention: Any
     _guessed_batch = False
-
-    @property
-    def process_group(self) -> Any:
-        """The :mod:`torch.distributed` group whose processes share the nodes of graphs; :obj:`None` without one."""
-        return self.attention.process_group
-
-    @process_group.setter
-    def process_group(self, process_group: Any) -> None:
-        self.attention.process_group = process_group
 
     def warn_of_hidden_batch(self, edge_index: Adj, nodes: int) -> None:
         """Warn in the first call if nodes come in several blocks that no edge leaves. They may be a batch of graphs
@@ -54,7 +43,7 @@ class SharesNodes:
             _warn_of_blocks(edge_index, nodes)
 
 
-class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSettings, MessagePassing):
+class RelativePerformerConv(WarnsOfHiddenBatch, NotScriptable, DrawsFeatures, StoresSettings, MessagePassing):
     r"""Global attention over the nodes of each graph in linear time, with relative positions; after the
     `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper.
 
@@ -82,10 +71,6 @@ class RelativePerformerConv(SharesNodes, NotScriptable, DrawsFeatures, StoresSet
     With :obj:`position="window"`, near pairs are messages where the layer is explained, for example by
     :class:`~torch_geometric.explain.GNNExplainer` or :class:`~torch_geometric.explain.AttentionExplainer`, or has a
     hook of messages. Masks of edges multiply near weights. Otherwise sparse products run, which are faster.
-
-    Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
-    of every graph, see :doc:`/several_machines`. This needs :obj:`position=None` or :obj:`"sinusoid"`, and
-    :obj:`method="features"`.
 
     Args:
         in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input.

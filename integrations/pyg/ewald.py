@@ -14,13 +14,13 @@ from tg_equiattn.linear.positions import FarOffsets
 from tg_equiattn.modules import NotScriptable, reset_children, with_zero_gradients
 from tg_equiattn.nn import EwaldAttention as CoreAttention
 
-from .conv import SharesNodes, batch_of, check_nodes
+from .conv import WarnsOfHiddenBatch, batch_of, check_nodes
 
 _SAMPLE, _WIDE = 16, 16  # graphs and channels from which settings are read
 
 
 @checks.arguments
-class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
+class EwaldAttention(WarnsOfHiddenBatch, NotScriptable, nn.Module):
     r"""Global attention weighted by Gaussian and Coulomb kernels of the distance, in molecules, planar and periodic
     graphs of any size.
 
@@ -47,9 +47,6 @@ class EwaldAttention(SharesNodes, NotScriptable, nn.Module):
     As :obj:`conv` of :class:`~torch_geometric.nn.conv.GPSConv` it passes over the edges: call
     :obj:`gps(x, edge_index, batch, pos=pos, ptr=ptr)`, as :class:`~torch_geometric.nn.conv.GPSConv` does not pass
     :obj:`batch` on.
-
-    Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
-    of every graph, see :doc:`/several_machines`.
 
     Args:
         in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input, which a

@@ -202,9 +202,10 @@ def charged(make, columns, host="torch", total=False):
         sizes = [4 + 2 * step, 12, 2]
         first = torch.arange(0, sum(sizes), 2)
         edges = torch.stack([torch.cat([first, first + 1]), torch.cat([first + 1, first])])
+        pos = d(sum(sizes), 3)
         return {
-            "elements": torch.arange(sum(sizes)) % 2, "pos": d(sum(sizes), 3), "batch": batch_of(sizes),
-            "features": d(sum(sizes), columns), "edge_index": edges, "edge_vectors": d(sum(sizes), 3), "batch_size": 3,
+            "elements": torch.arange(sum(sizes)) % 2, "pos": pos, "batch": batch_of(sizes), "batch_size": 3,
+            "features": d(sum(sizes), columns), "edge_index": edges, "edge_vectors": pos[edges[1]] - pos[edges[0]],
             "max_num_nodes": 32, **({"total_charge": d(3)} if total else {}),
         }  # fmt: skip
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..ranks import Ranks
 from ..tiles import joined
 from ..torch_state import cached, is_mapped, is_readable
 from .harmonics import solid_harmonics
@@ -57,7 +56,7 @@ class Cells(NamedTuple):
         return torch.where(self.periodic.any(1)[:, None, None], across, unit)
 
     def extents(
-        self, pos: Float[Tensor, "graphs nodes 3"], mask: Bool[Tensor, "graphs nodes"] | None, ranks: Ranks | None
+        self, pos: Float[Tensor, "graphs nodes 3"], mask: Bool[Tensor, "graphs nodes"] | None
     ) -> Float[Tensor, "graphs 3"]:
         """Largest distance between nodes along each direction that does not repeat, zero along the others."""
         with torch.no_grad():
@@ -65,7 +64,6 @@ class Cells(NamedTuple):
             ends = torch.stack([along, -along], 2)
             ends = ends if mask is None else ends.masked_fill(~mask[..., None, None], -torch.inf)
             ends = torch.nn.functional.pad(ends, (0, 0, 0, 0, 0, 1), value=-torch.inf).amax(1)  # there may be no nodes
-            ends = ends if ranks is None else ranks.largest(ends)
             return torch.where(self.periodic, 0.0, ends.sum(1).clamp(min=0).nan_to_num(0, 0, 0))
 
 

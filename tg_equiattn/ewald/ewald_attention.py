@@ -158,11 +158,10 @@ def _choose(
     repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
     if method == "direct" and any(repeats):
         raise ValueError("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat, got 'direct'")
-    local = node_batch.ranks is None  # otherwise all ranks choose alike, from the sizes on all of them
-    sizes = dict(enumerate(node_batch.read_sizes() if local else node_batch.totals.tolist()))
+    sizes = dict(enumerate(node_batch.read_sizes()))
     choices = {
         graph: Choice("direct") for graph, size in sizes.items()
-        if method == "direct" or (method == "auto" and local and not repeats[graph] and size < MANY)
+        if method == "direct" or (method == "auto" and not repeats[graph] and size < MANY)
     }  # fmt: skip
     if others := {graph: size for graph, size in sizes.items() if size and graph not in choices}:
         choices |= choices_of(method, others, pos, interaction, node_batch, cells)
@@ -195,7 +194,7 @@ def _sums(
             queries, key = query.index_select(3, index), key.index_select(3, index)
         operands = pos, queries, (key, *sources[1:])
         if images is None:
-            out.append(reciprocal_sums(*operands, rows.mask, part, cells, nufft, rows.node_batch.ranks))
+            out.append(reciprocal_sums(*operands, rows.mask, part, cells, nufft))
         else:
             out.append(direct_sums(*operands, part, cells, images))
     return sum(out[1:], out[0])
@@ -222,9 +221,8 @@ def _without_reading(
     nodes: Sequence[Tensor], interaction: Interaction, node_batch: NodeBatch, cells: Cells | None, method: str
 ) -> Tensor:
     """Sums over all graphs in one group. If some graphs may repeat and others not, both methods are computed."""
-    if method == "nufft" or node_batch.ranks is not None:
-        what = "method must not be 'nufft'" if method == "nufft" else "process_group must be None"
-        raise ValueError(f"{what} while a model is traced or mapped over")
+    if method == "nufft":
+        raise ValueError("method must not be 'nufft' while a model is traced or mapped over")
     if method == "direct" and cells is not None:
         raise ValueError("method must be 'auto' or 'ewald' with cell, got 'direct'")
     rows = node_batch.padded()

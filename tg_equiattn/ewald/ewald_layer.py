@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from .. import checks
 from ..graphs.node_batch import NodeBatch
 from ..modules import NotScriptable, StoresSettings, read_tokens, reset_children
-from ..ranks import Shared
 from ..torch_state import Tables, full_precision
 from .cells import Cells, cells_of
 from .ewald_attention import check_sums, ewald_attention_impl
@@ -109,7 +108,7 @@ class EwaldSettings(NamedTuple):
         return tuple((low, 2 * low) for low in lows)
 
 
-class EwaldLayer(Shared, NotScriptable, StoresSettings):
+class EwaldLayer(NotScriptable, StoresSettings):
     """Ewald attention on rows of irreps: each degree and parity once, in rising order, with components before channels.
 
     ``coupling`` of a subclass returns the couplings of three degrees. Its ``forward`` reads features and calls
@@ -174,9 +173,6 @@ class EwaldLayer(Shared, NotScriptable, StoresSettings):
             "width": float(self.width), "max_width": float(self.max_width), "heads": self.heads,  # type: ignore[arg-type]
             "avg_num_nodes": float(self.avg_num_nodes),
         }  # fmt: skip
-
-    def why_not_shared(self) -> str | None:
-        return "method='direct', which needs pairs of nodes of two processes" if self.method == "direct" else None
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Kernels of each kind, with widths within their octaves, and those of ``own_kernels``."""
@@ -461,9 +457,8 @@ class EwaldAttention(EwaldLayer):
             max_num_nodes: Bound of the number of nodes of a flat graph. ``None`` reads it from ``batch``.
         """
         shape, scalars, vectors, node_batch = read_tokens(
-            scalars, vectors, self.in_channels, self.octaves, lengths, batch, batch_size, max_num_nodes,
-            self.ranks,
-        )  # fmt: skip
+            scalars, vectors, self.in_channels, self.octaves, lengths, batch, batch_size, max_num_nodes
+        )
         pos = checks.positions(pos, (*shape, 3), scalars, "attention depends on them").reshape(-1, 3)
         out = self.attend(torch.cat([scalars, vectors.mT.flatten(1)], 1), pos, node_batch, cell, pbc)
         scalars, vectors = out.split([self.out_channels[0], 3 * self.out_channels[1]], 1)

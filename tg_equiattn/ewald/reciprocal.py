@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..graphs.node_batch import NodeBatch
 from ..operators import tile_numbers
-from ..ranks import Ranks
 from ..tiles import joined, recomputed
 from ..torch_state import is_eager, is_whole
 from .cells import TAPER, Cells, count_of_vectors, lattice_of
@@ -172,11 +171,11 @@ def _plan(
     return library.Plan(kind, sides, transforms, tolerance, 1 if kind == 2 else -1, dtype, **dict(options))
 
 
-Mix = tuple[Product, "Ranks | None"]
 _VECTORS = 1 << 23  # numbers in the largest tensor of a tile of reciprocal vectors on a CPU
 MANY = 4000  # open graphs with fewer nodes are summed directly
 _WIDE = 1000  # reciprocal vectors per node; with more, a cell is far wider than the graph in it
 _WARNED = 30_000  # reciprocal vectors from which on wide cells get a warning
+_CALL = 10_000
 Images = tuple[int, int, int]
 
 
@@ -221,7 +220,7 @@ def choices_of(
             "method='nufft' needs finufft (the extra nufft) on a CPU, cufinufft (the extra nufft-cuda) on CUDA, and "
             "no torch.func around it"
         )
-    local, auto, choices = node_batch.ranks is None, method == "auto", {}
+    auto, choices = method == "auto", {}
     each = Cells.none(node_batch.count, pos.device) if cells is None else cells
     full = torch.where(each.periodic[..., None], each.vectors, each.normals()).detach()
     volumes, planes = full.det().abs().tolist(), (1 / torch.linalg.inv(full).norm(dim=1)).tolist()
@@ -230,8 +229,8 @@ def choices_of(
         if not (crystal := bool(repeats.all())):
             start, graphs = int(node_batch.starts[graph]), torch.tensor([graph], device=pos.device)
             points = pos.detach()[None, start : start + int(node_batch.sizes[graph])]
-            sides = each.select(graphs).extents(points, None, node_batch.ranks)[0][~repeats].tolist()
-        by_images = local and auto and crystal and interaction.max_hkl is None
+            sides = each.select(graphs).extents(points, None)[0][~repeats].tolist()
+        by_images = auto and crystal and interaction.max_hkl is None
         extents = _Extents(volumes[graph], sides, planes[graph])
         terms, vectors = _terms(extents, interaction, size if by_images else None)
         most, is_open = max([1.0, *vectors]), len(sides) == 3
@@ -241,7 +240,7 @@ def choices_of(
                 "vectors: say with pbc=False along which lattice vectors it does not repeat, or take a larger width",
                 stacklevel=2,
             )
-        if auto and is_open and local and (not nufft or size < MANY or size**2 < 1250 * most):
+        if auto and is_open and (not nufft or size < MANY or size**2 < 1250 * most):
             choices[graph] = Choice("direct")
             continue
         automatic = "nufft" if nufft and size > 2000 and most > 8000 else "ewald"
@@ -264,7 +263,8 @@ def _terms(extents: _Extents, interaction: Interaction, nodes: int | None) -> tu
 
     In crystals of so many ``nodes``, a kernel or its short-range part is summed over the images within its margin if
     there are fewer pairs of these images than its reciprocal vectors are worth: a vector takes about as long as 20
-    pairs, and as a tenth of a pair for each node. Widths follow from cells and not from positions.
+    pairs, and as a tenth of a pair for each node, and the sum by itself as ``_CALL`` pairs. Widths follow from cells
+    and not from positions.
     """
     scaled, is_open, terms, counts = interaction.scaled_cutoff, len(extents.sides) == 3, [], []
     plane = min(extents.planes)
@@ -287,7 +287,8 @@ def _terms(extents: _Extents, interaction: Interaction, nodes: int | None) -> tu
                     width = (math.floor(scaled * high / plane + 0.5) + 0.5) * plane / scaled
                     rest = [vectors(Coulomb.split_ranges(low, width, scaled)[1])]
                 images = _images(whole.margin if width is None else scaled * width, extents)
-                if nodes**2 * math.prod(2 * n + 1 for n in images) < (parts[0] - sum(rest)) * (20 + nodes / 10):
+                pairs = nodes**2 * math.prod(2 * n + 1 for n in images)
+                if pairs + _CALL < (parts[0] - sum(rest)) * (20 + nodes / 10):
                     term, parts = Term(width, images), rest
             terms.append(term)
             counts += parts
@@ -313,7 +314,7 @@ def _box(sides: list[float], reach: Range) -> float:
 def reciprocal_sums(
     pos: Float[Tensor, "graphs nodes 3"], query: Float[Tensor, "graphs nodes heads kernels contracted"],
     sources: Sources, mask: Bool[Tensor, "graphs nodes"] | None, interaction: Interaction, cells: Cells,
-    nufft: bool = False, ranks: Ranks | None = None,
+    nufft: bool = False,
 ) -> Float[Tensor, "graphs nodes heads out"]:  # fmt: skip
     r"""Sums over the nodes of each graph and all their images.
 
@@ -323,9 +324,7 @@ def reciprocal_sums(
     With ``nufft``, sums are non-uniform fast Fourier transforms, which backward does not compute a second time.
     Otherwise they are matrix products, in tiles of vectors, which it does.
     """
-    most, extent, dtype = pos.shape[1], cells.extents(pos, mask, ranks), query.dtype
-    if ranks is not None:  # all ranks need the same tiles
-        most = int(ranks.largest(torch.tensor([most], device=pos.device)))
+    most, extent, dtype = pos.shape[1], cells.extents(pos, mask), query.dtype
     lattice = lattice_of(cells, pos, extent, interaction)
     angles, spans, key = lattice.angles.to(dtype), lattice.spans, sources[0]
     each = lattice.weights.to(dtype).split([end - start for start, end in spans], 1)  # B, D, H, Y
@@ -343,38 +342,37 @@ def reciprocal_sums(
     weights = [torch.stack([each[c] for c in group], 2) for group in groups.values()]  # B, D, C, H, Y
     numbers, counts = [lattice.numbers[:, slice(*span)] for span in groups], [len(group) for group in groups.values()]
     operands = list(zip(numbers, query.split(counts, 3), source.split(counts, 2), weights, strict=True))
-    mix, out = (interaction.product, ranks), []
+    product, out = interaction.product, []
     if nufft:
         for group, (steps, own, x, w) in zip(groups.values(), operands, strict=True):
             ratio = lattice.ratio[:, group[0], None]
             at, indices = angles * ratio.to(dtype), (steps / ratio).round().long()
             sums = sums_over_nodes(at, indices, x.flatten(2), interaction.error)
-            table = recomputed(_mixed, mix, sums.unflatten(3, x.shape[2:]).flatten(2, 3), w.flatten(1, 2))
+            table = recomputed(_mixed, product, sums.unflatten(3, x.shape[2:]).flatten(2, 3), w.flatten(1, 2))
             table = table.unflatten(2, w.shape[1:3])
             sums = sums_at_nodes(at, indices, table.flatten(3), interaction.error).unflatten(2, table.shape[3:])
             out.append(torch.einsum("bncahe,bnhca->bnhe", sums, own))
         return sum(out[1:], out[0])
     if is_whole(angles):
-        return _tile(mix, angles, *zip(*operands, strict=True))
+        return _tile(product, angles, *zip(*operands, strict=True))
     longest = max(x.shape[1] for x in numbers)
     channels = 4 * source[0, 0, 0].numel() * sum(w.shape[1] * w.shape[2] for w in weights) // longest
     step = max(1, tile_numbers(pos.device, _VECTORS, 4) // (len(angles) * max(2 * most, channels)))
     if step >= longest:
-        return _tile(mix, angles, *zip(*operands, strict=True))
+        return _tile(product, angles, *zip(*operands, strict=True))
     for tile in (slice(first, first + step) for first in range(0, longest, step)):
         some = [(k[:, tile], own, x, w[:, tile]) for k, own, x, w in operands if k.shape[1] > tile.start]
-        out.append(recomputed(_tile, mix, angles, *zip(*some, strict=True)))
+        out.append(recomputed(_tile, product, angles, *zip(*some, strict=True)))
     return sum(out[1:], out[0])
 
 
 def _mixed(
-    mix: Mix, sums: Float[Tensor, "graphs 2 terms contracted heads channels"],
+    product: Product, sums: Float[Tensor, "graphs 2 terms contracted heads channels"],
     weights: Float[Tensor, "graphs terms heads harmonics"],
 ) -> Float[Tensor, "graphs 2 terms contracted heads out"]:  # fmt: skip
-    """Products of sums over nodes (of cosines, then of sines) of all ranks with weights times Y_l(i k), which is
+    """Products of sums over nodes (of cosines, then of sines) with weights times Y_l(i k), which is
     i^l Y_l(k)."""
-    (product, ranks), parts = mix, []
-    sums = sums if ranks is None else ranks.sum(sums)
+    parts = []
     for degree in range(math.isqrt(weights.shape[3])):
         harmonics = weights[:, None, :, None, :, degree**2 : (degree + 1) ** 2]
         turned = torch.stack([sums[:, 1], -sums[:, 0]], 1) if degree % 2 else sums  # times i
@@ -383,7 +381,7 @@ def _mixed(
 
 
 def _tile(
-    mix: Mix, angles: Tensor, numbers: Sequence[Tensor], queries: Sequence[Tensor], sources: Sequence[Tensor],
+    product: Product, angles: Tensor, numbers: Sequence[Tensor], queries: Sequence[Tensor], sources: Sequence[Tensor],
     weights: Sequence[Tensor],
 ) -> Float[Tensor, "graphs nodes heads out"]:  # fmt: skip
     """Sums over some reciprocal vectors. Each group of kernels has numbers (B, D, 3), queries (B, N, H, C, A), sources
@@ -399,7 +397,7 @@ def _tile(
         waves.append((phases.cos(), phases.sin()))
         found = torch.stack([wave.mT @ x.flatten(2) for wave in waves[-1]], 1)
         sums.append(found.unflatten(3, (w.shape[2], *x.shape[3:])).flatten(2, 3))
-    table = _mixed(mix, joined(sums, 2), joined([w.flatten(1, 2) for w in weights], 1))
+    table = _mixed(product, joined(sums, 2), joined([w.flatten(1, 2) for w in weights], 1))
     tables = table.split([x.shape[2] for x in sums], 2)
     for (cos, sin), x, query, w in zip(waves, tables, queries, weights, strict=True):
         even, odd = x.unflatten(2, w.shape[1:3]).flatten(3).unbind(1)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..ranks import Ranks
 from ..torch_state import by_form, is_mapped, is_readable, read
 
 if TYPE_CHECKING:
@@ -95,33 +94,29 @@ class NodeBatch:
     torch.compile), and where the caller needs whole graphs without knowing their sizes.
 
     Attributes:
-        nodes: number of nodes, with padding, on this process.
-        sizes: nodes of each graph on this process.
-        totals: nodes of each graph on all processes.
+        nodes: number of nodes, with padding.
+        sizes: nodes of each graph.
         known_sizes: ``sizes`` as numbers; ``None`` if they were not read.
         longest: a bound of the sizes; ``None`` if there is none.
         even: true if every graph has ``longest`` slots.
         mask: false for padding; ``None`` without padding.
-        ranks: the processes that share the graphs; ``None`` for this process alone.
         order: the nodes, graph after graph; ``None`` if they lie so.
     """
 
     def __init__(
         self, nodes: int, sizes: Int[Tensor, " graphs"], batch: Int[Tensor, " nodes"] | None = None,
         longest: int | None = None, known_sizes: list[int] | None = None, mask: Bool[Tensor, " nodes"] | None = None,
-        ranks: Ranks | None = None, totals: Int[Tensor, " graphs"] | None = None,
         order: Int[Tensor, " nodes"] | None = None,
     ) -> None:  # fmt: skip
-        self.nodes, self.sizes, self.mask, self.ranks, self._batch = nodes, sizes, mask, ranks, batch
+        self.nodes, self.sizes, self.mask, self._batch = nodes, sizes, mask, batch
         self.known_sizes, self.longest = known_sizes, longest
-        self.totals = sizes if totals is None else totals
         sorted_evenly = order is None and known_sizes is not None and nodes == self.count * (longest or 0)
         self.even, self.order = batch is None or sorted_evenly, order
 
     @classmethod
     def flat(
         cls, x: Shaped[Tensor, "nodes ..."], batch: Int[Tensor, " nodes"] | None, batch_size: int | None = None,
-        max_num_nodes: int | None = None, ranks: Ranks | None = None, whole: bool = True, any_order: bool = False,
+        max_num_nodes: int | None = None, whole: bool = True, any_order: bool = False,
     ) -> NodeBatch:  # fmt: skip
         """Make a batch from nodes x and the graph index that users give.
 
@@ -130,7 +125,6 @@ class NodeBatch:
             batch: graph index of each node; ``None`` for one graph.
             batch_size: number of graphs; ``None`` reads it from ``batch``.
             max_num_nodes: a bound of the nodes of a graph; ``None`` reads it from ``batch`` if graphs are needed whole.
-            ranks: the processes that share the graphs.
             whole: whether graphs are needed whole, so that the longest one has to be known.
             any_order: whether ``batch`` may be in any order. It is sorted if it is not known to be so.
 
@@ -138,31 +132,24 @@ class NodeBatch:
             ValueError: for a ``batch`` that does not fit, and if sizes are needed but cannot be read.
         """
         sized = batch_size is not None and max_num_nodes is not None
-        if ranks is not None and batch is not None and batch_size is None:
-            raise ValueError("batch_size must be given with batch and process_group, the same on all ranks, got None")
-        if whole and ranks is None and batch is not None and not sized and not is_readable(batch, wait=True):
+        if whole and batch is not None and not sized and not is_readable(batch, wait=True):
             raise ValueError(_UNREAD)
         index, order, nodes = batch, None, x.shape[0]
         if any_order and isinstance(batch, Tensor) and batch.dtype == torch.int64 and not known_sorted(batch):
             batch, order = batch.sort(stable=True)
         count = checks.batch_index(batch, batch_size, x, any_order)
-        if ranks is not None:
-            ranks.check_graphs(count, x.device)
-            if batch is None:
-                index = batch = torch.zeros(nodes, dtype=torch.int64, device=x.device)
-        if batch is None or (count == 1 and ranks is None):
+        if batch is None or count == 1:
             _check_bound(nodes, max_num_nodes)
             return cls.dense(1 if nodes or batch_size else 0, nodes, None, x.device)
         sizes = torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
-        if ranks is None and (sized or not whole) and not is_readable(sizes):
+        if (sized or not whole) and not is_readable(sizes):
             if max_num_nodes is not None:
                 checks.must_hold((sizes <= max_num_nodes).all(), "max_num_nodes must be at least any graph")
             return cls(nodes, sizes, index, max_num_nodes, order=order)
         known = read(sizes, wait=True)
-        longest = max([0 if ranks is None else 1, *known])  # kernels run on ranks without nodes, too
+        longest = max([0, *known])
         _check_bound(longest, max_num_nodes)
-        totals = sizes if ranks is None else ranks.sum(sizes)
-        return cls(nodes, sizes, index, longest, known, ranks=ranks, totals=totals, order=order)
+        return cls(nodes, sizes, index, longest, known, order=order)
 
     @classmethod
     def dense(
@@ -226,17 +213,15 @@ class NodeBatch:
         return x if self.mask is None else torch.where(beside(self.mask, x, dim), x, 0.0)
 
     def sum(self, x: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "graphs ..."]:
-        """Sums over each graph, on all ranks."""
+        """Sums over each graph."""
         x = self.zero_padding(x)
         if self.even:
-            sums = x.reshape(self.count, self.bound, *x.shape[1:]).sum(1)
-        else:
-            sums = x.new_zeros(self.count, *x.shape[1:]).index_add(0, self.batch, x)
-        return sums if self.ranks is None else self.ranks.sum(sums)
+            return x.reshape(self.count, self.bound, *x.shape[1:]).sum(1)
+        return x.new_zeros(self.count, *x.shape[1:]).index_add(0, self.batch, x)
 
     def mean(self, x: Float[Tensor, "nodes ..."]) -> Float[Tensor, "graphs ..."]:
-        """Means over each graph, on all ranks, zero for empty ones."""
-        return self.sum(x) / self.totals.clamp(min=1).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
+        """Means over each graph, zero for empty ones."""
+        return self.sum(x) / self.sizes.clamp(min=1).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
 
     def spread(self, x: Shaped[Tensor, "graphs ..."]) -> Shaped[Tensor, "nodes ..."]:
         """Values of graphs for each of their nodes."""
@@ -297,7 +282,7 @@ class NodeBatch:
                 of graphs in no group are zero. The default, ``None``, groups graphs whose sizes differ by less than a
                 factor of two, if sizes are known.
         """
-        if not self.nodes and self.ranks is None:
+        if not self.nodes:
             padded = PaddedBatch(self, 1, 0, None, None)
             return kernel(*(x.unsqueeze(dim) for x in tensors), padded).flatten(dim, dim + 1)
         parts = self.parts(groups)
@@ -319,7 +304,7 @@ class NodeBatch:
         groups: dict[int, list[int]] = {}
         sizes = self.known_sizes or []
         for graph, size in enumerate(sizes):
-            if size or self.ranks is not None:
+            if size:
                 groups.setdefault(size.bit_length(), []).append(graph)
         joined: dict[int, list[int]] = {}
         last, longest = 0, 0
@@ -333,10 +318,9 @@ class NodeBatch:
 
     def _grouped(self, groups: Mapping[Any, Sequence[int]]) -> Parts:
         sizes, device, starts = self.read_sizes(), self.sizes.device, self.starts
-        least = 0 if self.ranks is None else 1  # sums run on ranks without nodes, too
         parts, node, filled, first, count = [], [], [], starts.new_full((self.count,), -1), 0
         for key, graphs in groups.items():
-            length = max([least, *(sizes[g] for g in graphs)])
+            length = max([0, *(sizes[g] for g in graphs)])
             full = all(sizes[g] == length for g in graphs)
             index = torch.tensor(graphs, device=device)
             nodes, mask = self.nodes_of_rows(starts[index], self.sizes[index], length)

@@ -14,8 +14,7 @@ from .. import checks
 from ..grids import Phase, Window, between_grids, centred_positions, longest, phases
 from ..groups import AnyGroup, DilationGroup, FiniteGroup
 from ..modules import NotScriptable, StoresSettings
-from ..ranks import merge_attentions
-from ..softmax_attention import softmax_attention_of_heads
+from ..softmax_attention import merge_attentions, softmax_attention_of_heads
 from ..tiles import joined
 from ..torch_state import Tables, full_precision, is_inference, ordinary_tensors
 from .defaults import (

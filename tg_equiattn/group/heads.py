@@ -19,8 +19,7 @@ from .. import hashed_dropout
 from ..grids import Window
 from ..linear.linear_attention import Inputs, complete_lse, feature_attention
 from ..operators import by_operator
-from ..ranks import merge_attentions
-from ..softmax_attention import softmax_attention
+from ..softmax_attention import merge_attentions, softmax_attention
 from ..torch_state import by_form, full_precision
 from .definition import windowed_attention_definition
 from .dense import dense_attention

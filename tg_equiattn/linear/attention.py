@@ -15,7 +15,6 @@ from ..graphs.neighbors import NeighborList
 from ..graphs.node_batch import NodeBatch
 from ..grids import PixelGrid
 from ..modules import LayerNorm, NotScriptable, StoresSettings, reset_children, with_zero_gradients
-from ..ranks import Shared
 from ..torch_state import full_precision, is_traced
 from .linear_attention import Inputs
 from .nodes import Needs, Nodes, read_nodes
@@ -73,7 +72,7 @@ def _key_bias(in_channels: int, heads: int) -> nn.Linear:
 
 
 @checks.arguments
-class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
+class PerformerAttention(NotScriptable, DrawsFeatures, StoresSettings):
     r"""Global attention in linear time by random features, with relative positions.
 
     .. math::
@@ -108,10 +107,6 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
     x_i) / \sum_j w_{ije}`. A linear map of the :math:`o_{ie}` of all heads, in units of ``cutoff``, is added to the
     output. With ``offset="distance"`` the map is of their inner products between heads, so that outputs stay invariant
     to rotations. With ``values="offset"``, near pairs also add a learned function :math:`g(x_j - x_i)` to the value.
-
-    Set the attribute ``process_group`` to a :class:`torch.distributed.ProcessGroup` to share the nodes of every graph
-    among its processes (see :doc:`/several_machines`). This needs ``position=None`` or ``"sinusoid"``, and
-    ``method="features"``.
 
     Args:
         in_channels: Channels of the input. -1 reads them from the first input.
@@ -233,11 +228,6 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
             return SinusoidPosition(heads, self.pos_dim)
         return Position(Needs(self.pos_dim, unit), heads)
 
-    def why_not_shared(self) -> str | None:
-        if self.needs.neighbors:
-            return "near pairs, which may be of two processes"
-        return "method='pairs', whose pairs may be of two processes" if self.features is None else None
-
     @property
     def in_channels(self) -> int:
         """Channels of the input; -1 if they are not known yet."""
@@ -290,7 +280,7 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
             raise ValueError("return_vectors must be False with values='content', got True: pass values='far'")
         checks.same_kind(x, self.query.weight)
         nodes = read_nodes(
-            x, self.needs, self.ranks, mask, batch, batch_size, max_num_nodes, pos, grid, neighbors,
+            x, self.needs, mask, batch, batch_size, max_num_nodes, pos, grid, neighbors,
             whole=self.features is None,
         )  # fmt: skip
         if self.suggests is not None and not is_traced():
@@ -298,7 +288,7 @@ class PerformerAttention(Shared, NotScriptable, DrawsFeatures, StoresSettings):
         projection = variance = None
         if self.features is not None:
             projection = self.features(x.device, torch.promote_types(x.dtype, torch.float32))
-        if not x.numel() and self.ranks is None:  # after the features have counted the step, as on other ranks
+        if not x.numel():  # after the features have counted the step, as on other processes
             for linear in (self.query, self.key, self.key_bias):
                 if linear is not None:
                     linear(x)  # a lazy layer reads its width

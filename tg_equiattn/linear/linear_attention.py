@@ -84,9 +84,7 @@ def linear_attention(
     """Attention by random features among the nodes of each graph, and the log-sum-exps of the estimated scores, to
     complete by :func:`complete_lse`."""
     heads, rows, merge, variance = inputs.query.shape[0], graph_rows(node_batch), None, inputs.variance
-    if node_batch.ranks is not None:
-        merge = node_batch.ranks.merge
-    elif rows.graph is not None:
+    if rows.graph is not None:
         merge = functools.partial(_merge_rows, graph=rows.graph, graphs=node_batch.count)
     tensors = inputs.query, inputs.key, drop_keys(inputs.value, inputs.dropout), inputs.key_bias
     packed = rows.pack_together([x for x in tensors if x is not None], 1)
@@ -104,7 +102,7 @@ def graph_rows(node_batch: NodeBatch) -> PaddedBatch:
     of their sizes is known. Chunks have the ``graph`` of each row."""
     average = max(1, node_batch.nodes // max(1, node_batch.count))
     known = node_batch.longest is not None and (node_batch.known_sizes is not None or not is_traced())
-    if node_batch.even or node_batch.ranks is not None or (known and node_batch.bound <= 2 * average):
+    if node_batch.even or (known and node_batch.bound <= 2 * average):
         return node_batch.padded()
     length = max(_SHORTEST_ROW, average if known else -(-average // 4))
     count = node_batch.nodes // length + node_batch.count  # a bound of their number

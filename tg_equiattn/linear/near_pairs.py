@@ -228,7 +228,7 @@ def clipped_attention(
     top = logs.detach().amax(1)
     content = (logs - top[:, None]).exp().mT.contiguous()
     weights = feature_readout(query, w * root, content, top[..., None])[0].clamp(min=_FLOOR)
-    far_count = node_batch.spread(node_batch.totals)[:, None] - counts.sum(1, keepdim=True)
+    far_count = node_batch.spread(node_batch.sizes)[:, None] - counts.sum(1, keepdim=True)
     counts = torch.cat([counts, far_count], 1)
     weights = torch.where(counts > 0, weights, 0.0)
     weights = weights / weights.detach().amax(-1, keepdim=True)

@@ -13,7 +13,6 @@ from ..graphs.edges import check_whole, lie_between, offsets_between
 from ..graphs.neighbors import NeighborList, pairs_within
 from ..graphs.node_batch import NodeBatch
 from ..grids import PixelGrid
-from ..ranks import Ranks
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -66,7 +65,7 @@ class Nodes(NamedTuple):
 
 
 def read_nodes(
-    x: Tensor, needs: Needs, ranks: Ranks | None, mask: Tensor | None, batch: Tensor | None, batch_size: int | None,
+    x: Tensor, needs: Needs, mask: Tensor | None, batch: Tensor | None, batch_size: int | None,
     max_num_nodes: int | None, pos: Tensor | None, grid: PixelGrid | None, neighbors: NeighborList | None, whole: bool,
 ) -> Nodes:  # fmt: skip
     """Check the input of a layer, and find its near pairs. Attention over all pairs needs ``whole`` graphs, with known
@@ -75,9 +74,9 @@ def read_nodes(
     if x.ndim == 2 and mask is not None:
         raise ValueError("mask must be None where the input is (N, channels): leave the masked nodes out")
     if x.ndim == 3 or grid is not None:
-        node_batch = _even(x, mask, batch, grid, ranks)
+        node_batch = _even(x, mask, batch, grid)
     else:
-        node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes, ranks, whole, any_order=True)
+        node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes, whole, any_order=True)
     if grid is not None:
         _check_grid(grid, needs, node_batch, count)
         if pos is None and needs.positions:
@@ -108,15 +107,8 @@ def read_nodes(
     return Nodes(x, pos if needs.positions or search else None, near, node_batch, shape)
 
 
-def _even(
-    x: Tensor, mask: Tensor | None, batch: Tensor | None, grid: PixelGrid | None, ranks: Ranks | None
-) -> NodeBatch:
+def _even(x: Tensor, mask: Tensor | None, batch: Tensor | None, grid: PixelGrid | None) -> NodeBatch:
     """The graphs of a dense input, or of one on a grid."""
-    if ranks is not None:
-        raise ValueError(
-            "process_group must be None where the input is (B, N, channels) or on a grid: nodes are shared as "
-            "(N, channels), with batch"
-        )
     if batch is not None:
         where = "grid is given, which says how large every graph is" if x.ndim == 2 else "the input is (B, N, channels)"
         raise ValueError(f"batch must be None where {where}")
