@@ -12,7 +12,7 @@ from tg_equiattn.graphs import NeighborList
 from tg_equiattn.grids import Window
 from tg_equiattn.group.encodings import relation_index
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import ChargeInteraction, PerformerAttention
+from tg_equiattn.nn import ChargeInteraction, EwaldAttention, PerformerAttention
 
 LOG3, WINDOW = math.log(3), Window(2, 3)
 
@@ -52,9 +52,12 @@ def test_linear_attention_with_relative_positions():
 
 def test_ewald_attention():
     # a Coulomb kernel of width 1: K(0) = sqrt(2 / pi) = 0.797885, K(2) = erf(2 / sqrt 2) / 2 = 0.477250; values 1 and 3
-    kernel = F.Coulomb(torch.ones(1, 1), torch.ones(1, 1, 1), bounds=((1.0, 1.0),))
-    one, pos = torch.ones(2, 1, 1, 1), torch.tensor([[0.0, 0, 0], [2.0, 0, 0]])
-    out = F.ewald_attention(one, one, torch.tensor([1.0, 3.0]).view(2, 1, 1), pos, [kernel])
+    layer = EwaldAttention(1, 0, width=0.5**0.5, num_gaussians=0, num_coulomb=1, lmax=0)
+    torch.nn.init.zeros_(layer.query_key[0])  # queries and keys are their bias, 1
+    torch.nn.init.ones_(layer.value[0])
+    torch.nn.init.ones_(layer.product.weights[0])
+    pos = torch.tensor([[0.0, 0, 0], [2.0, 0, 0]])
+    out, _ = layer(torch.tensor([[1.0], [3.0]]), None, pos=pos)
     check(out, 0.797885 + 3 * 0.477250, 3 * 0.797885 + 0.477250)
     # charges 1 and -1: (K(0) - K(2)) / 2 for each
     check(F.charge_energies(torch.tensor([1.0, -1.0]), pos, width=1.0), *[(0.797885 - 0.477250) / 2] * 2)

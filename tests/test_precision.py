@@ -6,11 +6,12 @@ import contextlib
 import pytest
 import torch
 from cases import CASES, FIRST, ONE_A_NAME, moved, run
+from ewald import attend
 from small_groups import GROUPS
 from tf32 import Tf32, round_to_tf32
 
 from tg_equiattn.chains.vector_attention import vector_attention
-from tg_equiattn.functional import Gaussian, ewald_attention
+from tg_equiattn.functional import Gaussian
 from tg_equiattn.grids import Window
 from tg_equiattn.group.encodings import rotated_offsets
 from tg_equiattn.groups import cyclic
@@ -73,15 +74,12 @@ WHOLE = {"RandomFeatures", "MeanReadout"}  # has no input, and is part of a mode
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [name for name in FIRST if name not in WHOLE])
 def test_half_precision_outside_of_autocast(name, dtype):
-    """Layers with parameters refuse it, whatever the host. Functions refuse it too, or compute in float32."""
+    """Layers with parameters refuse it, whatever the host."""
     pytest.importorskip(CASES[name].host)
     module, inputs = CASES[name].build(dtype)
     if any(True for _ in module.parameters()):
         with pytest.raises(ValueError, match="must be float32 or float64"):
             module(**inputs)
-    elif "attention" in name and name != "ewald_attention":
-        exact = module(**{n: x.float() if x.is_floating_point() else x for n, x in inputs.items()})
-        assert relative(module(**inputs).float(), exact) < torch.finfo(dtype).eps  # rounded twice at most
 
 
 def relative(got, wanted):
@@ -157,7 +155,7 @@ def test_places(method):
     kernel = [Gaussian(torch.tensor([[0.08]]), torch.ones(1, 1, 1), ((0.08, 0.08),))]
     more = {"method": method, "cell": None if method == "direct" else 7 * torch.eye(3), "error": 0.01}
     ones = torch.ones(3, 1, 1, 1), torch.ones(3, 1, 1, 1), torch.ones(3, 1, 1)
-    wanted = ewald_attention(*ones, pos, kernel, **more)
-    assert relative(ewald_attention(*ones, round_to_tf32(pos), kernel, **more), wanted) > 4e-3
+    wanted = attend(*ones, pos, kernel, **more)
+    assert relative(attend(*ones, round_to_tf32(pos), kernel, **more), wanted) > 4e-3
     with Tf32():
-        assert relative(ewald_attention(*ones, pos, kernel, **more), wanted) < 1e-3
+        assert relative(attend(*ones, pos, kernel, **more), wanted) < 1e-3

@@ -106,6 +106,7 @@ def test_modules_of_the_core_need_no_import_of_their_own():
         ("functional", "vector_long_conv", "SE3HyenaOperator"),
         ("functional", "vector_attention", "VectorSelfAttention"),
         ("functional", "geometric_product", "CliffordMLP"),
+        ("functional", "ewald_attention", "EwaldAttention"),
         ("nn", "VectorTransformer", r"SE3Hyena\(\.\.\., attention=True\)"),
     ],
 )

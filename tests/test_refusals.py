@@ -1,4 +1,4 @@
-"""What functions refuse: each error names the argument."""
+"""What layers and kernels refuse: each error names the argument."""
 
 import math
 
@@ -6,19 +6,18 @@ import pytest
 import torch
 
 from tg_equiattn import functional as F
+from tg_equiattn.nn import EwaldAttention
 
 pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
 
 BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
 KERNELS = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS}
-EWALD = dict.fromkeys(("query", "key"), torch.ones(6, 2, 4, 3)) | {
-    "value": torch.ones(6, 2, 2), "pos": torch.arange(18.0).view(6, 3).sin(), "kernels": [F.Coulomb(**KERNELS)],
-}  # fmt: skip
 CUBE = torch.eye(3)
 
 
-def ewald(**change):
-    return lambda: F.ewald_attention(**EWALD | change)
+def ewald(cell=None, pbc=None, **options):
+    pos = torch.arange(18.0).view(6, 3).sin()
+    return lambda: EwaldAttention(2, 0, width=0.8, **options)(torch.ones(6, 2), None, pos=pos, cell=cell, pbc=pbc)
 
 
 def kernels(**change):
@@ -26,9 +25,6 @@ def kernels(**change):
 
 
 REFUSED = [
-    (r"query must be \(T, 2, 4, A\) as kernels are, got \(6, 2, 3, 3\)",
-     ewald(**dict.fromkeys(("query", "key"), torch.ones(6, 2, 3, 3)))),
-    (r"value must be \(6, 2, V\), got \(5, 2, 2\)", ewald(value=torch.ones(5, 2, 2))),
     ("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat", ewald(method="direct", cell=CUBE)),
     ("cell must be given with pbc, got None", ewald(pbc=torch.ones(3) > 0)),
     (r"cell must be \(3, 3\) or one a graph, \(1, 3, 3\), got \(2, 3, 3\)", ewald(cell=torch.ones(2, 3, 3))),
@@ -42,7 +38,6 @@ REFUSED = [
     (r"width must be larger, .* reciprocal vectors shorter than", ewald(cell=1e4 * CUBE, method="ewald")),
     (r"max_hkl must be larger .*; .* needs at least \(\d+, \d+, \d+\)", ewald(cell=9 * CUBE, max_hkl=(2, 2, 2))),
     ("bounds must be 4 pairs", kernels(bounds=BOUNDS[:3])),
-    (r"kernels must have gains .* with the same heads and lmax, got \[\]", ewald(kernels=[])),
 ]  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""Kernels: pure functions of tensors and tables, without parameters. One folder a family, every function here."""
+"""Kernels of the distance and energies of charges. Everything else is a layer of :mod:`tg_equiattn.nn`."""
 
 from typing import NoReturn
 
-from .ewald.ewald_attention import charge_energies, ewald_attention
+from .ewald.ewald_attention import charge_energies
 from .ewald.kernels import Coulomb, Gaussian, Kernel
 
 __all__ = [
@@ -10,10 +10,10 @@ __all__ = [
     "Gaussian",
     "Kernel",
     "charge_energies",
-    "ewald_attention",
 ]
 
 _OLD = {  # old names, and what to write instead
+    "ewald_attention": "part of a layer: use tg_equiattn.nn.EwaldAttention",
     "geometric_product": "part of a layer: use tg_equiattn.nn.CliffordMLP",
     "group_attention": "part of a layer: use tg_equiattn.nn.GroupAttention",
     "lifting_attention": "part of a layer: use tg_equiattn.nn.LiftingAttention",

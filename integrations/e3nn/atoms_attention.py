@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tg_equiattn import checks
 from tg_equiattn.ewald.cells import Cells
-from tg_equiattn.ewald.ewald_attention import ewald_attention_impl, own_terms
+from tg_equiattn.ewald.ewald_attention import ewald_attention, own_terms
 from tg_equiattn.ewald.kernels import Interaction, Kernel, Sources
 from tg_equiattn.graphs.edge_products import edge_sum, gathered_edge_sum
 from tg_equiattn.graphs.edges import CSR, check_pairs
@@ -214,7 +214,7 @@ class AtomsEwaldAttention(IrrepsEwaldAttention):
         terms = []
         for queries, sources, kernels in parts:
             part = interaction.part(tuple(kernels))
-            terms.append(ewald_attention_impl(pos, queries, sources, part, node_batch, cells, self.method))
+            terms.append(ewald_attention(pos, queries, sources, part, node_batch, cells, self.method))
             terms[-1] = terms[-1] - own_terms(queries, sources, part)
         return sum(terms[1:], terms[0])
 

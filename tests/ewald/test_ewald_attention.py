@@ -6,11 +6,11 @@ import math
 import ewald
 import pytest
 import torch
-from ewald import Hat
+from ewald import Hat, attend
 from space import batch_of, error
 
 from tg_equiattn.ewald.harmonics import solid_harmonics
-from tg_equiattn.functional import Coulomb, Gaussian, ewald_attention
+from tg_equiattn.functional import Coulomb, Gaussian
 
 pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
 
@@ -84,9 +84,9 @@ def test_definition(method, kinds):
         gains = own.gains[0, c % 2].repeat_interleave(torch.tensor([1, 3, 5]))
         found = derived(pos[i] - pos[j], *definition(own, c % 2))
         expected[i] += (q[i, 0, c] @ k[j, 0, c]) * torch.outer(v[j, 0], gains * found)
-    others = ewald_attention(q, k, v, pos, ker, method=method)
+    others = attend(q, k, v, pos, ker, method=method)
     for i in range(4):  # a node attends to itself with K(0) and the even derivatives
-        others[i] -= ewald_attention(*(x[i : i + 1] for x in (q, k, v, pos)), ker, method=method)[0]
+        others[i] -= attend(*(x[i : i + 1] for x in (q, k, v, pos)), ker, method=method)[0]
     assert error(others.view(4, 2, 9), expected) <= (1e-10 if method == "direct" else PROMISED)
 
 
@@ -106,7 +106,7 @@ def test_open_clouds_by_reciprocal_sums(method, options):
         found = []
         for one in ("direct", method):
             torch.manual_seed(3)
-            out = ewald_attention(q, k, v, pos, ker, method=one, error=promised)
+            out = attend(q, k, v, pos, ker, method=one, error=promised)
             (slope,) = torch.autograd.grad((out * torch.randn_like(out)).sum(), pos, create_graph=True)
             (bend,) = torch.autograd.grad((slope * torch.randn_like(slope)).sum(), pos)
             assert slope.is_contiguous()
@@ -134,8 +134,8 @@ def test_sums_over_images(pbc, method, kind):
     # the cloud itself, and all images as sources
     far = torch.cat([q, torch.zeros_like(everywhere[0])])
     source, values = (torch.cat([torch.zeros_like(x[:4]), x]) for x in everywhere)
-    wanted = ewald_attention(far, source, values, torch.cat([pos, places]), ker, method="direct")[:4]
-    got = ewald_attention(q, k, v, pos, ker, cell=cell, pbc=torch.tensor(pbc), method=method)
+    wanted = attend(far, source, values, torch.cat([pos, places]), ker, method="direct")[:4]
+    got = attend(q, k, v, pos, ker, cell=cell, pbc=torch.tensor(pbc), method=method)
     assert error(got, wanted) <= PROMISED
 
 
@@ -148,7 +148,7 @@ def test_molecules_in_wide_cells(kinds):
     found = []
     for method in ("ewald", "auto"):
         torch.manual_seed(3)
-        out = ewald_attention(q, k, v, pos, ker, cell=cell, method=method, error=PROMISED)
+        out = attend(q, k, v, pos, ker, cell=cell, method=method, error=PROMISED)
         slopes = torch.autograd.grad((out * torch.randn_like(out)).sum(), (pos, cell), create_graph=True)
         bends = torch.autograd.grad(sum((x * torch.randn_like(x)).sum() for x in slopes), (pos, cell))
         assert slopes[0].is_contiguous()
@@ -164,7 +164,7 @@ def test_potentials_of_crystals_are_ewalds():
     one = torch.ones(8, 1, 1, 1, dtype=torch.float64)
     for s, wanted in ((0.5, None), (0.12, ewald.ROCK_SALT)):
         ker = [Coulomb(torch.tensor([[s]]).double(), torch.ones(1, 1, 1).double(), ((s, 2 * s),))]
-        potential = ewald_attention(one, one, charges[:, None, None], pos, ker, cell=cell, error=1e-10).flatten() / s
+        potential = attend(one, one, charges[:, None, None], pos, ker, cell=cell, error=1e-10).flatten() / s
         energy = (charges * potential).sum() / 2 - charges.square().sum() * math.sqrt(2 / math.pi) / (2 * s)
         if wanted is None:
             wanted = -2 * float(ewald.by_torch_pme(charges, pos, cell, s / math.sqrt(2))) / 8
@@ -187,8 +187,8 @@ def test_potentials_of_slabs(method):
         gap[place] = 40 * normal
         pbc = torch.ones(3, dtype=torch.bool)
         pbc[place] = False
-        crystal = ewald_attention(one, one, v, pos, ker, cell=gap, **options)
-        slabs = [ewald_attention(one, one, v, pos, ker, cell=c, pbc=pbc, **options) for c in (gap, cell)]
+        crystal = attend(one, one, v, pos, ker, cell=gap, **options)
+        slabs = [attend(one, one, v, pos, ker, cell=c, pbc=pbc, **options) for c in (gap, cell)]
         height = pos @ normal
         moments = [(v[:, 0] * height[:, None] ** n).sum(0) for n in (1, 2)]
         # field of all slabs above and below: quadratic in the height, 2 pi / V (2 z M - Q), times s of each kernel
@@ -212,21 +212,21 @@ def mixed_batch():
 @pytest.mark.parametrize("method", ["auto", "ewald", "nufft"])
 def test_each_graph_of_a_batch_is_what_it_is_alone(method):
     sizes, batch, (*tensors, ker), cells = mixed_batch()
-    together = ewald_attention(*tensors, ker, batch, **cells, method=method, batch_size=5)
+    together = attend(*tensors, ker, batch, **cells, method=method, batch_size=5)
     for graph, size in enumerate(sizes):
         if size:
             here, own = batch == graph, {name: x[graph] for name, x in cells.items()}
-            alone = ewald_attention(*(x[here] for x in tensors), ker, **own, method=method)
+            alone = attend(*(x[here] for x in tensors), ker, **own, method=method)
             assert error(together[here], alone) <= 1e-12
 
 
 def test_cells_in_one_matrix_and_bounded_vectors_change_nothing():
     _, batch, tensors, cells = mixed_batch()
-    wanted = ewald_attention(*tensors, batch, **cells, batch_size=5)
+    wanted = attend(*tensors, batch, **cells, batch_size=5)
     flat = {"cell": cells["cell"].flatten(0, 1), "pbc": cells["pbc"].flatten()}
-    assert error(ewald_attention(*tensors, batch, **flat, batch_size=5), wanted) <= 1e-12
+    assert error(attend(*tensors, batch, **flat, batch_size=5), wanted) <= 1e-12
     sizes = {"batch_size": 5, "max_num_nodes": 11}
-    bounded = ewald_attention(*tensors, batch, **cells, max_hkl=(6, 6, 17), **sizes)
+    bounded = attend(*tensors, batch, **cells, max_hkl=(6, 6, 17), **sizes)
     assert error(bounded, wanted) <= 1e-6
 
 
@@ -239,12 +239,12 @@ def test_kernels_that_share_vectors_are_sums_over_each_kernel(method):
     cell = (cell * torch.tensor([1.0, 0.8])[:, None, None]).requires_grad_()
     options = {"cell": cell, "method": method, "error": 1e-6}
 
-    def attend(*columns):
+    def sums(*columns):
         bounds = tuple((float(w), float(w)) for w in widths[0, list(columns)])
         kernel = Coulomb(widths[:, columns], gains[:, columns], bounds)
-        out = ewald_attention(q[:, :, columns], k[:, :, columns], v, pos, [kernel], batch, **options)
+        out = attend(q[:, :, columns], k[:, :, columns], v, pos, [kernel], batch, **options)
         return [out, *torch.autograd.grad(out.square().sum(), cell, retain_graph=True)]
 
-    each = [attend(c)[0] for c in range(4)]
+    each = [sums(c)[0] for c in range(4)]
     wanted = [sum(each), *torch.autograd.grad(sum(each).square().sum(), cell)]
-    assert max(error(a, b) for a, b in zip(attend(0, 1, 2, 3), wanted, strict=True)) <= 1e-5
+    assert max(error(a, b) for a, b in zip(sums(0, 1, 2, 3), wanted, strict=True)) <= 1e-5

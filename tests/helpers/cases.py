@@ -318,17 +318,8 @@ CORE = {
     "SE3HyenaOperator chains": chains(lambda: layers.SE3HyenaOperator(S, V, short_conv=3)),
     "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
     "VectorSelfAttention local": tokens(lambda: layers.VectorSelfAttention(S, V, **LOCAL), flat=True, edges=True),
-    "ewald_attention": function(
-        lambda widths, gains, **t: F.ewald_attention(
-            **t, batch_size=len(RAGGED), max_num_nodes=17, kernels=[
-                kind(widths[:, c : c + 1], gains[:, c : c + 1], ((0.9, 1.1),))
-                for c, kind in enumerate((F.Gaussian, F.Coulomb))
-            ],
-        ),
-        widths=(2, 2), gains=(2, 2, 2), query=(25, 2, 2, 3), key=(25, 2, 2, 3), value=(25, 2, 5), pos=(25, 3),
-        batch=flat_batch(RAGGED),
-    ),
     "EwaldAttention": tokens(lambda: layers.EwaldAttention(S, V, width=1.0, heads=2)),
+    "EwaldAttention flat": tokens(lambda: layers.EwaldAttention(S, V, width=1.0, heads=2), flat=True),
     "EwaldAttention crystals": periodic(
         lambda: layers.EwaldAttention(S, V, width=1.0, num_gaussians=1, num_coulomb=1, lmax=0, error=0.01,
                                       max_hkl=(4, 4, 4))

@@ -5,7 +5,11 @@ import math
 
 import torch
 
+from tg_equiattn.ewald.cells import cells_of
+from tg_equiattn.ewald.ewald_attention import ewald_attention
+from tg_equiattn.ewald.kernels import Interaction, Product
 from tg_equiattn.functional import Kernel
+from tg_equiattn.graphs.node_batch import NodeBatch
 
 
 def lattice(cell, reach):
@@ -61,3 +65,32 @@ class Own(torch.nn.Module):
     def forward(self, gains):
         widths = self.low * torch.exp2(self.octaves.sigmoid())
         return self.kind(widths, gains, ((self.low, 2 * self.low),) * self.count)
+
+
+def attend(
+    query,
+    key,
+    value,
+    pos,
+    kernels,
+    batch=None,
+    *,
+    cell=None,
+    pbc=None,
+    method="auto",
+    error=1e-4,
+    max_hkl=None,
+    **sizes,
+):
+    """The sums of layers for given queries (T, heads, C, A), keys and values (T, heads, V), with all products of values
+    and harmonics, (T, heads, V (lmax + 1)²)."""
+    node_batch = NodeBatch.flat(query, batch, **sizes)
+    interaction = Interaction(tuple(kernels), Product(_every_product, ()), error, max_hkl)
+    cells = cells_of(cell, pbc, node_batch.count, query)
+    return ewald_attention(pos, query, (key, value), interaction, node_batch, cells, method)
+
+
+def _every_product(parts):
+    """Values times all harmonics: (..., V) to (..., V (lmax + 1)²)."""
+    each = [x.mT if y is None else x[..., None] * y[..., None, :] for x, y in parts]
+    return torch.cat(each, -1).flatten(-2)

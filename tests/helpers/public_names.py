@@ -19,7 +19,7 @@ PUBLIC = {
     "grids": "Window PixelGrid",
     "graphs": "NeighborList mean_edge_length neighbor_list",
     "testing": "act dilation_errors equivariance_error off_lattice_errors",
-    "functional": "Coulomb Gaussian Kernel charge_energies ewald_attention",
+    "functional": "Coulomb Gaussian Kernel charge_energies",
     "nn": "ChargeInteraction "
     "CliffordMLP EwaldAttention FrameTransformer FrameTransformerBlock GEViT GlobalGroupAttention GlobalPooling "
     "GroupAttention GroupAttentionBlock "

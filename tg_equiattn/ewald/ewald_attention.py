@@ -41,96 +41,22 @@ def check_sums(method: str, error: float, max_hkl: Sequence[int] | None) -> None
 
 
 def ewald_attention(
-    query: Tensor, key: Tensor, value: Tensor, pos: Tensor, kernels: Sequence[Kernel], batch: Tensor | None = None, *,
-    cell: Tensor | None = None, pbc: Tensor | None = None, method: str = "auto", error: float = 1e-4,
-    max_hkl: Sequence[int] | None = None, batch_size: int | None = None, max_num_nodes: int | None = None,
+    pos: Tensor, query: Tensor, sources: Sources, interaction: Interaction, node_batch: NodeBatch,
+    cells: Cells | None, method: str,
 ) -> Tensor:  # fmt: skip
     r"""Attention of nodes in space, weighted by kernels K of their offsets and derivatives of these kernels.
 
     .. math:: \mathrm{out}_i = \sum_j \sum_{c, l} g_{c l}\, \langle q_i, k_j \rangle_c\;
         v_j \otimes u_c^l\, Y_l(\nabla) K_c(x_i - x_j)
 
-    Y are solid harmonics; every product of a value and a harmonic is returned. The sum includes the node itself and, in
-    graphs that repeat, all images of each node. In crystals Coulomb kernels leave out k = 0: a uniform background
-    makes every cell neutral.
-
-    Args:
-        query: Queries ``(T, heads, C, A)`` for each of the C kernels of all kinds. Their inner products with keys are
-            over A.
-        key: Keys ``(T, heads, C, A)``.
-        value: Values ``(T, heads, V)``, the features that nodes pass on.
-        pos: Positions ``(T, 3)``. Give large coordinates in float64, also if features are in float32.
-        kernels: :class:`Kernel` objects: :class:`Gaussian`, :class:`Coulomb` or your own. Together they have the C
-            kernels of queries and keys, in this order, and all have the same number of degrees.
-        batch: Sorted int64 ``(T,)``, the graph of each node. ``None`` means one graph.
-        cell: Lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``, in the unit of positions.
-        pbc: bool ``(3,)`` or ``(B, 3)``, the lattice vectors along which graphs repeat. ``None`` means all that are not
-            zero.
-        method: ``"direct"`` sums over all pairs of nodes, exactly, in graphs that do not repeat. ``"ewald"`` sums over
-            reciprocal vectors, of the cell or of a box around an open graph. ``"nufft"`` does so by non-uniform fast
-            Fourier transforms, which need the extra ``nufft``. ``"auto"`` chooses for every graph: direct sums below
-            4,000 nodes if it is open, reciprocal sums if it repeats, and non-uniform transforms if it is larger. In
-            wide cells of crystals it sums what decays fast over pairs and their nearest images.
-        error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, from 1e-14 to
-            0.1.
-        max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. If
-            given, cells are not read, which torch.compile needs.
-        batch_size: Number of graphs. ``None`` reads it from ``batch``, which torch.compile cannot.
-        max_num_nodes: Bound of the number of nodes of a graph. ``None`` reads it from ``batch``.
-
-    Returns:
-        ``(T, heads, V (lmax + 1)²)``, in float32 for values in half precision.
-
-    Raises:
-        ValueError: if an argument has another shape, dtype or device than stated, if the method cannot be used for
-            these graphs, or if ``max_hkl`` is too small for a cell.
+    Y are solid harmonics; the product of values and harmonics is that of the interaction. The sum includes the node
+    itself and, in graphs that repeat, all images of each node. In crystals Coulomb kernels leave out k = 0: a uniform
+    background makes every cell neutral. Queries are (T, heads, C, A) for the C kernels of all kinds, and the result is
+    (T, heads, E).
 
     Source: Ewald 1921; attention in linear time by plane waves, Frank et al. (arXiv 2412.08541); in crystals, Kosmala
     et al. (arXiv 2303.04791); truncated potentials, Vico, Greengard and Ferrando 2016.
-
-    Example:
-        >>> import torch
-        >>> from tg_equiattn.functional import Coulomb, Gaussian
-        >>> gaussian = Gaussian(torch.ones(1, 1), torch.ones(1, 1, 2), bounds=((0.8, 1.6),))
-        >>> coulomb = Coulomb(torch.ones(1, 1), torch.ones(1, 1, 2), bounds=((0.8, 1.6),))
-        >>> q, k, v = torch.ones(20, 1, 2, 1), torch.ones(20, 1, 2, 1), torch.randn(20, 1, 5)
-        >>> ewald_attention(q, k, v, 4 * torch.rand(20, 3), [gaussian, coulomb]).shape
-        torch.Size([20, 1, 20])
     """
-    check_sums(method, error, max_hkl)
-    checks.alike(4, query=query, key=key)
-    kernels = tuple(kernels)
-    if not kernels or any(kernel.gains.shape[::2] != kernels[0].gains.shape[::2] for kernel in kernels):
-        shapes = [tuple(kernel.gains.shape) for kernel in kernels]
-        raise ValueError(f"kernels must have gains (heads, C, lmax + 1) with the same heads and lmax, got {shapes}")
-    heads, count = kernels[0].widths.shape[0], sum(kernel.count for kernel in kernels)
-    if query.shape[1:3] != (heads, count):
-        raise ValueError(f"query must be (T, {heads}, {count}, A) as kernels are, got {tuple(query.shape)}")
-    if not isinstance(value, Tensor) or value.ndim != 3 or value.shape[:2] != query.shape[:2]:
-        raise ValueError(f"value must be ({query.shape[0]}, {heads}, V), got {checks.shape_of(value)}")
-    checks.same_kind(value, query, "value")
-    pos = checks.positions(pos, (query.shape[0], 3), query, "attention depends on them")
-    node_batch = NodeBatch.flat(query, batch, batch_size, max_num_nodes)
-    cells = cells_of(cell, pbc, node_batch.count, query)
-    interaction = Interaction(kernels, Product(_every_product, ()), error, max_hkl)
-    with full_precision(query.device):
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        query, key, value = (x.to(dtype) for x in (query, key, value))
-        return ewald_attention_impl(pos, query, (key, value), interaction, node_batch, cells, method)
-
-
-def _every_product(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """Values times all harmonics: (..., V) to (..., V (lmax + 1)²)."""
-    each = [x.mT if y is None else x[..., None] * y[..., None, :] for x, y in parts]
-    return torch.cat(each, -1).flatten(-2)
-
-
-def ewald_attention_impl(
-    pos: Tensor, query: Tensor, sources: Sources, interaction: Interaction, node_batch: NodeBatch,
-    cells: Cells | None, method: str,
-) -> Tensor:  # fmt: skip
-    """:func:`ewald_attention` without checks, with any product of values and harmonics that is linear in both. The
-    result is (T, heads, E)."""
     narrowest = min(low for kernel in interaction.kernels for low, _ in kernel.bounds)
     checks.exact_positions(node_batch.zero_padding(pos.detach()), width=narrowest)
     nodes = node_batch.centred(pos), query, *sources
@@ -360,7 +286,7 @@ def charge_energies(
         cell: Lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``, in the unit of positions.
         pbc: bool ``(3,)`` or ``(B, 3)``, the lattice vectors along which graphs repeat. ``None`` means all that are not
             zero.
-        method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :func:`ewald_attention`.
+        method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :class:`tg_equiattn.nn.EwaldAttention`.
         error: Promised error of sums over reciprocal vectors, relative to the largest value of the kernel.
         max_hkl: Largest Miller indices along the three lattice vectors. If given, cells are not read, which
             torch.compile needs.
@@ -371,7 +297,8 @@ def charge_energies(
         ``(T,)``, in float32 for charges in half precision.
 
     Raises:
-        ValueError: as :func:`ewald_attention`.
+        ValueError: if an argument has another shape, dtype or device than stated, if the method cannot be used for
+            these graphs, or if ``max_hkl`` is too small for a cell.
 
     Source: Ewald 1921.
 
@@ -394,9 +321,7 @@ def charge_energies(
         unit = charges.new_ones(1, 1)
         kernel = Coulomb(width * unit, 0.5 / width * unit[..., None], bounds=((float(width), float(width)),))
         interaction, source = Interaction((kernel,), Product(_values, ()), error, max_hkl), charges[:, None, None, None]
-        potentials = ewald_attention_impl(
-            pos, torch.ones_like(source), (source,), interaction, node_batch, cells, method
-        )
+        potentials = ewald_attention(pos, torch.ones_like(source), (source,), interaction, node_batch, cells, method)
         return charges * potentials[:, 0, 0]
 
 

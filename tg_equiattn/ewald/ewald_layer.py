@@ -17,7 +17,7 @@ from ..graphs.node_batch import NodeBatch
 from ..modules import NotScriptable, StoresSettings, read_tokens, reset_children
 from ..torch_state import Tables, full_precision
 from .cells import Cells, cells_of
-from .ewald_attention import check_sums, ewald_attention_impl
+from .ewald_attention import check_sums, ewald_attention
 from .harmonics import solid_harmonics
 from .kernels import Coulomb, Gaussian, Interaction, Kernel, Product
 
@@ -220,7 +220,7 @@ class EwaldLayer(NotScriptable, StoresSettings):
         pos: Float[Tensor, "nodes 3"], interaction: Interaction, node_batch: NodeBatch, cells: Cells | None,
     ) -> Float[Tensor, "nodes heads out"]:  # fmt: skip
         """Sums over nodes."""
-        return ewald_attention_impl(pos, query, (key, value), interaction, node_batch, cells, self.method)
+        return ewald_attention(pos, query, (key, value), interaction, node_batch, cells, self.method)
 
 
 def _lowest_widths(bounds: tuple[tuple[float, float], ...]) -> Float[Tensor, " kernels"]:
@@ -406,7 +406,8 @@ class EwaldAttention(EwaldLayer):
     Raises:
         ValueError: if an argument is not allowed, or does not fit another one.
 
-    Source: as :func:`tg_equiattn.functional.ewald_attention`.
+    Source: Ewald 1921; attention in linear time by plane waves, Frank et al. (arXiv 2412.08541); in crystals, Kosmala
+    et al. (arXiv 2303.04791); truncated potentials, Vico, Greengard and Ferrando 2016.
 
     Example:
         >>> import torch
