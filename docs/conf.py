@@ -117,7 +117,7 @@ MEMBERS = re.compile(
 RARE = re.compile(
     "error|max_hkl|kernels|lmax|dropout|input_dropout|pool_dropout|window_shape|padding_mode|encoding|head_channels|"
     "context_channels|context_type|scale_window|num_random_features|lifting_channels|norm_between|"
-    "pools|crops|norm|periodic|num_blocks|edge_channels|hidden|coulomb_constant|batch_size|max_num_nodes|"
+    "pools|crops|norm|periodic|num_blocks|edge_channels|batch_size|max_num_nodes|"
     "kwargs|pool|local_context"
 )
 

@@ -113,7 +113,7 @@ class StoresSettings(nn.Module):
                 )
 
 
-_RENAMED = {"length": "length_scale"}  # old names of settings
+_RENAMED = {"length": "length_scale", "avg_num_nodes": "output_scale"}  # old names of settings
 _BEFORE = {"mixed_products": False}  # settings that checkpoints of earlier states do not have
 
 

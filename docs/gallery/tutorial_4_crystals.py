@@ -86,15 +86,15 @@ print("atoms, positions, cells:", *(tuple(x.shape) for x in test[:2]), tuple(tes
 # - ``width``: the width of the narrowest kernel, here about the size of a charge. In a model with
 #   messages use half of their cutoff.
 # - ``max_width``: the width of the widest kernel, at most half of a cell.
-# - ``avg_num_nodes``: the mean number of atoms. Sums are divided by it and not by the size of each
-#   cell, so that energies are extensive.
+# - ``output_scale``: the size of the sums, here the mean number of atoms. Sums are divided by it
+#   and not by the size of each cell, so that energies are extensive.
 
 
 class Block(torch.nn.Module):
     def __init__(self, channels):
         super().__init__()
         irreps = f"{channels}x0e"
-        settings = {"width": 1.0, "max_width": 2.0, "avg_num_nodes": 6, "lmax": 0, "error": 1e-2}
+        settings = {"width": 1.0, "max_width": 2.0, "output_scale": 6, "lmax": 0, "error": 1e-2}
         self.attention = IrrepsEwaldAttention(
             irreps, irreps, num_gaussians=2, num_coulomb=2, **settings
         )

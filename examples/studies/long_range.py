@@ -125,7 +125,7 @@ class Model(nn.Module):
         near = max(1.0, settings.charges / settings.side**3 * 4 / 3 * math.pi * settings.cutoff**3)
         operators: dict[str, Callable[[], nn.Module]] = {
             "EwaldAttention": lambda: IrrepsEwaldAttention(
-                HIDDEN, HIDDEN, width=settings.width, max_width=settings.max_width, avg_num_nodes=AVG_NUM_NODES
+                HIDDEN, HIDDEN, width=settings.width, max_width=settings.max_width, output_scale=AVG_NUM_NODES
             ),
             "Ewald message passing": EwaldMessages,
             "SE3HyenaOperator": lambda: IrrepsSE3HyenaOperator(HIDDEN, HIDDEN, order="radial"),

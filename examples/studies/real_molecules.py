@@ -247,7 +247,7 @@ def build(settings: RealMoleculesStudy, graphs: list[Graph], units: Units) -> Po
     else:
         attention: dict[str, Any] | None = None
         if far:
-            attention = kernels | {"avg_num_nodes": float(np.mean([len(g["positions"]) for g in graphs]))}
+            attention = kernels | {"output_scale": float(np.mean([len(g["positions"]) for g in graphs]))}
         model = SmallPotential(len(elements), settings.cutoff, near, settings.layers, units.scale, attention)
     return Potential(model, units.scale)
 

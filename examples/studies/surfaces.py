@@ -103,7 +103,7 @@ def build(settings: SurfacesStudy) -> nn.Module:
     gaussians, coulomb = settings.kernels
     ewald: dict[str, Any] = {
         "width": settings.width / UNIT, "max_width": settings.max_width / UNIT, "num_gaussians": gaussians,
-        "num_coulomb": coulomb, "avg_num_nodes": AVG_NUM_NODES,
+        "num_coulomb": coulomb, "output_scale": AVG_NUM_NODES,
     }  # fmt: skip
 
     def of(name: str, hidden: int) -> nn.Module:

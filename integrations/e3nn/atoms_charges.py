@@ -12,7 +12,7 @@ import torch
 from e3nn import o3
 from torch import Tensor, nn
 
-from tg_equiattn.ewald.charges import UNIT, ChargeOutputs, PredictedChargeInteraction
+from tg_equiattn.ewald.charges import COULOMB_CONSTANT, UNIT, ChargeOutputs, PredictedChargeInteraction
 from tg_equiattn.ewald.ewald_attention import charge_energies
 from tg_equiattn.graphs.node_batch import NodeBatch
 
@@ -147,7 +147,7 @@ def fit_charges(layer: Any, samples: Callable[[], Iterable[Sample]], search: boo
         if not predicted:
             if search:
                 layer.scale.fill_(_factor(square, product) ** 0.5)
-            single = layer.coulomb_constant * layer.constants.cpu().double().nan_to_num() ** 2
+            single = COULOMB_CONSTANT * layer.constants.cpu().double().nan_to_num() ** 2
             single, scale = single / (math.sqrt(2 * math.pi) * layer.width), float(layer.scale) ** 2
         content, energies = torch.cat(rows).split([kinds, 1], 1)
         lacking = energies - content @ single[:, None]
@@ -186,7 +186,7 @@ def _narrow_forces(layer: Any, sample: Sample) -> Tensor:
     with torch.enable_grad():
         width, options = _NARROW * layer.cutoff, {"method": layer.method, "error": layer.error}
         energies = charge_energies(charges, **sample.graphs | {"pos": pos}, width=width, **options)
-        (slopes,) = torch.autograd.grad(layer.coulomb_constant * energies.sum(), pos)
+        (slopes,) = torch.autograd.grad(COULOMB_CONSTANT * energies.sum(), pos)
     return -slopes.double()[..., None]
 
 
@@ -231,7 +231,7 @@ def fit_predicted_charges(layer: PredictedChargeInteraction, samples: Iterable[S
         charge = cast("Tensor", sample.atoms.total_charge).double().flatten() * layer.dielectric**-0.5
         every.append((x.cpu(), sums.cpu(), charge.cpu()))
         if sample.labels is not None and sample.labels.any():
-            each.append(_pairs_of_fragments(x, sample, layer.coulomb_constant))
+            each.append(_pairs_of_fragments(x, sample))
     inputs, sums, totals = map(torch.cat, zip(*every, strict=True))
     elements = len(layer.names)
     size = inputs[:, elements:].square().mean(0).sqrt()
@@ -263,7 +263,7 @@ def fit_predicted_charges(layer: PredictedChargeInteraction, samples: Iterable[S
     return explained
 
 
-def _pairs_of_fragments(x: Tensor, sample: Sample, coulomb_constant: float) -> _Pairs:
+def _pairs_of_fragments(x: Tensor, sample: Sample) -> _Pairs:
     """Pairs of fragments of open graphs that have two, with sums of the inputs x of nodes."""
     graphs, count = sample.graphs, sample.graphs["batch_size"]
     batch = torch.zeros_like(sample.atoms.elements) if graphs["batch"] is None else graphs["batch"]
@@ -287,7 +287,7 @@ def _pairs_of_fragments(x: Tensor, sample: Sample, coulomb_constant: float) -> _
     apart = center[first] - center[second]
     distance = apart.norm(dim=1)
     net = 0.5 * ((force[first] - force[second]) * apart).sum(1) / distance
-    product = net * distance.square() / coulomb_constant
+    product = net * distance.square() / COULOMB_CONSTANT
     return _Pairs(*(t.cpu() for t in (inputs[first], inputs[second], distance, product)))
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tg_equiattn import checks
 from tg_equiattn.ewald.charges import (
-    COULOMB_CONSTANT,
     Charge,
     ChargeInteraction,
     ChargeLayer,
@@ -81,9 +80,9 @@ class IrrepsEwaldAttention(EwaldLayer):
     lmax : int
         Highest degree of the solid harmonics, 1 by default.
 
-    avg_num_nodes : float
-        Constant by which sums are divided, 1 by default: the number of nodes a node attends to on average. It is the
-        same for all graphs.
+    output_scale : float
+        Constant by which sums are divided, 1 by default, the same for all graphs. Use the size of outputs that a new
+        layer has with 1: terms have different signs and sizes, so it is not the number of nodes.
 
     error : float
         Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, 1e-4 by default. Use
@@ -115,12 +114,12 @@ class IrrepsEwaldAttention(EwaldLayer):
     def __init__(
         self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, *, width: float, max_width: float | None = None,
         num_gaussians: int = 4, num_coulomb: int = 4, kernels: torch.nn.Module | None = None, heads: int = 1,
-        lmax: int = 1, avg_num_nodes: float = 1.0, error: float = 1e-4, method: str = "auto",
+        lmax: int = 1, output_scale: float = 1.0, error: float = 1e-4, method: str = "auto",
         max_hkl: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         irreps_in, irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         settings = EwaldSettings(
-            width, max_width, num_gaussians, num_coulomb, kernels, heads, lmax, avg_num_nodes, error, method, max_hkl
+            width, max_width, num_gaussians, num_coulomb, kernels, heads, lmax, output_scale, error, method, max_hkl
         )
         super().__init__(_rows(irreps_in), _rows(irreps_out), "irreps_out", settings)
         self.irreps_in, self.irreps_out = irreps_in, irreps_out
@@ -264,9 +263,6 @@ class IrrepsChargeInteraction(_ReadsScalars, ChargeInteraction):
         Electronic dielectric constant of the data, 1 by default. The charges of a graph sum to its total charge divided
         by the root of this constant.
 
-    coulomb_constant : float
-        The constant C, by default in eV Å for charges in units of e.
-
     error : float
         Promised error of sums over reciprocal vectors, relative to the largest value of the kernel, 1e-4 by default.
 
@@ -292,9 +288,8 @@ class IrrepsChargeInteraction(_ReadsScalars, ChargeInteraction):
 
     def __init__(
         self, charges: Mapping[str, Charge], irreps_in: IrrepsLike | None = None, *, width: float,
-        cutoff: float | None = None, avg_num_neighbors: float = 1.0, dielectric: float = 1.0,
-        coulomb_constant: float = COULOMB_CONSTANT, error: float = 1e-4, method: str = "auto",
-        max_hkl: Sequence[int] | None = None,
+        cutoff: float | None = None, avg_num_neighbors: float = 1.0, dielectric: float = 1.0, error: float = 1e-4,
+        method: str = "auto", max_hkl: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         irreps = o3.Irreps(irreps_in)
         scalars = irreps.count(o3.Irrep("0e"))
@@ -302,7 +297,7 @@ class IrrepsChargeInteraction(_ReadsScalars, ChargeInteraction):
             raise ValueError(f"irreps_in must have scalars 0e, which give transfers, got {irreps}")
         super().__init__(
             charges, width=width, scalars=scalars, cutoff=cutoff, avg_num_neighbors=avg_num_neighbors,
-            dielectric=dielectric, coulomb_constant=coulomb_constant, error=error, method=method, max_hkl=max_hkl,
+            dielectric=dielectric, error=error, method=method, max_hkl=max_hkl,
         )  # fmt: skip
         self._set_irreps(irreps)
 
@@ -335,15 +330,9 @@ class IrrepsPredictedChargeInteraction(_ReadsScalars, PredictedChargeInteraction
     avg_num_neighbors : float
         Constant by which transfers are divided, 1 by default.
 
-    hidden : int
-        Width of the perceptron, 16 by default.
-
     dielectric : float
         Electronic dielectric constant of the data, 1 by default. The charges of a graph sum to its total charge divided
         by the root of this constant.
-
-    coulomb_constant : float
-        The constant C, by default in eV Å for charges in units of e.
 
     error : float
         Promised error of sums over reciprocal vectors, relative to the largest value of the kernel, 1e-4 by default.
@@ -370,16 +359,15 @@ class IrrepsPredictedChargeInteraction(_ReadsScalars, PredictedChargeInteraction
 
     def __init__(
         self, names: Sequence[str], irreps_in: IrrepsLike, *, width: float, cutoff: float,
-        avg_num_neighbors: float = 1.0, hidden: int = 16, dielectric: float = 1.0,
-        coulomb_constant: float = COULOMB_CONSTANT, error: float = 1e-4, method: str = "auto",
+        avg_num_neighbors: float = 1.0, dielectric: float = 1.0, error: float = 1e-4, method: str = "auto",
         max_hkl: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         irreps = o3.Irreps(irreps_in)
         if not (scalars := irreps.count(o3.Irrep("0e"))):
             raise ValueError(f"irreps_in must have scalars 0e, from which charges are predicted, got {irreps}")
         super().__init__(
-            names, width=width, scalars=scalars, cutoff=cutoff, avg_num_neighbors=avg_num_neighbors, hidden=hidden,
-            dielectric=dielectric, coulomb_constant=coulomb_constant, error=error, method=method, max_hkl=max_hkl,
+            names, width=width, scalars=scalars, cutoff=cutoff, avg_num_neighbors=avg_num_neighbors,
+            dielectric=dielectric, error=error, method=method, max_hkl=max_hkl,
         )  # fmt: skip
         self._set_irreps(irreps)
 

@@ -406,7 +406,7 @@ def add_long_range(
             layer keeps a copy. The default is ``None``.
         heads: Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
         lmax: Highest degree of the solid harmonics, 1 by default.
-        avg_num_nodes: Constant by which sums are divided, 1 by default. It has no effect here, as the scale of
+        output_scale: Constant by which sums are divided, 1 by default. It has no effect here, as the scale of
             attention is measured.
         error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, 1e-4 by
             default.

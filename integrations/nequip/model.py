@@ -35,7 +35,7 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
         after: Layers, counted from 0, that attention follows. The default, ``None``, means the first one, or no
             attention with ``charges``. The last layer has scalars only.
         long_range: Arguments of :class:`LongRange`, or of :class:`LongRangeCharges` with ``charges``. By default
-            ``width`` is half of ``r_max`` (0.4 for charges), and ``avg_num_nodes`` and ``avg_num_neighbors`` are the
+            ``width`` is half of ``r_max`` (0.4 for charges), and ``output_scale`` and ``avg_num_neighbors`` are the
             mean of the model's ``avg_num_neighbors``, or 1 if it has none.
         charges: Charge of each type of atoms by its name, or "predicted", in place of attention. The trainer needs the
             callback :class:`FitCharges`.
@@ -74,7 +74,7 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
         network.irreps_out.update(module.irreps_out)
         built.irreps_out.update(network.irreps_out)
         return _with_inputs(built)
-    scales = {"width": model["r_max"] / 2, "avg_num_nodes": shared["avg_num_neighbors"]}
+    scales = {"width": model["r_max"] / 2, "output_scale": shared["avg_num_neighbors"]}
     options = {**scales, **shared, **(long_range or {})}
     for n in blocks_of("layers", after, count):
         layer = f"layer{n}_convnet"

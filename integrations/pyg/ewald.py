@@ -9,6 +9,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import Linear
 
 from tg_equiattn import checks
+from tg_equiattn.ewald.ewald_layer import OLD_ARGUMENTS
 from tg_equiattn.graphs.node_batch import inverse, known_sorted
 from tg_equiattn.linear.positions import FarOffsets
 from tg_equiattn.modules import NotScriptable, reset_children, with_zero_gradients
@@ -69,8 +70,8 @@ class EwaldAttention(WarnsOfHiddenBatch, NotScriptable, nn.Module):
         heads (int, optional): Number of attention heads, each with its own queries, keys and widths and a share of the
             values. (default: :obj:`1`)
         lmax (int, optional): Highest degree of the solid harmonics. (default: :obj:`1`)
-        avg_num_nodes (float, optional): Constant by which sums are divided, the same for all graphs.
-            (default: :obj:`1.0`)
+        output_scale (float, optional): Constant by which sums are divided, the same for all graphs: the size of
+            outputs of a new layer with 1, which :func:`ewald_settings` reads. (default: :obj:`1.0`)
         error (float, optional): Promised error of sums over reciprocal vectors, relative to the largest value of a
             kernel. Use :obj:`1e-2` to train faster. (default: :obj:`1e-4`)
         method (str, optional): :obj:`"direct"` sums over all pairs of nodes, in graphs that do not repeat.
@@ -93,7 +94,7 @@ class EwaldAttention(WarnsOfHiddenBatch, NotScriptable, nn.Module):
 
     Example:
         >>> import torch
-        >>> attention = EwaldAttention(16, 16, width=1.0, avg_num_nodes=20)
+        >>> attention = EwaldAttention(16, 16, width=1.0, output_scale=20)
         >>> batch = torch.tensor([0] * 5 + [1] * 7)
         >>> cell = 4 * torch.eye(3).expand(2, 3, 3)
         >>> pbc = torch.tensor([[False, False, False], [True, True, True]])
@@ -101,10 +102,12 @@ class EwaldAttention(WarnsOfHiddenBatch, NotScriptable, nn.Module):
         torch.Size([12, 16])
     """
 
+    old_arguments = OLD_ARGUMENTS
+
     def __init__(
         self, in_channels: checks.LazyCount, out_channels: checks.Count, *, width: float, in_vectors: checks.Whole = 0,
         out_vectors: checks.Whole = 8, max_width: float | None = None, num_gaussians: int = 4, num_coulomb: int = 4,
-        kernels: nn.Module | None = None, heads: int = 1, lmax: int = 1, avg_num_nodes: float = 1.0,
+        kernels: nn.Module | None = None, heads: int = 1, lmax: int = 1, output_scale: float = 1.0,
         error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
     ):  # fmt: skip
         super().__init__()
@@ -115,7 +118,7 @@ class EwaldAttention(WarnsOfHiddenBatch, NotScriptable, nn.Module):
         self.attention = CoreAttention(
             out_channels if self.lin else in_channels, in_vectors, out_channels=(out_channels, out_vectors),
             width=width, max_width=max_width, num_gaussians=num_gaussians, num_coulomb=num_coulomb, kernels=kernels,
-            heads=heads, lmax=lmax, avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
+            heads=heads, lmax=lmax, output_scale=output_scale, error=error, method=method, max_hkl=max_hkl,
         )  # fmt: skip
         self.invariants = FarOffsets(out_vectors, 3, out_channels, invariant=True) if out_vectors else None
         self.register_forward_pre_hook(_without_edges, with_kwargs=True)
@@ -234,9 +237,9 @@ def ewald_settings(graphs: Sequence[Data], **attn_kwargs: Any) -> dict[str, Any]
     - :obj:`width` is the mean length of edges.
     - :obj:`max_width`, in periodic graphs, is at most half of the shortest lattice vector, but at least twice the
       width: Gaussians wider than a cell sum all its images.
-    - :obj:`avg_num_nodes` is the root mean square of outputs of a new layer with :obj:`avg_num_nodes=1`, for inputs
-      that are normal random numbers. It depends on all other settings and is not the number of nodes of a graph:
-      terms of different nodes have different signs and sizes.
+    - :obj:`output_scale` is the root mean square of outputs of a new layer with :obj:`output_scale=1`, for inputs
+      that are normal random numbers. It depends on all other settings, since terms of different nodes have different
+      signs and sizes.
 
     Both are read from up to 16 graphs, evenly spaced in the data set.
 
@@ -256,7 +259,7 @@ def ewald_settings(graphs: Sequence[Data], **attn_kwargs: Any) -> dict[str, Any]
         >>> chain = torch.stack([torch.arange(9), torch.arange(1, 10)])
         >>> graphs = [Data(pos=torch.randn(10, 3).cumsum(0), edge_index=chain) for _ in range(3)]
         >>> sorted(ewald_settings(graphs, num_coulomb=2, error=1e-2))
-        ['avg_num_nodes', 'error', 'num_coulomb', 'width']
+        ['error', 'num_coulomb', 'output_scale', 'width']
     """
     if not len(graphs):
         raise ValueError("graphs must be a data set with graphs, got none")
@@ -271,7 +274,7 @@ def ewald_settings(graphs: Sequence[Data], **attn_kwargs: Any) -> dict[str, Any]
         attn_kwargs["max_width"] = max(2 * width, min(8 * width, *(side / 2 for side in sides)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layer, square, count = EwaldAttention(_WIDE, _WIDE, **{**attn_kwargs, "avg_num_nodes": 1.0}), 0.0, 0
+        layer, square, count = EwaldAttention(_WIDE, _WIDE, **{**attn_kwargs, "output_scale": 1.0}), 0.0, 0
         for data in some:
             given = {name: data[name].cpu() for name in ("cell", "pbc") if name in data}
             pos = data.pos.cpu()
@@ -280,7 +283,7 @@ def ewald_settings(graphs: Sequence[Data], **attn_kwargs: Any) -> dict[str, Any]
             square, count = square + float(out.double().square().sum()), count + out.numel()
     if not square:
         raise ValueError("graphs must have nodes, got none")
-    return attn_kwargs | {"avg_num_nodes": (square / count) ** 0.5}
+    return attn_kwargs | {"output_scale": (square / count) ** 0.5}
 
 
 def _edge_lengths(data: Data) -> Tensor:

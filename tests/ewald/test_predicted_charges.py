@@ -17,7 +17,7 @@ def _double(double):
 
 def layer(scalars=3, **options):
     torch.manual_seed(1)
-    made = PredictedChargeInteraction(["A", "B"], width=0.8, scalars=scalars, cutoff=CUTOFF, hidden=4, **options)
+    made = PredictedChargeInteraction(["A", "B"], width=0.8, scalars=scalars, cutoff=CUTOFF, **options)
     with torch.no_grad():
         for p in made.parameters():
             p.normal_(std=2.0)

@@ -330,7 +330,7 @@ CORE = {
     ),
     "ChargeInteraction": charged(lambda: layers.ChargeInteraction(**IONS, scalars=3), 3),
     "PredictedChargeInteraction": charged(
-        lambda: layers.PredictedChargeInteraction(["Na", "Cl"], width=1.0, cutoff=2.0, scalars=3, hidden=4),
+        lambda: layers.PredictedChargeInteraction(["Na", "Cl"], width=1.0, cutoff=2.0, scalars=3),
         3,
         total=True,
     ),

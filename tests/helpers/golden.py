@@ -36,7 +36,7 @@ FAMILIES = {  # a module, shapes of its arguments, and those of named ones
         (1, 5, 2), (1, 5, 2, 3), {"pos": (1, 5, 3)},
     ),
     "vectors": (lambda: nn.VectorSelfAttention(2, 2), (1, 5, 2), (1, 5, 2, 3), {"pos": (1, 5, 3)}),
-    "ewald": (lambda: nn.EwaldAttention(2, 1, width=1.0, avg_num_nodes=5), *NODES),
+    "ewald": (lambda: nn.EwaldAttention(2, 1, width=1.0, output_scale=5), *NODES),
 }  # fmt: skip
 
 

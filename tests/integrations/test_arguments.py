@@ -112,7 +112,12 @@ def test_the_right_word(host, name, argument, right):
     assert str(error.value).startswith(f"{name}() got an unexpected keyword argument {argument!r}{hint} Its arguments")
 
 
-def test_old_arguments():
-    for name, new in nn.GroupTransformer.old_arguments.items():
-        with pytest.raises(TypeError, match=rf"GroupTransformer\(\) got .* argument '{name}'; {re.escape(new)}\. Its "):
-            nn.GroupTransformer(**{name: 1})
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("nn", "GroupTransformer"), ("nn", "EwaldAttention"), ("pyg", "EwaldAttention"), ("e3nn", "IrrepsEwaldAttention")],
+)
+def test_old_arguments(host, name):
+    kind = getattr(nn, name) if host == "nn" else of(host, name)
+    for old, new in kind.old_arguments.items():
+        with pytest.raises(TypeError, match=rf"{name}\(\) got .* argument '{old}'; {re.escape(new)}\. Its "):
+            kind(**{old: 1})

@@ -14,8 +14,8 @@ from ..graphs.edges import check_edges, check_graph_of_edges, check_pairs, image
 from ..graphs.node_batch import NodeBatch
 from ..modules import NotScriptable, StoresSettings
 from ..torch_state import full_precision
-from .cells import read_lattice
-from .ewald_attention import charge_energies, check_sums
+from .cells import Cells, cells_of
+from .ewald_attention import check_sums, energies_of_nodes
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -24,6 +24,7 @@ COULOMB_CONSTANT = 14.3996454785  # e² / 4 pi epsilon_0 in eV Å
 UNIT = 0.1  # charge in e that parameters of size 1 give: with 1, steps of optimizers change energies too much
 # the annotation of charges, which may be NaN
 Charge = Annotated[float, checks.Kind("a number", lambda x: isinstance(x, (int, float)) and abs(x) != math.inf)]
+_HIDDEN = 16  # channels of the perceptron
 _LEAST = 1e-2  # smallest weight of a node
 _TOLERANCE = 1e-4  # of sums of charges, relative to the sum of their absolute values
 
@@ -56,7 +57,6 @@ class ChargeSettings(NamedTuple):
     cutoff: checks.Positive | None
     avg_num_neighbors: checks.Positive
     dielectric: checks.Positive
-    coulomb_constant: checks.Positive
     error: float
     method: str
     max_hkl: Sequence[int] | None
@@ -72,8 +72,8 @@ class ChargeLayer(NotScriptable, StoresSettings):
     def __init__(self, names: Sequence[str], settings: ChargeSettings) -> None:
         super().__init__()
         self.width, self.cutoff, self.avg_num_neighbors = settings.width, settings.cutoff, settings.avg_num_neighbors
-        self.dielectric, self.coulomb_constant = settings.dielectric, settings.coulomb_constant
-        self.error, self.method, self.max_hkl, scalars = *settings[-3:], settings.scalars
+        self.dielectric, scalars = settings.dielectric, settings.scalars
+        self.error, self.method, self.max_hkl = settings[-3:]
         check_sums(self.method, self.error, self.max_hkl)
         if scalars and self.cutoff is None:
             raise ValueError("cutoff must be given with scalars, got None: the largest length of an edge")
@@ -88,7 +88,7 @@ class ChargeLayer(NotScriptable, StoresSettings):
         return {
             "elements": list(self.names), "width": float(self.width), "dielectric": float(self.dielectric),
             "cutoff": self.cutoff and float(self.cutoff), "avg_num_neighbors": float(self.avg_num_neighbors),
-            "coulomb_constant": float(self.coulomb_constant),
+            "coulomb_constant": COULOMB_CONSTANT,
         }  # fmt: skip
 
     def forward(
@@ -122,19 +122,18 @@ class ChargeLayer(NotScriptable, StoresSettings):
         checks.in_range("elements", elements, len(self.names) - 1, names)
         pos = checks.positions(pos, (elements.shape[0], 3), elements, "energies depend on them")
         node_batch = NodeBatch.flat(elements, batch, batch_size, max_num_nodes)
+        cells = cells_of(cell, pbc, node_batch.count, elements)
         if total_charge is not None:
             _check_total(total_charge, node_batch.count)
         if self.weights is not None:
             self._check_inputs(features, edge_index, edge_vectors, elements.shape[0])
-            _check_vectors(edge_index, edge_vectors, pos, batch, cell, pbc, node_batch.count)
+            _check_vectors(edge_index, edge_vectors, pos, node_batch.batch, cells)
         with full_precision(elements.device):
             charges, moments, offsets, shared = self._charges(
                 elements, pos, node_batch, total_charge, features, edge_index, edge_vectors
             )
-            energies = self.coulomb_constant * charge_energies(
-                charges, pos, batch, width=self.width, cell=cell, pbc=pbc, method=self.method, error=self.error,
-                max_hkl=self.max_hkl, batch_size=batch_size, max_num_nodes=max_num_nodes,
-            )  # fmt: skip
+            sums = self.width, self.method, self.error, self.max_hkl
+            energies = COULOMB_CONSTANT * energies_of_nodes(charges, pos, node_batch, cells, *sums)
             return ChargeOutputs(energies, offsets, charges, node_batch.sum(moments).to(charges.dtype), shared)
 
     def _check_inputs(self, features: Any, edge_index: Any, edge_vectors: Any, nodes: int) -> None:
@@ -200,17 +199,15 @@ def _check_finite(total_charge: Tensor) -> None:
 
 
 @checks.of_values
-def _check_vectors(
-    edge_index: Tensor, vectors: Tensor, pos: Tensor, batch: Tensor | None, cell: Tensor | None, pbc: Tensor | None,
-    graphs: int,
-) -> None:  # fmt: skip
+def _check_vectors(edge_index: Tensor, vectors: Tensor, pos: Tensor, batch: Tensor, cells: Cells | None) -> None:
     """Raise ValueError unless edges stay within graphs, and vectors are differences of positions up to lattice
     vectors."""
     first, second = edge_index
     check_graph_of_edges(first, second, batch, None, "edge_index")
-    images, graph = None, torch.zeros_like(first) if batch is None else batch[first]
-    if cell is not None:
-        images = images_of(vectors - (pos[second] - pos[first]), read_lattice(cell, pbc, graphs, pos)[0], graph)
+    images = None
+    if cells is not None:
+        lattice = torch.where(cells.periodic[..., None], cells.vectors, 0.0)
+        images = images_of(vectors - (pos[second] - pos[first]), lattice, batch[first])
     wrong = ~lie_between(pos, vectors, first, second, False, images)
     if bool(wrong.any()):
         i, j, came = first[wrong][0], second[wrong][0], vectors[wrong][0].tolist()
@@ -227,11 +224,12 @@ class ChargeInteraction(ChargeLayer):
     .. math:: E = \frac{C}{2} \sum_{ij} S_i S_j\, \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}, \qquad
         S_i = \lambda q_{z_i} + \sum_j t_{ji}, \qquad t_{ij} = \frac{f(r_{ij})}{\bar N}\, w \cdot (x_i - x_j)
 
-    with a charge q for each element z. Sums include the node itself and all images. E is a sum of squares over waves:
-    with charges that do not change, it can only raise the frequency of a longitudinal mode. The factor :math:`\lambda`
-    and the transfers t from a node to its neighbors are learned if the layer has ``scalars``, the number of invariant
-    features x of a node. Transfers are antisymmetric, so they conserve the charge of every fragment, and the factor
-    leaves neutral fragments neutral. A new layer has :math:`\lambda = 1` and no transfers.
+    with a charge q for each element z, in units of e, and the constant C in eV Å. Sums include the node itself and all
+    images. E is a sum of squares over waves: with charges that do not change, it can only raise the frequency of a
+    longitudinal mode. The factor :math:`\lambda` and the transfers t from a node to its neighbors are learned if the
+    layer has ``scalars``, the number of invariant features x of a node. Transfers are antisymmetric, so they conserve
+    the charge of every fragment, and the factor leaves neutral fragments neutral. A new layer has :math:`\lambda = 1`
+    and no transfers.
 
     The dipole is the sum of constants times positions and transfers times edge vectors. Born effective charges are its
     derivative by positions, times the root of the dielectric constant. The kernel is isotropic: it cannot represent a
@@ -249,7 +247,6 @@ class ChargeInteraction(ChargeLayer):
         avg_num_neighbors: Constant by which transfers are divided, 1 by default.
         dielectric: Electronic dielectric constant of the data, 1 by default. The charges of a graph sum to its total
             charge divided by the root of this constant.
-        coulomb_constant: The constant C, by default in eV Å for charges in units of e.
         error: Promised error of sums over reciprocal vectors, relative to the largest value of the kernel, 1e-4 by
             default.
         method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :class:`EwaldAttention`.
@@ -277,10 +274,10 @@ class ChargeInteraction(ChargeLayer):
 
     def __init__(
         self, charges: Mapping[str, Charge], *, width: float, scalars: int = 0, cutoff: float | None = None,
-        avg_num_neighbors: float = 1.0, dielectric: float = 1.0, coulomb_constant: float = COULOMB_CONSTANT,
-        error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
+        avg_num_neighbors: float = 1.0, dielectric: float = 1.0, error: float = 1e-4, method: str = "auto",
+        max_hkl: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        settings = width, scalars, cutoff, avg_num_neighbors, dielectric, coulomb_constant, error, method, max_hkl
+        settings = width, scalars, cutoff, avg_num_neighbors, dielectric, error, method, max_hkl
         super().__init__(tuple(charges), ChargeSettings(*settings))
         self.register_buffer("constants", torch.tensor([float(q) for q in charges.values()]))
         if scalars:
@@ -355,10 +352,8 @@ class PredictedChargeInteraction(ChargeLayer):
         scalars: Number of invariant features of each node.
         cutoff: Largest length of an edge, for transfers.
         avg_num_neighbors: Constant by which transfers are divided, 1 by default.
-        hidden: Width of the perceptron, 16 by default.
         dielectric: Electronic dielectric constant of the data, 1 by default. The charges of a graph sum to its total
             charge divided by the root of this constant.
-        coulomb_constant: The constant C, by default in eV Å for charges in units of e.
         error: Promised error of sums over reciprocal vectors, relative to the largest value of the kernel, 1e-4 by
             default.
         method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :class:`EwaldAttention`.
@@ -385,15 +380,14 @@ class PredictedChargeInteraction(ChargeLayer):
 
     def __init__(
         self, names: Sequence[str], *, width: float, scalars: checks.Count, cutoff: float,
-        avg_num_neighbors: float = 1.0, hidden: checks.Count = 16, dielectric: float = 1.0,
-        coulomb_constant: float = COULOMB_CONSTANT, error: float = 1e-4, method: str = "auto",
+        avg_num_neighbors: float = 1.0, dielectric: float = 1.0, error: float = 1e-4, method: str = "auto",
         max_hkl: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        settings = width, scalars, cutoff, avg_num_neighbors, dielectric, coulomb_constant, error, method, max_hkl
+        settings = width, scalars, cutoff, avg_num_neighbors, dielectric, error, method, max_hkl
         super().__init__(tuple(names), ChargeSettings(*settings))
         self.constants = nn.Parameter(torch.zeros(len(self.names), 2))  # of charges and of weights
         self.linear = nn.Linear(scalars, 2, bias=False)
-        self.perceptron = nn.Sequential(nn.Linear(scalars, hidden), nn.SiLU(), nn.Linear(hidden, 2))
+        self.perceptron = nn.Sequential(nn.Linear(scalars, _HIDDEN), nn.SiLU(), nn.Linear(_HIDDEN, 2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

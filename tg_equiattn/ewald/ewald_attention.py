@@ -318,11 +318,19 @@ def charge_energies(
     cells = cells_of(cell, pbc, node_batch.count, charges)
     with full_precision(charges.device):
         charges = charges.to(torch.promote_types(charges.dtype, torch.float32))
-        unit = charges.new_ones(1, 1)
-        kernel = Coulomb(width * unit, 0.5 / width * unit[..., None], bounds=((float(width), float(width)),))
-        interaction, source = Interaction((kernel,), Product(_values, ()), error, max_hkl), charges[:, None, None, None]
-        potentials = ewald_attention(pos, torch.ones_like(source), (source,), interaction, node_batch, cells, method)
-        return charges * potentials[:, 0, 0]
+        return energies_of_nodes(charges, pos, node_batch, cells, width, method, error, max_hkl)
+
+
+def energies_of_nodes(
+    charges: Float[Tensor, " nodes"], pos: Float[Tensor, "nodes 3"], node_batch: NodeBatch, cells: Cells | None,
+    width: float, method: str, error: float, max_hkl: Sequence[int] | None,
+) -> Float[Tensor, " nodes"]:  # fmt: skip
+    """:func:`charge_energies` of checked arguments."""
+    unit = charges.new_ones(1, 1)
+    kernel = Coulomb(width * unit, 0.5 / width * unit[..., None], bounds=((float(width), float(width)),))
+    interaction, source = Interaction((kernel,), Product(_values, ()), error, max_hkl), charges[:, None, None, None]
+    potentials = ewald_attention(pos, torch.ones_like(source), (source,), interaction, node_batch, cells, method)
+    return charges * potentials[:, 0, 0]
 
 
 def _values(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Float[Tensor, "*shape channels"]:

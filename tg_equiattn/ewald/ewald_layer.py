@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _CONTENT = 0.1  # initial size of the part of queries and keys that depends on features; the other part is 1
 Coupling = Callable[[int, int, int], Tensor]
+OLD_ARGUMENTS = {"avg_num_nodes": "it is output_scale now"}
 
 
 class Irrep(NamedTuple):
@@ -64,8 +65,9 @@ def split_rows(
     x: Float[Tensor, "*nodes dim"], irreps: Sequence[Irrep]
 ) -> list[Float[Tensor, "*nodes components channels"]]:
     """Split rows into the components and channels of each irrep."""
-    blocks = zip(x.split([irrep.dim for irrep in irreps], -1), irreps, strict=True)
-    return [block.unflatten(-1, (irrep.size, irrep.channels)) for block, irrep in blocks]
+    shapes = [(2 * degree + 1, channels) for degree, _, channels in irreps]
+    blocks = zip(x.split([size * channels for size, channels in shapes], -1), shapes, strict=True)
+    return [block.unflatten(-1, shape) for block, shape in blocks]
 
 
 @checks.arguments
@@ -79,7 +81,7 @@ class EwaldSettings(NamedTuple):
     kernels: nn.Module | None
     heads: checks.Count
     lmax: checks.Whole
-    avg_num_nodes: checks.Positive
+    output_scale: checks.Positive
     error: float
     method: str
     max_hkl: Sequence[int] | None
@@ -116,6 +118,7 @@ class EwaldLayer(NotScriptable, StoresSettings):
     """
 
     coupling: Coupling
+    old_arguments = OLD_ARGUMENTS
 
     def __init__(
         self, rows_in: Sequence[Irrep], rows_out: Sequence[Irrep], name_out: str, settings: EwaldSettings
@@ -123,7 +126,7 @@ class EwaldLayer(NotScriptable, StoresSettings):
         super().__init__()
         settings = settings.checked()
         self.width, self.max_width, gaussians, coulomb, kernels, self.heads, self.lmax = settings[:7]
-        self.avg_num_nodes, self.error, self.method, self.max_hkl = settings[7:]
+        self.output_scale, self.error, self.method, self.max_hkl = settings[7:]
         self.own_kernels = copy.deepcopy(kernels)
         own: Any = 0 if kernels is None else kernels.count
         self.counts: tuple[int, int, int] = gaussians, coulomb, own
@@ -171,7 +174,7 @@ class EwaldLayer(NotScriptable, StoresSettings):
         return {
             "num_gaussians": self.counts[0], "num_coulomb": self.counts[1], "kernels": own,
             "width": float(self.width), "max_width": float(self.max_width), "heads": self.heads,  # type: ignore[arg-type]
-            "avg_num_nodes": float(self.avg_num_nodes),
+            "output_scale": float(self.output_scale),
         }  # fmt: skip
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -205,7 +208,7 @@ class EwaldLayer(NotScriptable, StoresSettings):
                 scores.append(self.query_key_bias.expand(pos.shape[0], 1, -1, -1, -1))
             # contiguous: gathers of rows keep the order of strides in some of torch's tracers, and not in others
             query, key = torch.cat(scores, 1).movedim(1, 4).contiguous().unbind(1)  # T, H, C, A
-            value = torch.cat(values, 2) / self.avg_num_nodes
+            value = torch.cat(values, 2) / self.output_scale
             interaction = Interaction(self.kernels(), self.product(value), self.error, self.max_hkl)
             out = self.sums(query, key, value, pos, interaction, node_batch, cells, **more)
             if self.out is None:
@@ -366,7 +369,7 @@ class EwaldAttention(EwaldLayer):
 
     The sum includes the node itself and, if a graph repeats, all images of all nodes; one batch may hold molecules,
     slabs and crystals. In a new layer queries and keys are near 1, so it computes potentials and fields of its values.
-    The output has no residual connection and is extensive: see ``avg_num_nodes``. Equivariant to rotations,
+    The output has no residual connection and is extensive: see ``output_scale``. Equivariant to rotations,
     reflections, translations and permutations; smooth in positions and cells, with derivatives of any order. Direct
     sums are exact. Sums over the reciprocal vectors of a cell have exact symmetries and approximate to ``error``; those
     of a box around a large open graph have symmetries to ``error`` too (:doc:`/crystals`). Under autocast everything is
@@ -387,8 +390,8 @@ class EwaldAttention(EwaldLayer):
             (:doc:`/crystals`). The layer keeps a copy. The default is ``None``.
         heads: Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
         lmax: Highest degree of the solid harmonics, 1 by default.
-        avg_num_nodes: Constant by which sums are divided, 1 by default: the number of nodes a node attends to on
-            average. It is the same for all graphs.
+        output_scale: Constant by which sums are divided, 1 by default, the same for all graphs. Use the size of outputs
+            that a new layer has with 1: terms have different signs and sizes, so it is not the number of nodes.
         error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, 1e-4 by
             default. Use 1e-2 to train faster.
         method: ``"direct"`` sums over all pairs of nodes, in graphs that do not repeat. ``"ewald"`` sums over
@@ -424,13 +427,13 @@ class EwaldAttention(EwaldLayer):
         self, scalar_channels: checks.Whole, vector_channels: checks.Whole, *, width: float,
         max_width: float | None = None, out_channels: tuple[checks.Whole, checks.Whole] | None = None,
         num_gaussians: int = 4, num_coulomb: int = 4,
-        kernels: nn.Module | None = None, heads: int = 1, lmax: int = 1, avg_num_nodes: float = 1.0,
+        kernels: nn.Module | None = None, heads: int = 1, lmax: int = 1, output_scale: float = 1.0,
         error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         in_channels = _channels("scalar_channels, vector_channels", (scalar_channels, vector_channels))
         out_channels = in_channels if out_channels is None else _channels("out_channels", out_channels)
         settings = EwaldSettings(
-            width, max_width, num_gaussians, num_coulomb, kernels, heads, lmax, avg_num_nodes, error, method, max_hkl
+            width, max_width, num_gaussians, num_coulomb, kernels, heads, lmax, output_scale, error, method, max_hkl
         )
         super().__init__(_rows(in_channels), _rows(out_channels), "out_channels", settings)
         self.in_channels, self.out_channels = in_channels, out_channels

@@ -319,9 +319,10 @@ class Interaction(NamedTuple):
     def scaled_cutoff(self) -> float:
         """The x beyond which :math:`x^{l_{max} + 2} e^{-x^2 / 2}` is below ``error``: outputs and their second
         derivatives are that small at s k = x in reciprocal space, and at r / s = x in real space."""
-        x = 2 * math.sqrt(self.lmax + 2)  # beyond the maximum
+        power, bound = self.lmax + 2, 2 * math.log(1 / self.error)
+        x = 2 * math.sqrt(power)  # beyond the maximum
         for _ in range(40):
-            x = math.sqrt(2 * math.log(1 / self.error) + 2 * (self.lmax + 2) * math.log(x))
+            x = math.sqrt(bound + 2 * power * math.log(x))
         return x
 
     @property

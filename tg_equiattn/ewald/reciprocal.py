@@ -287,7 +287,7 @@ def _terms(extents: _Extents, interaction: Interaction, nodes: int | None) -> tu
                     width = (math.floor(scaled * high / plane + 0.5) + 0.5) * plane / scaled
                     rest = [vectors(Coulomb.split_ranges(low, width, scaled)[1])]
                 images = _images(whole.margin if width is None else scaled * width, extents)
-                pairs = nodes**2 * math.prod(2 * n + 1 for n in images)
+                pairs = nodes**2 * math.prod([2 * n + 1 for n in images])
                 if pairs + _CALL < (parts[0] - sum(rest)) * (20 + nodes / 10):
                     term, parts = Term(width, images), rest
             terms.append(term)
@@ -297,18 +297,18 @@ def _terms(extents: _Extents, interaction: Interaction, nodes: int | None) -> tu
 
 def _images(margin: float, extents: _Extents) -> Images:
     """Images around the nearest one within a margin, in a cell with these distances between lattice planes."""
-    a, b, c = (max(0, math.ceil(margin / distance - 0.5)) for distance in extents.planes)
+    a, b, c = [max(0, math.ceil(margin / distance - 0.5)) for distance in extents.planes]
     return a, b, c
 
 
 def _box(sides: list[float], reach: Range) -> float:
     """The volume, or for slabs the thickness, of the box that :func:`.cells.lattice_of` makes."""
     if not reach.long_range:
-        return math.prod(side + reach.margin for side in sides)
+        return math.prod([side + reach.margin for side in sides])
     radius = math.hypot(*sides) + reach.margin
     if len(sides) == 1:
         return 2 * radius
-    return math.prod(side + radius + reach.margin for side in sides)
+    return math.prod([side + radius + reach.margin for side in sides])
 
 
 def reciprocal_sums(

@@ -108,7 +108,7 @@ def global_layers(
     ewald: Global = lambda: LibraryLayer(  # noqa: E731
         EwaldAttention(
             scalars, vectors, width=widths[0], max_width=reach, num_gaussians=kernels[0],
-            num_coulomb=kernels[1], lmax=lmax, avg_num_nodes=AVG_NUM_NODES,
+            num_coulomb=kernels[1], lmax=lmax, output_scale=AVG_NUM_NODES,
         )
     )  # fmt: skip
     return {

@@ -31,7 +31,7 @@ KINDS = {
     "tensor implicit": partial(TensorProductHyenaOperator, causal=True, **IMPLICIT),
     "tensor acausal": partial(TensorProductHyenaOperator, **IMPLICIT),
     "tensor radial": partial(TensorProductHyenaOperator, order="radial"),
-    "ewald": partial(IrrepsEwaldAttention, width=2.0, avg_num_nodes=20),
+    "ewald": partial(IrrepsEwaldAttention, width=2.0, output_scale=20),
 }
 
 

@@ -263,8 +263,8 @@ def test_outputs_of_a_new_layer_are_of_unit_size(make_graph, options):
         return float(torch.cat(out).detach().square().mean().sqrt())
 
     assert 0.5 < size(given) < 2
-    assert size(given | {"avg_num_nodes": 1.0}) > 3
-    assert size(given | {"avg_num_nodes": 1000.0}) < 0.3
+    assert size(given | {"output_scale": 1.0}) > 3
+    assert size(given | {"output_scale": 1000.0}) < 0.3
 
 
 def test_settings_that_are_read(equal):
@@ -273,7 +273,7 @@ def test_settings_that_are_read(equal):
     before = torch.random.get_rng_state()
     found = ewald_settings([data])
     assert found["width"] == 3
-    assert found.keys() == {"width", "avg_num_nodes"}
+    assert found.keys() == {"width", "output_scale"}
     assert torch.equal(torch.random.get_rng_state(), before)
     offsets = torch.tensor([[2.0, 0], [0, 1]])
     periodic = data.clone().update({"cell": 8 * torch.eye(2), "edge_offset": offsets})
