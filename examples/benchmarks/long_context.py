@@ -64,7 +64,9 @@ class LongConv(nn.Module):
 def build(name: str) -> nn.Module:
     """One layer."""
     kind = SE3HyenaOperator if name.startswith("hyena") else VectorSelfAttention
-    options = {"hyena-short": {"short_conv": 3}, "hyena-implicit": {"filter": "implicit"}}.get(name, {})
+    options = {"hyena-short": {"short_conv": 3}, "hyena-implicit": {"filter": "implicit", "mixed_products": False}}.get(
+        name, {}
+    )
     return kind(SCALARS, VECTORS, **options)
 
 

@@ -60,7 +60,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "SE(3)-Hyena": {"short_conv": 3},
-    "SE(3)-Hyena, implicit filter": {"short_conv": 3, "filter": "implicit"},
+    "SE(3)-Hyena, implicit filter": {"short_conv": 3, "filter": "implicit", "mixed_products": False},
     "SE(3)-Hyena, as published": {},
     "SE(3)-Hyena, shuffled": {"short_conv": 3},
     "SE(3)-Transformer": {"short_conv": 3},

@@ -19,7 +19,7 @@ messages                 nothing
 messages, all pairs      the same messages along all pairs of residues
 distance attention       a transformer's self-attention with a learned function of the distance in its logits
 vector attention         VectorSelfAttention
-Hyena, implicit          SE3HyenaOperator, filter="implicit", short_conv=3
+Hyena, implicit          SE3HyenaOperator, filter="implicit", mixed_products=False, short_conv=3
 Ewald                    EwaldAttention
 Ewald + Hyena            both
 Hyena, degree 2          TensorProductHyenaOperator, the same with features of degrees 0, 1 and 2 inside

@@ -13,7 +13,7 @@ messages, potentials       the same, with five screened potentials of the formal
 distance attention         a transformer's self-attention with a learned function of the distance in its logits
 all pairs                  messages along all pairs of residues
 GPS, multihead             PyG's GPSConv with multi-head attention
-SE(3)-Hyena                SE3HyenaOperator, filter="implicit", short_conv=3
+SE(3)-Hyena                SE3HyenaOperator, filter="implicit", mixed_products=False, short_conv=3
 Ewald (e3nn)               IrrepsEwaldAttention
 Ewald (PyG)                integrations.pyg.EwaldAttention, of scalars
 

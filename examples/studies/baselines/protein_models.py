@@ -19,6 +19,7 @@ Model = Literal[
     "messages", "messages, all pairs", "distance attention", "vector attention", "Hyena, implicit", "Ewald",
     "Ewald + Hyena", "Hyena, degree 2", "EGNN",
 ]  # fmt: skip
+CROSS_PRODUCTS = {"filter": "implicit", "mixed_products": False, "short_conv": 3}  # as the stored results
 ORDERED = "Hyena, implicit", "Ewald + Hyena", "Hyena, degree 2"  # which read residue numbers
 
 
@@ -118,8 +119,8 @@ def global_layers(
         "vector attention": [
             lambda: LibraryLayer(VectorSelfAttention(scalars, vectors, hidden_scalars=8, hidden_vectors=vectors))
         ],
-        "Hyena, implicit": [hyena(filter="implicit", short_conv=3)],
+        "Hyena, implicit": [hyena(**CROSS_PRODUCTS)],
         "Ewald": [ewald],
-        "Ewald + Hyena": [ewald, hyena(filter="implicit", short_conv=3)],
+        "Ewald + Hyena": [ewald, hyena(**CROSS_PRODUCTS)],
         "Hyena, degree 2": [lambda: IrrepsLayer(scalars, vectors)],
     }[name]

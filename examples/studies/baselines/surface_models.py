@@ -87,7 +87,13 @@ class SurfaceModel(nn.Module):
                 return Invariant(EwaldAttention(scalars, scalars, out_vectors=vectors, **ewald))
             if name == "SE(3)-Hyena":
                 layer = SE3HyenaOperator(
-                    scalars, vectors, hidden_scalars=8, hidden_vectors=vectors, filter="implicit", short_conv=3
+                    scalars,
+                    vectors,
+                    hidden_scalars=8,
+                    hidden_vectors=vectors,
+                    filter="implicit",
+                    short_conv=3,
+                    mixed_products=False,
                 )
                 return LibraryLayer(layer, ordered=True)
             if name == "GPS, multihead":
