@@ -48,7 +48,13 @@ class Problem:
     @functools.cached_property
     def directions(self):
         draw = functools.partial(torch.randn, dtype=torch.float64)
-        return [{n: draw(2, *x.shape) for n, x in part.items()} for part in (self.inputs, self.parameters)]
+        inputs, parameters = (
+            {n: draw(2, *x.shape) for n, x in part.items()} for part in (self.inputs, self.parameters)
+        )
+        if "edge_vectors" in inputs:  # these stay differences of positions
+            first, second = self.rest["edge_index"]
+            inputs["edge_vectors"] = inputs["pos"][:, second] - inputs["pos"][:, first]
+        return [inputs, parameters]
 
     def curve(self, c):
         """R^2 -> R^2."""
