@@ -110,7 +110,7 @@ def join_names(app, what, name, obj, options, lines: list[str]) -> None:
 # Members that users call or read; others belong to a host or are internal.
 MEMBERS = re.compile(
     "forward|attention_map|redraw_features|export|check_equivariance|born_charges|mask_after|rotmnist|"
-    "cifar10|patchcamelyon|matrices|cayley|inverse|identity|lattice|dim|isometries|from_edges|source|target|edges|"
+    "cifar10|patchcamelyon|matrices|cayley|inverse|identity|lattice|dim|isometries|source|target|edges|"
     "pos|offsets|count|lmax|ranges|real_space|reciprocal|radial|scales"
 )
 # Arguments that stand last where a class has more than ten.

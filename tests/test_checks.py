@@ -20,6 +20,7 @@ from tg_equiattn.nn import (
     GroupAttentionBlock,
     PerformerAttention,
     RelativePerformer,
+    SE3HyenaOperator,
 )
 from tg_equiattn.testing import act, dilation_errors, equivariance_error
 
@@ -87,6 +88,8 @@ CASES = [
     ("offsets must have shape", lambda: NeighborList(PAIR, 3, torch.zeros(3, 2))),
     ("offsets .* must be finite", lambda: NeighborList(PAIR, 3, torch.full((2, 2), torch.nan))),
     (r"nodes in \[0, 3\)", lambda: NeighborList(3 * PAIR, 3)),
+    ("edge_index must join nodes that exist, got one beyond", lambda: SE3HyenaOperator(1, 0, local_context=True)(
+        torch.ones(1, 3, 1), None, torch.tensor([2]), edge_index=torch.tensor([[0, 2], [1, 1]]))),
     ("must not join a pair twice", lambda: PerformerAttention(2, 2, position="clipped")(
         torch.ones(3, 2), neighbors=NeighborList(PAIR, 3, torch.tensor([[1, 0], [2, 0]])))),
     ("neighbors must be of 4 nodes in 2 dimensions, got 3 in 1", lambda: PerformerAttention(2, 2, method="features")(
@@ -123,10 +126,11 @@ CASES = [
     ("max_hkl must be given with cell while a model is traced or mapped over", lambda: mapped("ewald", **BOX)),
     ("cell must have a lattice vector wherever pbc is true", lambda: read_lattice(
         torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 1]]), torch.ones(3).bool(), 1, torch.ones(3))),
-    ("edge_index must be on meta as the input is", lambda: NeighborList.from_edges(
-        EDGES, 3, batch=torch.zeros(3, device="meta"))),
-    ("edge_attr must be on cpu as edge_index is", lambda: NeighborList.from_edges(
-        EDGES, 3, edge_dim=1, features=torch.ones(1, 1, device="meta"))),
+    ("edge_index must be on meta as the input is", lambda: NeighborList(EDGES, 3).check_graphs(
+        "edge_index", torch.zeros(3, device="meta"))),
+    ("edge_attr must be on cpu as edge_index is", lambda: SE3HyenaOperator(
+        1, 0, local_context=True, edge_channels=1)(
+        torch.ones(1, 3, 1), None, edge_index=EDGES, edge_attr=torch.ones(1, 1, device="meta"))),
     ("pos must not be what torch.vmap goes through", lambda: torch.vmap(
         lambda pos: neighbor_list(pos, 1.0)[1])(torch.ones(2, 3, 3))),
     ("pos must be on cpu as the input is, got meta", lambda: PerformerAttention(

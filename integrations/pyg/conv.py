@@ -15,9 +15,18 @@ from torch_geometric.utils import is_sparse, to_edge_index
 
 from tg_equiattn import checks
 from tg_equiattn.graphs import NeighborList
-from tg_equiattn.graphs.edges import check_edges, check_fields, images_of, lie_between, of_edges, offsets_along
+from tg_equiattn.graphs.edges import (
+    check_edges,
+    check_fields,
+    images_of,
+    lie_between,
+    of_edges,
+    offsets_along,
+    offsets_between,
+    whole_offsets,
+)
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.linear.nodes import Needs, check_pos
+from tg_equiattn.linear.nodes import Needs, read_pos
 from tg_equiattn.linear.random_features import DrawsFeatures
 from tg_equiattn.modules import NotScriptable, StoresSettings
 from tg_equiattn.nn import PerformerAttention
@@ -269,18 +278,21 @@ class RelativePerformerConv(WarnsOfHiddenBatch, NotScriptable, DrawsFeatures, St
             )
         if batch is None:
             self.warn_of_hidden_batch(edge_index, num_nodes)
-        needs, dim = self.attention.needs, self.attention.needs.dim or None
-        if dim is not None and pos is not None and edge_offset is not None and (needs.neighbors or needs.positions):
-            pos = checks.positions(pos, (num_nodes, dim), edge_index, "")
+        needs, shape = self.attention.needs, (num_nodes, self.attention.needs.dim)
+        if needs.dim and pos is not None and edge_offset is not None and (needs.neighbors or needs.positions):
+            pos = checks.positions(pos, shape, edge_index, "")
             edge_offset = placed_offsets(pos, edge_offset, edge_index, batch, cell, needs)
         if not needs.neighbors:
             return None
-        if dim is not None and edge_offset is None:
-            check_pos(pos, needs)
-        return NeighborList.from_edges(
-            edge_index, num_nodes, checked=True, dim=dim, pos=pos, offsets=edge_offset, whole=needs.whole,
-            edge_dim=needs.edge_dim, features=edge_attr,
-        )  # fmt: skip
+        features, offsets, between = of_edges("edge_attr", edge_attr, edge_index, needs.edge_dim), None, False
+        if needs.dim and edge_offset is not None:
+            offsets = cast(Tensor, of_edges("edge_offset", edge_offset, edge_index, needs.dim))
+            offsets = whole_offsets(offsets, pos, "edge_offset") if needs.whole else offsets
+        elif needs.dim:
+            if pos is None:
+                raise ValueError("pos or edge_offset must be given where offsets are needed, got None")
+            offsets, between = offsets_between(read_pos(pos, shape, edge_index, needs), edge_index, needs.whole), True
+        return NeighborList(edge_index, num_nodes, offsets, features=features, between_positions=between, checked=True)
 
     def _sums(
         self, near: NeighborList, weights: Tensor, value: Tensor, values: tuple[Tensor, ...] | None, dropout: float

@@ -84,28 +84,15 @@ def test_arguments_that_are_refused(options, message):
         neighbor_list(**{"pos": torch.rand(6, 2), "cutoff": 0.5} | options)
 
 
-def test_edges_as_given():
-    edge_index = torch.tensor([[0, 1, 2, 2], [1, 0, 1, 2]])
-    pos, features = torch.tensor([[0.0, 0], [1, 0], [5, 0]]), torch.arange(4.0)
-    pairs = NeighborList.from_edges(edge_index, 3, dim=2, pos=pos, edge_dim=1, features=features, whole=True)
-    assert pairs.offsets.tolist() == [[1, 0], [-1, 0], [4, 0]]
+def test_pairs_of_a_node_with_itself():
+    """Their features are those of the pair that a layer adds, unless they are pairs like any other."""
+    edge_index, features = torch.tensor([[0, 1, 2, 2], [1, 0, 1, 2]]), torch.arange(4.0)[:, None]
+    pairs = NeighborList(edge_index, 3, features=features)
     assert pairs.features.flatten().tolist() == [1, 0, 2]
     assert pairs.self_features.flatten().tolist() == [0, 0, 3]
-    assert pairs.between_positions
-    kept = NeighborList.from_edges(edge_index, 3, edge_dim=1, features=features, loops=True)
+    kept = NeighborList(edge_index, 3, features=features, loops=True)
     assert kept.features.flatten().tolist() == [1, 0, 2, 3]
     assert kept.self_features is None
-    for message, options in [
-        ("edge_index must not join nodes of different graphs", {"batch": torch.tensor([0, 0, 1])}),
-        ("edge_index must join nodes that exist", {"node_mask": torch.tensor([True, True, False])}),
-        ("pos or edge_offset must be given", {"dim": 2}),
-        (r"edge_offset must be real numbers of shape \(4, 2\)", {"dim": 2, "offsets": torch.zeros(4, 3)}),
-        (r"edge_attr must be real numbers of shape \(4, 1\)", {"edge_dim": 1, "features": torch.zeros(3)}),
-        ("edge_attr must be .* got list", {"edge_dim": 1, "features": [0.0]}),
-        ("must be finite", {"dim": 2, "pos": torch.full((3, 2), torch.inf)}),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            NeighborList.from_edges(edge_index, 3, **options)
 
 
 def test_mean_edge_length():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..graphs.edges import check_edges
+from ..graphs.edges import check_edges, check_graph_of_edges, of_edges
 from ..graphs.neighbors import NeighborList
 from ..graphs.node_batch import NodeBatch, PaddedBatch
 from ..modules import StoresSettings
@@ -75,10 +75,9 @@ class TokenNetwork(StoresSettings):
             edge_index = tokens.slots.slot[edge_index]
         if self.options.causal:
             _check_no_later_source(tokens.sequences.time[edge_index])
-        return NeighborList.from_edges(
-            edge_index, graphs.nodes, batch=graphs.batch, node_mask=graphs.mask, edge_dim=channels,
-            features=edge_attr, loops=True, checked=True,
-        )  # fmt: skip
+        check_graph_of_edges(edge_index[1], edge_index[0], graphs.batch, graphs.mask, "edge_index")
+        features = of_edges("edge_attr", edge_attr, edge_index, channels)
+        return NeighborList(edge_index, graphs.nodes, features=features, loops=True, checked=True)
 
     def reachable(self, grades: Grades) -> Grades:
         """The output channels that can differ from zero if the input has the independent channels ``grades``."""

@@ -18,10 +18,7 @@ from .edges import (
     check_edges,
     check_fields,
     check_graph_of_edges,
-    of_edges,
     offsets_along,
-    offsets_between,
-    whole_offsets,
 )
 
 if TYPE_CHECKING:
@@ -108,51 +105,6 @@ class NeighborList:
         self.mask, self.features, self.self_features = mask, features, self_features
         self.between_positions, self._cache = between_positions, Cache()
         self._unrestricted: NeighborList | None = None  # with the same CSR matrix
-
-    @classmethod
-    def from_edges(
-        cls, edge_index: Tensor, nodes: int, *, batch: Tensor | None = None, node_mask: Tensor | None = None,
-        dim: int | None = None, pos: Tensor | None = None, offsets: Tensor | None = None, whole: bool = False,
-        edge_dim: int | None = None, features: Tensor | None = None, loops: bool = False, checked: bool = False,
-    ) -> NeighborList:  # fmt: skip
-        """Make a list from edges, positions and features as users of a layer give them.
-
-        Args:
-            edge_index: int64 ``(2, E)``, sources and targets.
-            nodes: number of nodes.
-            batch: graph index of the nodes, ``(N,)``, which no edge may leave. ``None`` means one graph.
-            node_mask: bool ``(N,)``, false for nodes that no edge may join. ``None`` means all nodes.
-            dim: dimension of the offsets that the layer needs. ``None`` means none.
-            pos: ``(N, dim)`` positions, whose differences are the offsets if none are given.
-            offsets: ``(E, dim)``.
-            whole: whether offsets have to be whole numbers, up to rounding.
-            edge_dim: width of the features that the layer needs. ``None`` means none.
-            features: ``(E, edge_dim)``, or ``(E,)`` for one.
-                loops: whether a pair of a node with itself is a pair like any other. The default is ``False``.
-            checked: whether ``edge_index`` and ``pos`` have been checked already. The default is ``False``.
-
-        Raises:
-            ValueError: for arguments that do not fit (``edge_offset`` for offsets, ``edge_attr`` for features); values
-                are read on the CPU, outside torch.compile.
-        """
-        if not checked:
-            check_edges(edge_index, nodes)
-        features = of_edges("edge_attr", features, edge_index, edge_dim)
-        offsets, between = of_edges("edge_offset", offsets, edge_index, dim), False
-        if dim is not None and offsets is None:
-            if pos is None:
-                raise ValueError("pos or edge_offset must be given where offsets are needed, got None")
-            pos, between = checks.positions(pos, (nodes, dim), edge_index, ""), True
-            offsets = offsets_between(pos, edge_index, whole)
-        elif offsets is not None and whole:
-            placed = isinstance(pos, Tensor) and pos.is_floating_point() and len(pos)
-            offsets = whole_offsets(offsets, pos if placed else None, "edge_offset")
-        if batch is not None or node_mask is not None:
-            check_graph_of_edges(edge_index[1], edge_index[0], batch, node_mask, "edge_index")
-        return cls(
-            edge_index, nodes, offsets, features=features, loops=loops, between_positions=between,
-            checked=checked or not between,
-        )  # fmt: skip
 
     @property
     def dim(self) -> int:

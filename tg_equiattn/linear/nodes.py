@@ -90,9 +90,8 @@ def read_nodes(
     if needs.positions or search or placed:
         if mask is not None and isinstance(pos, Tensor) and pos.shape[:-1] == mask.shape:
             pos = torch.where(mask[..., None], pos, torch.zeros_like(pos))
-        check_pos(pos, needs)
         why = "values='offset' needs it" if needs.far_offsets and not search else needs.why
-        pos = checks.positions(pos, (*shape, needs.dim), x, why).reshape(-1, needs.dim)
+        pos = read_pos(pos, (*shape, needs.dim), x, needs, why).reshape(-1, needs.dim)
     if count and (needs.neighbors or (placed and neighbors.dim == needs.dim)):  # type: ignore[union-attr]
         near = _near_pairs(needs, node_batch, x.device, pos, batch, grid, neighbors)
         near.check_nodes(count, needs.dim)
@@ -135,19 +134,19 @@ def _check_grid(grid: PixelGrid, needs: Needs, node_batch: NodeBatch, count: int
         )
 
 
-def check_pos(pos: object, needs: Needs) -> None:
-    """Raise ValueError for positions with another number of coordinates than the layer has. Where values are read, also
-    raise it for positions that are not finite or that are rounded too much."""
-    if not isinstance(pos, Tensor):
-        return
-    if pos.ndim > 1 and pos.shape[-1] != needs.dim:
+def read_pos(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, needs: Needs, why: str = "") -> Tensor:
+    """Positions, by :func:`.checks.positions`. Raise ValueError for another number of coordinates than the layer has.
+    Where values are read, also raise it for positions that are not finite or that are rounded too much."""
+    if isinstance(pos, Tensor) and pos.ndim > 1 and pos.shape[-1] != needs.dim:
         dim = pos.shape[-1]
         raise ValueError(
             f"pos has {dim} coordinates but pos_dim is {needs.dim}: pass pos_dim={dim}. Points off a grid need "
             "an offset and a cutoff too, with mean_edge_length of tg_equiattn.graphs: in RelativeGPSBlock "
             f"attn_kwargs={{'pos_dim': {dim}, 'offset': 'distance', 'cutoff': 2 * mean_edge_length(pos, edge_index)}}"
         )
+    pos = checks.positions(pos, shape, x, why)
     checks.exact_positions(pos, **({} if needs.whole else {"cutoff": needs.unit}))
+    return pos
 
 
 def _near_pairs(

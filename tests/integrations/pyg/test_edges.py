@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from performers import NEAR
+from tg_equiattn.integrations.pyg import RelativePerformerConv
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToSparseTensor
@@ -111,3 +112,23 @@ def test_repeated_pairs_of_a_coo_adjacency_stay_apart(make_conv, equal):
     adj_t = torch.sparse_coo_tensor(edges.flip(0), attr, (5, 5, 2))
     batch = torch.zeros(5, dtype=torch.long)
     equal(conv(x, adj_t, batch, pos=pos), conv(x, edges, batch, attr, pos))
+
+
+def test_edges_as_given():
+    edge_index = torch.tensor([[0, 1, 2, 2], [1, 0, 1, 2]])
+    pos, features = torch.tensor([[0.0, 0], [1, 0], [5, 0]]), torch.arange(4.0)
+    conv = RelativePerformerConv(4, 4, edge_dim=1)
+    pairs = conv.neighbors(edge_index, pos=pos, edge_attr=features, num_nodes=3)
+    assert pairs.offsets.tolist() == [[1, 0], [-1, 0], [4, 0]]
+    assert pairs.features.flatten().tolist() == [1, 0, 2]
+    assert pairs.between_positions
+    for message, options in [
+        ("edge_index must not join nodes of different graphs", {"batch": torch.tensor([0, 0, 1])}),
+        ("pos or edge_offset must be given", {"pos": None}),
+        (r"edge_offset must be real numbers of shape \(4, 2\)", {"pos": None, "edge_offset": torch.zeros(4, 3)}),
+        (r"edge_attr must be real numbers of shape \(4, 1\)", {"edge_attr": torch.zeros(3)}),
+        ("edge_attr must be .* got list", {"edge_attr": [0.0]}),
+        ("must be finite", {"pos": torch.full((3, 2), torch.inf)}),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            conv.neighbors(edge_index, num_nodes=3, **{"pos": pos, "edge_attr": features} | options)
