@@ -19,7 +19,7 @@ from .torch_state import autograd_in_operator, is_fused, is_observed, is_transfo
 
 FEW_NUMBERS = 1 << 13  # a CPU computes this many numbers in the time of a call of an operator
 _MORE = 1 << 7  # times as many on an accelerator
-_TILE_BYTES = 2 << 30  # memory of all tensors of a chunk on an accelerator
+_TILE_BYTES = 2 << 30  # memory of all tensors of a tile on an accelerator
 
 
 def by_operator(x: Tensor, numbers: int, plain: bool = False) -> bool:
@@ -40,7 +40,7 @@ def are_few(numbers: int, device: torch.device) -> bool:
 
 
 def tile_numbers(device: torch.device, on_cpu: int, tensors: int) -> int:
-    """The number of elements that each large tensor of a chunk may have.
+    """The number of elements that each large tensor of a tile may have.
 
     Chunks should stay in the cache of a CPU; on an accelerator they should be large, so that there are few launches.
 

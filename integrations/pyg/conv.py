@@ -239,7 +239,7 @@ class RelativePerformerConv(WarnsOfHiddenBatch, NotScriptable, DrawsFeatures, St
             pos = pos if pos is None else pos.expand(x.shape[0], *pos.shape)
         if near is not None and (self.explain or any(map(vars(self).get, _HOOKS))):
             near = copy.copy(near)
-            near.sums = self._sums
+            near.sums = self._message_sums
         return self.attention(
             x, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, pos=pos, grid=grid, neighbors=near,
             return_vectors=return_vectors,
@@ -294,7 +294,7 @@ class RelativePerformerConv(WarnsOfHiddenBatch, NotScriptable, DrawsFeatures, St
             offsets, between = offsets_between(read_pos(pos, shape, edge_index, needs), edge_index, needs.whole), True
         return NeighborList(edge_index, num_nodes, offsets, features=features, between_positions=between, checked=True)
 
-    def _sums(
+    def _message_sums(
         self, near: NeighborList, weights: Tensor, value: Tensor, values: tuple[Tensor, ...] | None, dropout: float
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Sums over near pairs of weights times values, of weights times features, and of weights, by messages along

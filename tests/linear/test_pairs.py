@@ -1,4 +1,4 @@
-"""Attention over all pairs: in chunks as at once, by torch's kernels as by the definition, and how many pairs fit."""
+"""Attention over all pairs: in tiles as at once, by torch's kernels as by the definition, and how many pairs fit."""
 
 import pytest
 import torch

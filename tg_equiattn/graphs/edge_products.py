@@ -3,7 +3,7 @@
 :func:`edge_dot` computes query-key products of the pairs, and :func:`edge_sum` adds weighted values over pairs. The
 gradients of each consist of both, so they can be differentiated any number of times. The operators use torch's sparse
 CSR products (MKL, cuSPARSE), head by head. Gathers of rows replace them under transforms, on accelerators if the rows
-fit in a chunk, and on accelerators with deterministic algorithms: ``index_add`` is deterministic, cuSPARSE is not.
+fit in a tile, and on accelerators with deterministic algorithms: ``index_add`` is deterministic, cuSPARSE is not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def edge_dot(
     """Scalar products of the query and the key of each pair of a relation."""
     if _by_operator(query, relation.row):
         return csr_edge_dot(query.contiguous(), key.contiguous(), *_matrix(relation, query))
-    # a compiler fuses the gathers with the products, so chunks save no memory
+    # a compiler fuses the gathers with the products, so tiles save no memory
     return gathered_edge_dot(query, key, relation.row, relation.col, None if is_traced(query) else _PAIRS)
 
 
@@ -68,12 +68,12 @@ def _matrix(relation: CSR | NeighborList, x: Tensor) -> CSR:
 
 def gathered_edge_dot(
     query: Float[Tensor, "heads rows d"], key: Float[Tensor, "heads cols d"], row: Int[Tensor, " pairs"],
-    col: Int[Tensor, " pairs"], chunk: int | None = _PAIRS,
+    col: Int[Tensor, " pairs"], tile: int | None = _PAIRS,
 ) -> Float[Tensor, "heads pairs"]:  # fmt: skip
-    """:func:`edge_dot`, ``chunk`` pairs at a time, or all of them."""
-    if chunk is None or row.shape[0] <= chunk:
+    """:func:`edge_dot`, ``tile`` pairs at a time, or all of them."""
+    if tile is None or row.shape[0] <= tile:
         return (query.index_select(1, row) * key.index_select(1, col)).sum(-1)
-    pairs = zip(row.split(chunk), col.split(chunk), strict=True)
+    pairs = zip(row.split(tile), col.split(tile), strict=True)
     return torch.cat([gathered_edge_dot(query, key, *some, None) for some in pairs], -1)
 
 

@@ -184,7 +184,7 @@ class PerformerAttention(NotScriptable, DrawsFeatures, StoresSettings):
         self.key_channels = d = key_channels or min(KEY_CHANNELS if few else self.head_channels, self.head_channels)
         self.positions = self._make_position(cutoff, edge_dim, method)
         self.needs, keys, self.far_offsets = self.positions.needs, self.positions.key_heads, None
-        self.cutoff = self.needs.unit
+        self.cutoff = self.needs.cutoff
         if values != "content":
             self.needs = self.needs._replace(positions=True, far_offsets=True)
             self.far_offsets = FarOffsets(heads, pos_dim, out_channels, offset == "distance")
@@ -218,15 +218,15 @@ class PerformerAttention(NotScriptable, DrawsFeatures, StoresSettings):
             raise ValueError(f"values must be 'content' with position={position!r}, got {values!r}")
         if position == "clipped" and method == "pairs":
             raise ValueError("method must be 'features' with position='clipped', got 'pairs'")
-        unit = _cutoff(position, cutoff, offset)
+        cutoff = _cutoff(position, cutoff, offset)
         if position == "window":
             value_channels = self.head_channels if values == "offset" else None
-            return WindowPosition(heads, self.pos_dim, unit, offset, value_channels, edge_dim)
+            return WindowPosition(heads, self.pos_dim, cutoff, offset, value_channels, edge_dim)
         if position == "clipped":
-            return ClippedPosition(heads, self.pos_dim, int(unit), self.key_channels)
+            return ClippedPosition(heads, self.pos_dim, int(cutoff), self.key_channels)
         if position == "sinusoid":
             return SinusoidPosition(heads, self.pos_dim)
-        return Position(Needs(self.pos_dim, unit), heads)
+        return Position(Needs(self.pos_dim, cutoff), heads)
 
     @property
     def in_channels(self) -> int:
@@ -306,7 +306,7 @@ class PerformerAttention(NotScriptable, DrawsFeatures, StoresSettings):
                 out = self.positions(inputs, nodes)
             else:
                 out, vectors = self._means(inputs, nodes)
-                of_vectors = self.far_offsets(vectors / self.needs.unit)
+                of_vectors = self.far_offsets(vectors / self.needs.cutoff)
         out = self.out(out.to(value.dtype).transpose(0, 1).flatten(1))
         if self.far_offsets is not None:
             out = out + of_vectors.to(out.dtype)

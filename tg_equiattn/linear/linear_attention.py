@@ -98,8 +98,8 @@ def linear_attention(
 
 
 def graph_rows(node_batch: NodeBatch) -> PaddedBatch:
-    """Rows of whole graphs, or of chunks of graphs if most graphs are much shorter than the longest one, or if no bound
-    of their sizes is known. Chunks have the ``graph`` of each row."""
+    """Rows of whole graphs, or of parts of graphs if most graphs are much shorter than the longest one, or if no bound
+    of their sizes is known. Parts have the ``graph`` of each row."""
     average = max(1, node_batch.nodes // max(1, node_batch.count))
     known = node_batch.longest is not None and (node_batch.known_sizes is not None or not is_traced())
     if node_batch.even or (known and node_batch.bound <= 2 * average):
@@ -119,7 +119,7 @@ def _merge_rows(
     sums: Float[Tensor, "heads*rows features e+1"], top: Float[Tensor, "heads*rows features 1"],
     graph: Int[Tensor, " rows"], graphs: int,
 ) -> tuple[Float[Tensor, "heads*rows features e+1"], Float[Tensor, "heads*rows features 1"]]:  # fmt: skip
-    """From the :func:`_sums` over the keys of each row, those over whole graphs, for each row."""
+    """From the :func:`_exp_sums` over the keys of each row, those over whole graphs, for each row."""
     sums, top = (x.unflatten(0, (-1, graph.shape[0])) for x in (sums, top))
     most = top.new_full((top.shape[0], graphs, *top.shape[2:]), torch.finfo(top.dtype).min)
     most = most.scatter_reduce(1, graph.view(-1, 1, 1).expand_as(top), top, "amax").index_select(1, graph)
@@ -150,8 +150,8 @@ def feature_attention(
     Args:
         inputs: the inputs, with groups in place of heads; ``dropout`` is not used.
         mask: true for valid keys, of groups or of rows that are the last axis of groups; ``None`` means all.
-        merge: function for queries that attend to the keys of several groups. It takes the :func:`_sums` over the keys
-            of each group, and returns those over all keys that the queries of each group attend to.
+        merge: function for queries that attend to the keys of several groups. It takes the :func:`_exp_sums` over the
+            keys of each group, and returns those over all keys that the queries of each group attend to.
     """
     query, key, value, projection, variance, bias, _ = inputs
     directions, scale = cast(Tensor, projection), query.shape[-1] ** -0.5
@@ -172,18 +172,18 @@ def feature_sums(
     projection: Float[Tensor, "features d"], value: Float[Tensor, "groups nodes e"],
     mask: Bool[Tensor, "rows nodes"] | None,
 ) -> tuple[Float[Tensor, "groups features e+1"], Float[Tensor, "groups features 1"]]:  # fmt: skip
-    """The :func:`_sums` of each feature over the valid keys of a group. Log features are W k + bias."""
+    """The :func:`_exp_sums` of each feature over the valid keys of a group. Log features are W k + bias."""
     groups, features = key.shape[0], projection.shape[0]  # unlike len, not a constant of torch.jit.trace
     if mask is not None and bias.numel():  # no groups have no number of rows
         bias = bias.unflatten(0, (-1, mask.shape[0])).masked_fill(~mask[..., None], -torch.inf).flatten(0, 1)
     tensors = projection.expand(groups, -1, -1), key, bias, value
     if is_whole(key) or are_few(groups * key.shape[1] * features, key.device):
-        return _sums(None, *tensors)
+        return _exp_sums(None, *tensors)
     cuts = list(_cuts(key, features))
     parts = 1 + max(n for *_, n in cuts)
     tiles = [Tile(None, (group, *((group, nodes),) * 3), ((n, group),) * 2) for group, nodes, n in cuts]
     shapes = tuple(Shape((parts, groups, features, width), True) for width in (value.shape[-1] + 1, 1))
-    sums, top = tiled(_sums, tiles, tensors, shapes, (False, True, True, True))
+    sums, top = tiled(_exp_sums, tiles, tensors, shapes, (False, True, True, True))
     top = top.detach()
     if parts == 1:
         return sums[0], top[0]
@@ -198,11 +198,11 @@ def feature_readout(
     """Outputs and log-sum-exps of queries over the features."""
     tensors = query, projection.expand(query.shape[0], -1, -1), key_lse, content
     if is_whole(query) or are_few(query[..., 0].numel() * len(projection), query.device):
-        return _averages(None, *tensors)
+        return _softmax_means(None, *tensors)
     cuts = [(group, (group, nodes)) for group, nodes, _ in _cuts(query, len(projection))]
     tiles = [Tile(None, (nodes, group, group, group), (nodes, nodes)) for group, nodes in cuts]
     shapes = tuple(Shape((*query.shape[:2], width), True) for width in (content.shape[-1], 1))
-    out, lse = tiled(_averages, tiles, tensors, shapes, (True, False, False, False))
+    out, lse = tiled(_softmax_means, tiles, tensors, shapes, (True, False, False, False))
     return out, lse
 
 
@@ -217,7 +217,7 @@ def _cuts(nodes: Float[Tensor, "groups nodes d"], features: int) -> Iterator[tup
             yield slice(g, g + some), slice(a, a + step), n
 
 
-def _sums(
+def _exp_sums(
     settings: None, left: Float[Tensor, "groups rows d"], right: Float[Tensor, "groups columns d"],
     bias: Float[Tensor, "groups columns 1"], value: Float[Tensor, "groups columns e"],
 ) -> tuple[Float[Tensor, "groups rows e+1"], Float[Tensor, "groups rows 1"]]:  # fmt: skip
@@ -231,13 +231,13 @@ def _sums(
 def _divided(
     sums: Float[Tensor, "groups rows e+1"], top: Float[Tensor, "groups rows 1"]
 ) -> tuple[Float[Tensor, "groups rows e"], Float[Tensor, "groups rows 1"]]:
-    """Softmax averages and log-sum-exps from :func:`_sums`. Where no score is finite, they are 0 and the smallest
+    """Softmax averages and log-sum-exps from :func:`_exp_sums`. Where no score is finite, they are 0 and the smallest
     number."""
     out, total = sums.split([sums.shape[-1] - 1, 1], -1)
     total = F.threshold(total, 0.0, 1.0)
     return out / total, total.log() + top
 
 
-def _averages(settings: None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax averages of values and log-sum-exps, from the arguments of :func:`_sums`."""
-    return _divided(*_sums(settings, *tensors))
+def _softmax_means(settings: None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax averages of values and log-sum-exps, from the arguments of :func:`_exp_sums`."""
+    return _divided(*_exp_sums(settings, *tensors))

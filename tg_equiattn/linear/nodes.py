@@ -23,7 +23,7 @@ class Needs(NamedTuple):
 
     Attributes:
         dim: number of coordinates; 0 for edges without offsets.
-        unit: length below which pairs are near.
+        cutoff: length below which pairs are near.
         positions: positions of all nodes are read.
         neighbors: near pairs are read.
         whole: offsets of near pairs must be whole numbers, and distances are Manhattan distances.
@@ -33,7 +33,7 @@ class Needs(NamedTuple):
     """
 
     dim: int
-    unit: float = 1.0
+    cutoff: float = 1.0
     positions: bool = False
     neighbors: bool = False
     whole: bool = False
@@ -145,7 +145,7 @@ def read_pos(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, needs: Needs
             f"attn_kwargs={{'pos_dim': {dim}, 'offset': 'distance', 'cutoff': 2 * mean_edge_length(pos, edge_index)}}"
         )
     pos = checks.positions(pos, shape, x, why)
-    checks.exact_positions(pos, **({} if needs.whole else {"cutoff": needs.unit}))
+    checks.exact_positions(pos, **({} if needs.whole else {"cutoff": needs.cutoff}))
     return pos
 
 
@@ -167,11 +167,11 @@ def _near_pairs(
     if mask is not None:  # each masked node is a graph of its own, so it is near no other
         graph = torch.where(mask, node_batch.batch, node_batch.count + torch.arange(len(mask), device=mask.device))
     if not needs.whole:
-        edges, offsets = pairs_within(pos, needs.unit, graph)
+        edges, offsets = pairs_within(pos, needs.cutoff, graph)
         return NeighborList(edges, pos.shape[0], offsets, between_positions=True, checked=True)
-    edges, _ = pairs_within(pos, needs.unit + needs.dim / 2, graph, norm=1)
+    edges, _ = pairs_within(pos, needs.cutoff + needs.dim / 2, graph, norm=1)
     offsets = offsets_between(pos, edges, True)
-    near = offsets.abs().sum(-1) < needs.unit
+    near = offsets.abs().sum(-1) < needs.cutoff
     return NeighborList(edges, pos.shape[0], offsets, mask=near, between_positions=True, checked=True)
 
 

@@ -138,7 +138,7 @@ class WindowPosition(Position):
         if 2 * beyond > len(bias):
             self._warns_of_cutoff = False
             warnings.warn(
-                f"offset='distance' leaves out near pairs longer than cutoff={self.needs.unit:g}, with their "
+                f"offset='distance' leaves out near pairs longer than cutoff={self.needs.cutoff:g}, with their "
                 f"edge_attr: {beyond} of the {len(bias)} pairs of this call. Pass a larger cutoff, for example "
                 "2 * mean_edge_length(pos, edge_index), or offset='mlp'",
                 stacklevel=2,
