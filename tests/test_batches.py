@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 import torch
-from cases import CASES, besides
+from cases import CASES, besides, is_floating
 from torch.utils._pytree import tree_leaves
 
 INSTALLED = {name: case for name, case in CASES.items() if importlib.util.find_spec(case.host)}
@@ -43,17 +43,13 @@ def one_graph(inputs, graph):
 
 
 def outputs_and_gradients(module, inputs, kept=slice(None)):
-    inputs = {n: x.clone().requires_grad_() if _floats(x) else x for n, x in inputs.items()}
+    inputs = {n: x.clone().requires_grad_() if is_floating(x) else x for n, x in inputs.items()}
     out = [x[kept] if x.shape[:1] == getattr(kept, "shape", None) else x for x in tree_leaves(module(**inputs))]
-    leaves = [x for x in (*inputs.values(), *module.parameters()) if _floats(x)]
+    leaves = [x for x in (*inputs.values(), *module.parameters()) if is_floating(x)]
     loss = sum(x.square().sum() for x in out if x.requires_grad)
     grads = torch.autograd.grad(loss, leaves, materialize_grads=True, allow_unused=True)
     count = len(grads) - len(list(module.parameters()))
-    return out, dict(zip([n for n, x in inputs.items() if _floats(x)], grads, strict=False)), grads[count:]
-
-
-def _floats(x):
-    return isinstance(x, torch.Tensor) and x.is_floating_point()
+    return out, dict(zip([n for n, x in inputs.items() if is_floating(x)], grads, strict=False)), grads[count:]
 
 
 def close(got, wanted):
@@ -75,7 +71,7 @@ def test_graphs_of_a_batch_are_as_alone(name):
             close(grad, torch.cat([part[n] for _, part, _ in found]))
     for total, *parts in zip(of_parameters, *(part for *_, part in found), strict=True):
         close(total, sum(parts))
-    spoilt = {n: x.clone() if _floats(x) and x.shape[:1] == batch.shape else x for n, x in inputs.items()}
+    spoilt = {n: x.clone() if is_floating(x) and x.shape[:1] == batch.shape else x for n, x in inputs.items()}
     for n in spoilt.keys() - {"pos"} - OF_PAIRS:
         if spoilt[n] is not inputs[n]:
             spoilt[n][batch == 1] = torch.nan

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from cases import CASES, ONE_A_NAME, agree
+from cases import CASES, ONE_A_NAME, agree, is_floating
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
@@ -16,20 +16,16 @@ both_ways = pytest.mark.parametrize("reentrant", [False, True], ids=["not reentr
 def gradients(module, inputs, **way):
     """Outputs of a module, and gradients of its floating point inputs and parameters after ``backward``."""
     module.zero_grad()
-    given = {n: x.detach().requires_grad_() if _floating(x) else x for n, x in inputs.items()}
+    given = {n: x.detach().requires_grad_() if is_floating(x) else x for n, x in inputs.items()}
 
     def run(*values):
         return module(**dict(zip(given, values, strict=True)))
 
     found = checkpoint(run, *given.values(), **way) if way else run(*given.values())
-    out = [x for x in tree_leaves(found) if _floating(x)]
+    out = [x for x in tree_leaves(found) if is_floating(x)]
     sum((x * torch.cos(torch.arange(x.numel()).to(x)).view_as(x)).sum() for x in out).backward()
-    leaves = [*filter(_floating, given.values()), *module.parameters()]
+    leaves = [*filter(is_floating, given.values()), *module.parameters()]
     return out, [None if x.grad is None else x.grad.clone() for x in leaves]
-
-
-def _floating(x):
-    return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 
 @both_ways
@@ -37,7 +33,7 @@ def _floating(x):
 def test_modules(name, reentrant):
     pytest.importorskip(CASES[name].host)
     module, inputs = CASES[name].build(torch.float64)
-    if reentrant and not any(map(_floating, inputs.values())):
+    if reentrant and not any(map(is_floating, inputs.values())):
         pytest.skip("torch's reentrant way needs an input with gradients")
     agree(gradients(module, inputs, use_reentrant=reentrant), gradients(module, inputs), 1e-12)
 
@@ -55,7 +51,7 @@ def test_draws_between_two_checkpointed_calls(name, reentrant):
         torch.set_rng_state(start)
         module, inputs = CASES[name].build(torch.float64)
         draws = [part for part in module.modules() if isinstance(part, RandomFeatures)]
-        given = {n: x.requires_grad_() if _floating(x) else x for n, x in inputs.items()}
+        given = {n: x.requires_grad_() if is_floating(x) else x for n, x in inputs.items()}
 
         def run(*values, module=module, names=tuple(given)):
             return module(**dict(zip(names, values, strict=True)))

@@ -30,7 +30,7 @@ X, BATCH = torch.ones(5, 3), torch.tensor([0, 0, 1, 1, 1])
 BOX = {"cell": 5 * torch.eye(3)}
 FLAT = {"scalars": torch.ones(5, 2), "vectors": torch.ones(5, 2, 3)}
 IMAGE = torch.randn(1, 1, 3, 3)
-PAIR, CLOUD = torch.tensor([[1, 1], [0, 0]]), torch.randn(5, 3)
+PAIR = torch.tensor([[1, 1], [0, 0]])
 TURN = [[math.cos(1), -math.sin(1)], [math.sin(1), math.cos(1)]]  # an irrational part of a turn never closes
 
 

@@ -11,7 +11,7 @@ import pickle
 
 import pytest
 import torch
-from cases import CASES, FIRST, ONE_A_NAME, Call, agree, besides, run
+from cases import CASES, FIRST, ONE_A_NAME, Call, agree, besides, is_floating, run
 from clouds import S, V
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 def _moves(x):
     """Whether an input is a tensor of real numbers; whole ones are offsets."""
-    return isinstance(x, torch.Tensor) and x.is_floating_point() and not torch.equal(x, x.round())
+    return is_floating(x) and not torch.equal(x, x.round())
 
 
 class Problem:
@@ -38,7 +38,7 @@ class Problem:
 
     def outputs(self, inputs, parameters):
         out = torch.func.functional_call(self.module, parameters, (), {**self.rest, **inputs})
-        return [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        return [x for x in tree_leaves(out) if is_floating(x)]
 
     def loss(self, inputs, parameters):
         return sum(

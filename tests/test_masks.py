@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import CASES, run
+from cases import CASES, is_floating, run
 
 NAMES = [name for name in CASES if "masked" in name] + [
     "SE3HyenaOperator", "VectorSelfAttention",
@@ -26,12 +26,8 @@ def test_nothing_is_valid(name):
     outs, grads = run(module, inputs)
     assert not any(out[0].any() for out in outs if out.numel())
     assert all(bool(x.isfinite().all()) for x in (*outs, *grads) if x is not None)
-    of_inputs = dict(zip([n for n, x in inputs.items() if _floats(x)], grads, strict=False))  # before parameters
+    of_inputs = dict(zip([n for n, x in inputs.items() if is_floating(x)], grads, strict=False))  # before parameters
     assert not any(of_inputs[n][0].any() for n in nodes if of_inputs[n] is not None)
     alone, _ = run(module, {n: x[1:] if n in (*nodes, *valid) else x for n, x in inputs.items()})
     for out, other in zip(outs, alone, strict=True):
         torch.testing.assert_close(out[1:], other, rtol=0, atol=1e-12)
-
-
-def _floats(x):
-    return isinstance(x, torch.Tensor) and x.is_floating_point()

@@ -47,8 +47,13 @@ class Case(NamedTuple):
         return module, {name: _cast(x, dtype) for name, x in self.inputs(0).items()}
 
 
+def is_floating(x: Any) -> bool:
+    """True for floating point tensors."""
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
 def _cast(x: Any, dtype: torch.dtype) -> Any:
-    return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+    return x.to(dtype) if is_floating(x) else x
 
 
 class Call(nn.Module):
@@ -534,8 +539,7 @@ def run(module, inputs):
 
 
 def _leaf(x):
-    floating = isinstance(x, torch.Tensor) and x.is_floating_point()
-    return x.detach().requires_grad_() if floating else x
+    return x.detach().requires_grad_() if is_floating(x) else x
 
 
 def _probe(x):
