@@ -11,7 +11,6 @@ NEAR = {"pos_dim": 3, "cutoff": 2.0, "method": "pairs"}
 ATTENTION = {
     "distance": {"offset": "distance", **NEAR},
     "mlp": {"offset": "mlp", **NEAR},
-    "ewald": {"attn": "ewald", "width": 1.0, "max_width": 2.0},
 }
 CELL = SIDE * torch.eye(3, dtype=torch.float64) + 0.3 * torch.tensor([[0, 1, -1], [1, 0, 2], [0.5, -1, 0]]).double()
 transform = PeriodicRadiusGraph(2.0)
@@ -19,9 +18,8 @@ transform = PeriodicRadiusGraph(2.0)
 
 @pytest.fixture
 def block(request, randomise):
-    settings = dict(ATTENTION[request.param])
     conv = GATv2Conv(8, 8, edge_dim=1, add_self_loops=False)
-    made = RelativeGPSBlock(8, conv, 2, norm=None, attn=settings.pop("attn", "performer"), attn_kwargs=settings)
+    made = RelativeGPSBlock(8, conv, 2, norm=None, attn_kwargs=ATTENTION[request.param])
     return randomise(made, 0.4).double().eval()
 
 
@@ -56,10 +54,8 @@ def test_through_the_transform(block, cell):
 
     def energy(pos, strain):
         data = graph(*moved(pos, strain, cell))
-        given = {"edge_offset": data.edge_offset} if block.attn == "performer" else {}
-        if block.attn == "ewald" or cell is not None:
-            given["cell"] = data.cell
-        return block(x, data.edge_index, edge_attr=data.edge_attr, pos=data.pos, **given).sin().sum()
+        given = {"edge_offset": data.edge_offset, "edge_attr": data.edge_attr, "pos": data.pos}
+        return block(x, data.edge_index, **given, **({} if cell is None else {"cell": data.cell})).sin().sum()
 
     is_the_slope(energy, SIDE * torch.rand(NODES, 3).double(), torch.zeros(3, 3).double())
 
