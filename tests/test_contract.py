@@ -265,10 +265,7 @@ SINGLE = [name for name in FIRST if name in VARYING and name not in {"GroupTrans
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-@pytest.mark.parametrize(
-    "name",
-    [n if n in ("GroupAttention", REORDERED[1]) else pytest.param(n, marks=pytest.mark.slow) for n in SINGLE],
-)
+@pytest.mark.parametrize("name", besides({"GroupAttention"}, SINGLE))
 def test_compiled_equals_eager(name):
     """Outputs and gradients."""
     pytest.importorskip(CASES[name].host)

@@ -76,6 +76,7 @@ def test_both_forms_are_equal(name, spatial):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12 * float(one.abs().max() + 1))
 
 
+@pytest.mark.slow
 def test_transforms_and_other_calls():
     """Without a bias, for no images and no pixels, under vmap and forward mode, and in a compiled graph."""
     dense, blocks = both(dihedral(4), bias=False)
