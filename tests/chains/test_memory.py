@@ -74,7 +74,7 @@ def test_the_plain_convolution_of_vectors():
     assert moves(mixed_products=False) < 1e-12
 
 
-STEPS = ["exponential causal", "exponential model"]
+STEPS = ["exponential causal", "exponential causal model"]
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -87,7 +87,7 @@ def test_causal_sees_no_later_token(name, make):
     assert error([part[6:] for part in changed], [part[6:] for part in out]) > 1e-2
 
 
-@pytest.mark.parametrize("name", ["implicit causal", "implicit causal model", "exponential model"])
+@pytest.mark.parametrize("name", ["implicit causal", "implicit causal model", "exponential causal model"])
 def test_appended_tokens_change_nothing_earlier(name, make):
     """No factor of the length, unlike the filter that is data."""
 

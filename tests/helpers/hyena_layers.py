@@ -32,7 +32,7 @@ OPTIONS = {
 }
 MORE = {
     "exponential": (SE3HyenaOperator, {"filter": "exponential"}),
-    "exponential model": (
+    "exponential causal model": (
         SE3Hyena,
         {"num_layers": 2, "attn_kwargs": {"filter": "exponential", "causal": True, "short_conv": 5}, **SMALL},
     ),

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..operators import tile_numbers
 from ..tiles import joined, map_tiles
-from ..torch_state import by_form, is_traced, is_whole
+from ..torch_state import by_form, is_traced
 from .clifford_algebra import cross_product
 
 if TYPE_CHECKING:
@@ -243,11 +243,13 @@ def _convolve(
     """The convolution of a and b, which is broadcast to a, some channels at a time."""
     if not a.numel():
         return torch.zeros_like(a)
-    step = a.shape[-3]
-    if not is_whole(a):
-        step = max(1, tile_numbers(a.device, _TILE_NUMBERS, 8) // (a[..., 0, :, 0].numel() * plan.total))
     convolve = _derived if torch.is_grad_enabled() else _of_channels
-    tiles = zip(a.split(step, -3), b.split(step, -3), strict=True)
+    channels = a.shape[-3]
+    if not is_traced(a):
+        channels = max(1, tile_numbers(a.device, _TILE_NUMBERS, 8) // (a[..., 0, :, 0].numel() * plan.total))
+    if channels >= a.shape[-3]:
+        return convolve(a, b, lengths, plan)
+    tiles = zip(a.split(channels, -3), b.split(channels, -3), strict=True)
     return joined([convolve(x, y, lengths, plan) for x, y in tiles], -3)
 
 
