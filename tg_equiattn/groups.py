@@ -165,7 +165,9 @@ class DilationGroup(_Elements):
 
 # annotations of arguments
 _MADE = "made by cyclic, dihedral or another function of tg_equiattn.groups"
-Group = Annotated[FiniteGroup, checks.Kind(f"a finite group, {_MADE}", lambda x: isinstance(x, FiniteGroup))]
+_FINITE = f"{_MADE} (for scales of dyadic: ScaleLiftingAttention, ScaleGroupAttention)"
+Group = Annotated[FiniteGroup, checks.Kind(f"a finite group, {_FINITE}", lambda x: isinstance(x, FiniteGroup))]
+Scales = Annotated[DilationGroup, checks.Kind("scales, made by dyadic", lambda x: isinstance(x, DilationGroup))]
 AnyGroup = Annotated[
     FiniteGroup | DilationGroup,
     checks.Kind(f"a finite group or scales, {_MADE}", lambda x: isinstance(x, FiniteGroup | DilationGroup)),

@@ -12,6 +12,7 @@ from .group.encodings import no_weight_decay
 from .group.frame_transformer import FrameTransformer, FrameTransformerBlock
 from .group.group_transformer import GEViT, GroupAttentionBlock, GroupTransformer
 from .group.layers import GlobalPooling, GroupLinear, RegularGlobalNorm, RegularLayerNorm
+from .group.scales import ScaleGroupAttention, ScaleLiftingAttention
 from .linear.attention import PerformerAttention, RelativePerformer
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "RelativePerformer",
     "SE3Hyena",
     "SE3HyenaOperator",
+    "ScaleGroupAttention",
+    "ScaleLiftingAttention",
     "VectorSelfAttention",
     "no_weight_decay",
 ]

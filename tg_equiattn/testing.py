@@ -244,8 +244,8 @@ def dilation_errors(module: nn.Module | Callable[[Tensor], Tensor], group: Dilat
     Example:
         >>> import torch
         >>> from tg_equiattn.groups import dyadic
-        >>> from tg_equiattn.nn import LiftingAttention
-        >>> layer = LiftingAttention(dyadic(3), 1, 6, heads=2, kernel_size=3).double()
+        >>> from tg_equiattn.nn import ScaleLiftingAttention
+        >>> layer = ScaleLiftingAttention(dyadic(3), 1, 6, heads=2, kernel_size=3).double()
         >>> [error < 1e-10 for error in dilation_errors(layer, dyadic(3), torch.randn(2, 1, 5, 6).double())]
         [True, True]
     """

@@ -115,7 +115,7 @@ class R3LiftingAttention(RdLiftingAttention):
     dim = 3
 
 
-@checks.arguments_of(GroupAttention, "context_channels", "scale_window")
+@checks.arguments_of(GroupAttention, "context_channels")
 class RdGroupAttention(_Layer):
     kind = GroupAttention
 
@@ -143,7 +143,7 @@ class R2GroupAttention(RdGroupAttention):
         relation (str): Which group elements meet. ``"frame"``: h attends to h, and elements meet in the linear maps.
             The others compare all elements, and name the u that the encoding sees: ``"ge_vit"`` (h^-1 t s^-1 t),
             ``"lifted"`` (t^-1 s), ``"relative"`` (t^-1 s with h = t only) and ``"gsa"`` (h^-1 t^-1 s), which is
-            **not equivariant**, warns, and serves to reproduce the papers' comparison. ``None`` means ``"frame"``.
+            **not equivariant**, warns, and serves to reproduce the papers' comparison.
         encoding (str): Encoding of relative positions. ``"rotary"``, for all pixels with ``"frame"``, rotates queries
             and keys by angles omega . h^-1 x with learned frequencies and positions x in pixels from the middle of the
             image; torch's fused attention then needs no table of pairs. ``"axial"`` is one MLP for each axis, as

@@ -104,7 +104,7 @@ def test_arguments_that_depend_on_offsets_are_refused(change, message):
 def test_contexts_that_do_not_fit_are_refused():
     x, context = torch.randn(2, 3, 8, 5, 5), torch.randn(2, 3, 8, 4, 6)
     attention = layer(GroupAttention, D4)
-    with pytest.raises(ValueError, match=r"context must have the batch and the pixels .* encoding=None it may have"):
+    with pytest.raises(ValueError, match=r"context must have the batch and the pixels .* or 'rotary' it may have"):
         attention(x, context=context)
     mask = torch.ones(2, 5, 5, dtype=torch.bool)
     attention = layer(GroupAttention, D4, kernel_size=None, encoding=None, relation="relative")

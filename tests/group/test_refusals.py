@@ -10,9 +10,11 @@ from tg_equiattn.groups import cyclic, dyadic
 from tg_equiattn.nn import (
     GEViT,
     GlobalGroupAttention,
+    GroupAttention,
     GroupLinear,
     GroupTransformer,
     RegularGlobalNorm,
+    ScaleGroupAttention,
 )
 from tg_equiattn.testing import off_lattice_errors
 
@@ -56,8 +58,6 @@ REFUSED = [
     ("content_heads must be at least 1 with a context, got 0", made(context_channels=5, content_heads=0)),
     ("context must be None with content_heads=0, got torch.float32 of shape", lambda: attention(
         C4, content_heads=0)(X, context=X)),
-    (r"content_heads must be None or heads=2 for groups of scales \(dyadic\), got 1",
-     lambda: attention(dyadic(2), content_heads=1)),
     ("padding_mode must be 'mask' where kernel_size is None", made(padding_mode="circular", kernel_size=None)),
     (r"kernel_size must be at most \(5, 11\) with padding_mode='circular' .* got 7", circular(C4, 7, 2, 5)),
     (r"kernel_size must be a positive odd integer, a tuple of 2 .* got \(3, 5, 5\)", made(kernel_size=(3, 5, 5))),
@@ -66,10 +66,11 @@ REFUSED = [
      made(kernel_size=(3, 5))),
     (r"input must have shape \(B, 3, 4, H, W\), got \(2, 3, 3, 5, 5\)", given(attention(C4), 2, 3, 3, 5, 5)),
     (r"pixel must be in an image of \(4, 5\) pixels, .* got \(4, 0\)", pixel(4, 0)),
-    ("relation must be 'relative'.*got 'ge_vit'.*different pixels", scaled(relation="ge_vit")),
     ("kernel_size must be a positive odd integer for groups of scales", scaled(kernel_size=None)),
     ("scale_window must be an odd integer from 1 to 5.*got 2", scaled(scale_window=2)),
-    ("scale_window must be None without a group of scales .* got 3", made(scale_window=3)),
+    (r"group must be a finite group, .* \(for scales of dyadic: ScaleLiftingAttention, ScaleGroupAttention\), got",
+     lambda: GroupAttention(SCALES, 3, 6)),
+    ("group must be scales, made by dyadic, got C4", lambda: ScaleGroupAttention(C4, 3, 6)),
     (FINITE, lambda: GlobalGroupAttention(SCALES, 3, 6)),
     (FINITE, lambda: relation_index(SCALES)),
     ("norm must be 'batch' or 'layer' for groups of scales", scaled(block, norm="global")),

@@ -124,7 +124,7 @@ USUAL = {
 # --- attention on groups ---------------------------------------------------------------------------------------------
 
 LIFTING = {
-    "group": refused(C4, D2), "group: scales": refused(dyadic(2), dyadic(3)), "kernel_size": refused(3, 5, None),
+    "group": refused(C4, D2), "kernel_size": refused(3, 5, None),
     "encoding": refused("axial", "joint"),
     "encoding: none": refused("axial", "joint", "rotary", None, kernel_size=None),
     "encoding: default": equal(SAME, "auto", "rotary", kernel_size=None),
@@ -132,7 +132,6 @@ LIFTING = {
 GROUP = {
     **LIFTING,
     "relation": refused("frame", "relative", "lifted", "ge_vit", "gsa"),
-    "relation: default": equal(SAME, None, "frame"),
 }
 LAYER = {"group": C4, "in_channels": 3, "out_channels": 12, "heads": 2, "kernel_size": 3}
 CLASSIFIES = {"in_channels": refused(1, 2), "channels": refused((8,), (8, 8), (4,))}
@@ -155,6 +154,8 @@ def images():
 MODULES = {
     "LiftingAttention": Table(LAYER, pixels(3), LIFTING),
     "GroupAttention": Table(LAYER, pixels(3, 4), GROUP),
+    "ScaleLiftingAttention": Table(LAYER | {"group": dyadic(2)}, pixels(3), {"group": refused(dyadic(2), dyadic(3))}),
+    "ScaleGroupAttention": Table(LAYER | {"group": dyadic(2)}, pixels(3, 2), {"group": refused(dyadic(2), dyadic(3))}),
     "GlobalGroupAttention": Table(LAYER | {"num_random_features": 7}, pixels(3, 4), {}),
     "GroupAttentionBlock": Table(
         {"attention": lambda: GroupAttention(**LAYER, context_channels=3)}, pixels(3, 4), {

@@ -231,8 +231,8 @@ CORE = {
     ),
     "GroupAttention disk": attention(layers.GroupAttention, 4, 6, 5, kernel_size=5, window_shape="disk"),
     "GroupAttention relative": attention(layers.GroupAttention, 4, 4, 6, relation="relative", locality=1.0),
-    "LiftingAttention scales": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),
-    "GroupAttention scales": attention(layers.GroupAttention, 4, 5, 6, group=dyadic(2, cyclic(2))),
+    "ScaleLiftingAttention": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),
+    "ScaleGroupAttention": attention(layers.GroupAttention, 4, 5, 6, group=dyadic(2, cyclic(2))),
     "GroupAttention stride": attention(layers.GroupAttention, 4, 5, 7, stride=2, masked=True),
     "LiftingAttention finer context": fixed(
         lambda: group_layers.layer(layers.LiftingAttention, C4, head_channels=5),

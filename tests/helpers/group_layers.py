@@ -5,12 +5,23 @@ import functools
 import torch
 from oracles import attention_by_definition, positive_features, relation_argument, separable_by_definition
 
-from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention
+from tg_equiattn.groups import DilationGroup
+from tg_equiattn.nn import (
+    GlobalGroupAttention,
+    GroupAttention,
+    GroupAttentionBlock,
+    LiftingAttention,
+    ScaleGroupAttention,
+    ScaleLiftingAttention,
+)
 
 BLOCK = {"norm", "crop"}  # its dropout is said at the block itself
 
 
 def layer(kind, group, in_channels=3, out_channels=7, **arguments):
+    if isinstance(group, DilationGroup):
+        kind = {LiftingAttention: ScaleLiftingAttention, GroupAttention: ScaleGroupAttention}[kind]
+        arguments.pop("relation", None)  # it has one
     return kind(group, in_channels, out_channels, **{"heads": 2, "kernel_size": 3, "encoding": "axial"} | arguments)
 
 

@@ -25,7 +25,7 @@ PUBLIC = {
     "GroupAttention GroupAttentionBlock "
     "GroupLinear GroupTransformer LiftingAttention PerformerAttention PredictedChargeInteraction "
     "RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
-    "SE3HyenaOperator VectorSelfAttention no_weight_decay",
+    "SE3HyenaOperator ScaleGroupAttention ScaleLiftingAttention VectorSelfAttention no_weight_decay",
     "integrations.escnn": "MaskedSequential R2AttentionBlock R2FrameTransformer R2GlobalAttention R2GroupAttention "
     "R2LiftingAttention R2RegularLayerNorm R2TransformerBlock R3AttentionBlock R3FrameTransformer R3GlobalAttention "
     "R3GroupAttention R3LiftingAttention R3RegularLayerNorm R3TransformerBlock "

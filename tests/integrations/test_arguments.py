@@ -11,7 +11,7 @@ from hosts import HOSTS
 from tg_equiattn import grids, nn
 
 FIELDS = {"in_type", "out_type", "context_type"}
-CHANNELS = {"in_channels", "out_channels", "context_channels", "channels", "group", "scale_window"}  # are types
+CHANNELS = {"in_channels", "out_channels", "context_channels", "channels", "group"}  # are types
 WIDTHS = {"scalar_channels", "vector_channels", "out_scalars", "out_vectors", "hidden_scalars", "hidden_vectors"}
 IRREPS = {"irreps_in", "irreps_out", "irreps_hidden"}
 VECTORS = {"in_channels", "out_channels", "in_vectors", "out_vectors"}
@@ -114,7 +114,13 @@ def test_the_right_word(host, name, argument, right):
 
 @pytest.mark.parametrize(
     ("host", "name"),
-    [("nn", "GroupTransformer"), ("nn", "EwaldAttention"), ("pyg", "EwaldAttention"), ("e3nn", "IrrepsEwaldAttention")],
+    [
+        ("nn", "GroupTransformer"),
+        ("nn", "GroupAttention"),
+        ("nn", "EwaldAttention"),
+        ("pyg", "EwaldAttention"),
+        ("e3nn", "IrrepsEwaldAttention"),
+    ],
 )
 def test_old_arguments(host, name):
     kind = getattr(nn, name) if host == "nn" else of(host, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from .layers import Pointwise, pointwise
 FAR = 4.0  # initial f of every second head; with strong locality the weights of a window sum to about e^2 to e^3
 
 
-@checks.arguments_of(AttentionLayer, "relation", "scale_window")
+@checks.arguments_of(AttentionLayer, "relation")
 class LiftingAttention(AttentionLayer):
     r"""Lifting self-attention: images or volumes in, regular features out. By default, one head of eight has content.
 
@@ -30,8 +30,7 @@ class LiftingAttention(AttentionLayer):
     with the locality l of the head and :math:`c = 1/\sqrt{\mathrm{head\_channels}}`.
 
     Args:
-        group: The finite group H. Its dimension (2 or 3) is that of the input. It may also be a group of scales times a
-            finite group (:func:`tg_equiattn.groups.dyadic`): a window then has the same number of pixels at each scale.
+        group: The finite group H. Its dimension (2 or 3) is that of the input.
         in_channels: Channels of the input.
         out_channels: Channels of the output, for each group element.
         heads: Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x 3
@@ -57,7 +56,7 @@ class LiftingAttention(AttentionLayer):
             not map the pixel grid to itself.
         content_heads: Number of heads with queries and keys. The other heads weight pixels by position alone, which
             makes them a convolution. ``None`` means an eighth of the heads, rounded up, and all of them without
-            locality, over all pixels, or for groups of scales.
+            locality or over all pixels.
         context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
             attention; a call may still pass a context with ``in_channels``.
         stride: 1, or 2 for queries at every second pixel only, which give (n + 1) / 2 pixels for n. Keys are all pixels
@@ -132,8 +131,7 @@ class GroupAttention(AttentionLayer):
     number of pixels, and so does memory without rotary positions. There is no circular padding.
 
     Args:
-        group: The finite group H. Its dimension (2 or 3) is that of the input. It may also be a group of scales times a
-            finite group (:func:`tg_equiattn.groups.dyadic`): a window then has the same number of pixels at each scale.
+        group: The finite group H. Its dimension (2 or 3) is that of the input.
         in_channels: Channels of the input, for each group element.
         out_channels: Channels of the output, for each group element.
         heads: Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x 3
@@ -151,7 +149,7 @@ class GroupAttention(AttentionLayer):
             element u that the encoding sees: ``"ge_vit"`` (:math:`h^{-1}ts^{-1}t`), ``"lifted"`` (:math:`t^{-1}s`),
             ``"relative"`` (:math:`t^{-1}s` with h = t only, :math:`|H|` times less work) and ``"gsa"``
             (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, warns, and serves to reproduce the papers'
-            comparison. ``None`` means ``"frame"``, and with scales ``"relative"``, the only relation they allow.
+            comparison.
         encoding: Encoding of relative positions. ``"rotary"``, for all pixels with ``"frame"``, rotates queries and
             keys by angles :math:`\omega \cdot h^{-1} x` with learned frequencies and positions x in pixels from the
             middle of the image; torch's fused attention then needs no table of pairs. ``"axial"`` is one MLP for each
@@ -166,8 +164,6 @@ class GroupAttention(AttentionLayer):
         content_heads: Number of heads with queries and keys. The other heads weight pixels by position alone, which
             makes them a separable group convolution. ``None`` means half of the heads, rounded up, for ``"frame"``
             within a window and with locality, and otherwise all of them.
-        scale_window: Number of scales that one scale attends to, odd, centred at its own; only for groups of scales.
-            ``None`` means 3.
         context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
             attention; a call may still pass a context with ``in_channels``.
         stride: 1, or 2 for queries at every second pixel only, which give (n + 1) / 2 pixels for n. Keys are all pixels
@@ -194,8 +190,10 @@ class GroupAttention(AttentionLayer):
         torch.Size([2, 20, 4, 9, 7])
     """
 
+    old_arguments: ClassVar = {"scale_window": "ScaleGroupAttention has it"}
 
-@checks.arguments_of(AttentionLayer, "content_heads", "scale_window", "stride")
+
+@checks.arguments_of(AttentionLayer, "content_heads", "stride")
 @checks.arguments
 class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
     r"""Global group self-attention of regular features: exact weights within a window, random features beyond.

@@ -12,18 +12,17 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..grids import Phase, Window, between_grids, centred_positions, longest, phases
-from ..groups import AnyGroup, DilationGroup, FiniteGroup
+from ..groups import FiniteGroup, Group
 from ..modules import NotScriptable, StoresSettings
 from ..softmax_attention import merge_attentions, softmax_attention_of_heads
 from ..tiles import joined
 from ..torch_state import Tables, full_precision, is_inference, ordinary_tensors
 from .defaults import (
+    check_relation,
     check_sides,
     check_stride,
     default_content_heads,
     default_encoding,
-    default_relation,
-    default_scale_window,
     default_strength,
 )
 from .encodings import (
@@ -40,7 +39,6 @@ from .heads import (
     Terms,
     attention_by_position,
     attention_of_heads,
-    attention_over_scales,
     attention_weights,
 )
 from .layers import GroupLinear, Masked, Pointwise
@@ -92,44 +90,43 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
     plain = False  # true to use standard operators of torch only, for exporters
     lifts = False  # true if the input has no group elements
     separates = True  # true if some heads have no content by default
+    largest_step = 1  # most pixels between neighbouring offsets of the window
 
     def __init__(
-        self, group: AnyGroup, in_channels: checks.Count, out_channels: checks.Count, *,
+        self, group: Group, in_channels: checks.Count, out_channels: checks.Count, *,
         heads: checks.Count = 8, head_channels: checks.Count | None = None,
         kernel_size: int | tuple[int, ...] | None = 5, window_shape: str | None = None, padding_mode: str = "mask",
-        relation: str | None = None, encoding: str | None = "auto",
+        relation: str = "frame", encoding: str | None = "auto",
         locality: checks.NotNegative | str | None = "auto", content_heads: int | None = None,
-        scale_window: int | None = None, context_channels: checks.Count | None = None, stride: int = 1,
+        context_channels: checks.Count | None = None, stride: int = 1,
         dropout: checks.Probability = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.relation = None if self.lifts else default_relation(group, relation)
+        if not self.lifts:
+            check_relation(relation)
+        self.relation = None if self.lifts else relation
         self._relation = row = RELATIONS[self.relation or "lifting"]
-        self.scale_window = default_scale_window(group, kernel_size, scale_window)
         self.crosses = context_channels is not None  # every call needs a context
         context_channels = in_channels if context_channels is None else context_channels
         self.group, self.in_channels, self.out_channels, self.dropout = group, in_channels, out_channels, dropout
         encoding = default_encoding(encoding, self.relation, kernel_size, locality)
         self.heads, self.context_channels, self.encoding_name = heads, context_channels, encoding
-        isometries = group.isometries
-        lattice = bool(isometries.lattice.all())  # true if all elements map pixels to pixels
+        lattice = bool(group.lattice.all())  # true if all elements map pixels to pixels
         strength = default_strength(locality, lattice, encoding, kernel_size)
         if window_shape is None:
             window_shape = "square" if kernel_size is None or lattice else "disk"
         self.window = Window(group.dim, kernel_size, window_shape, padding_mode)
-        check_sides(isometries, self.window)
-        check_stride(stride, self.window, group)
+        check_sides(group, self.window)
+        check_stride(stride, self.window)
         self.stride = stride
-        # the number of elements u of the encoding: |H|, times the size of the window of scales if there is one
-        arguments = None if row.index is None else len(isometries) * (self.scale_window or 1)
+        arguments = None if row.index is None else self._count_elements()
         if head_channels is None:  # as wide as the output, and a channel for each part of the axial encoding
             head_channels = max(-(-out_channels // heads), group.dim + (arguments is not None))
             head_channels += head_channels % 2 if encoding == "rotary" else 0  # which rotates pairs of channels
-        scales = isinstance(group, DilationGroup)
-        every = scales or not self.separates or kernel_size is None or strength is None
+        every = not self.separates or kernel_size is None or strength is None
         self.head_channels = head_channels
         self.content_heads = default_content_heads(
-            content_heads, heads, scales, strength, self.crosses, heads if every else math.ceil(row.content * heads)
+            content_heads, heads, strength, self.crosses, heads if every else math.ceil(row.content * heads)
         )
         width = self.content_heads * head_channels
         self.query = self._projection(in_channels, width, kernel_size is None) if width else None
@@ -147,17 +144,21 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         if strength is not None:
             prefers = row.prefers_element
             self.locality = Locality(heads, self.window, strength, elements=arguments, element_preference=prefers)
-        self.geometry = Tables(functools.partial(_geometry, isometries, self.window))
-        self.between = {} if scales or self.window.circular else _between(self.window)
-        self.geometry_between = Tables(functools.partial(_geometry_between, isometries, self.window))
+        self.geometry = Tables(functools.partial(_geometry, group, self.window))
+        self.between = {} if self.window.circular else _between(self.window)
+        self.geometry_between = Tables(functools.partial(_geometry_between, group, self.window))
         indexed = cast(str, self.relation)
-        self.index = None if row.index is None else Tables(functools.partial(relation_index, isometries, indexed))
+        self.index = None if row.index is None else Tables(functools.partial(relation_index, group, indexed))
+
+    def _count_elements(self) -> int:
+        """The number of elements u of the encoding."""
+        return len(self.group)
 
     def _projection(self, in_channels: int, out_channels: int, mixes: bool = True) -> Pointwise | GroupLinear:
         """The projection to values, or to queries and keys. In frames, the projection to values mixes group
         elements. With a global window, those to queries and keys do too, so that a head can compare two elements."""
         if self._relation.mixes_elements and mixes:
-            return GroupLinear(self.group.isometries, in_channels, out_channels)
+            return GroupLinear(self.group, in_channels, out_channels)
         return Pointwise(in_channels, out_channels)
 
     def _start(self, by_locality: bool) -> None:
@@ -185,7 +186,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         return {
             "relation": self.relation, "kernel_size": window.kernel_size,
             "group": {"digest": isometries.digest, "text": repr(isometries)},
-            "scales": getattr(self.group, "scales", None), "window_shape": None if window.is_global else window.shape,
+            "window_shape": None if window.is_global else window.shape,
             "padding_mode": "circular" if window.circular else "mask", "heads": self.heads,
             "encoding": self.encoding_name, "content_heads": self.content_heads,
             "stride": self.stride if self.stride > 1 else None,
@@ -244,7 +245,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         axis = 2 if self.lifts else 3
         elements, dim = None if self.lifts else self.group.order, self.window.dim
         checks.features(x, self.in_channels, dim, elements, self.out.weight)
-        self.window.check(x.shape[axis:], 2 ** (getattr(self.group, "scales", 1) - 1))
+        self.window.check(x.shape[axis:], self.largest_step)
         entered, checked = enter(x, mask, axis)
         if self.stride > 1:
             if context is not None or self.crosses:
@@ -352,11 +353,6 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         terms = self._terms(tuple(keys), value.device, grids)
         if t is not None and terms.element_index is not None:
             query, terms = query[:, :, :, t : t + 1], terms._replace(element_index=terms.element_index[:, t : t + 1])
-        if isinstance(self.group, DilationGroup):
-            return attention_over_scales(
-                query, key, value, terms, self.window, self.group.scales, cast(int, self.scale_window), key_mask,
-                dropout, self.plain,
-            )  # fmt: skip
         if grids is None:
             return self._on_grid(query, key, value, terms, self.window, key_mask, dropout)[0]
         if grids[0] and t is None and terms.element_index is not None and terms.element_index.ndim == 3:
@@ -501,7 +497,6 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             "encoding": repr(self.encoding_name),
             "content_heads": self.content_heads if self.content_heads < self.heads else None,
             "stride": self.stride if self.stride > 1 else None,
-            "scale_window": None if self.lifts else self.scale_window,
             "locality": None if self.locality is None else self.locality.start,
             "context_channels": self.context_channels if self.crosses else None,
             "relation": None if self.lifts else repr(self.relation),

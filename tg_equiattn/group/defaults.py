@@ -1,4 +1,4 @@
-"""Defaults of group attention that depend on other arguments, and checks for groups of scales."""
+"""Defaults of group attention that depend on other arguments."""
 
 from __future__ import annotations
 
@@ -8,51 +8,19 @@ import torch
 
 from .. import checks
 from ..grids import Window
-from ..groups import DilationGroup, FiniteGroup
+from ..groups import FiniteGroup
 from .encodings import INDEXED, RELATIONS
 
 
-def default_relation(group: FiniteGroup | DilationGroup, relation: str | None) -> str:
-    """The relation of group attention: by default ``"frame"``, and ``"relative"`` for groups of scales."""
-    scales = isinstance(group, DilationGroup)
-    if relation is None:
-        return "relative" if scales else "frame"
+def check_relation(relation: str) -> None:
+    """Raise ValueError for a relation that does not exist, and warn of one that is not equivariant."""
     checks.choice("relation", relation, ("frame", *INDEXED))
-    if scales and not RELATIONS[relation].for_scales:
-        raise ValueError(
-            f"relation must be 'relative' or None for groups of scales (dyadic), got {relation!r}: other relations "
-            "need the same window at all scales, but windows of two scales contain different pixels"
-        )
     if not RELATIONS[relation].equivariant:
         warnings.warn(
             f"relation={relation!r} (GSA-Nets section 5.2) is not equivariant and serves to reproduce the papers' "
             "comparison; use 'frame', 'ge_vit', 'lifted' or 'relative' for an equivariant layer",
             stacklevel=4,
         )
-    return relation
-
-
-def default_scale_window(
-    group: FiniteGroup | DilationGroup, kernel_size: int | tuple[int, ...] | None, scale_window: int | None
-) -> int | None:
-    """The number of scales that one scale attends to, or None for a finite group. Raise ValueError if ``kernel_size``
-    or ``scale_window`` does not fit the group."""
-    if not isinstance(group, DilationGroup):
-        if scale_window is not None:
-            raise ValueError(f"scale_window must be None without a group of scales (dyadic), got {scale_window!r}")
-        return None
-    if kernel_size is None:
-        raise ValueError(
-            "kernel_size must be a positive odd integer for groups of scales (dyadic), got None: attention to all "
-            "pixels is not equivariant to scaling"
-        )
-    largest = 2 * group.scales - 1
-    scale_window = min(3, largest) if scale_window is None else scale_window
-    if scale_window not in range(1, largest + 1, 2):
-        raise ValueError(
-            f"scale_window must be an odd integer from 1 to {largest} with {group.scales} scales, got {scale_window!r}"
-        )
-    return scale_window
 
 
 def default_encoding(
@@ -108,15 +76,10 @@ def default_strength(
 
 
 def default_content_heads(
-    content_heads: int | None, heads: int, scales: bool, strength: float | None, crosses: bool, default: int
+    content_heads: int | None, heads: int, strength: float | None, crosses: bool, default: int
 ) -> int:
-    """The number of heads with content. With groups of scales, all heads have content."""
-    if content_heads is None:
-        content_heads = default
-    elif scales and content_heads != heads:
-        raise ValueError(
-            f"content_heads must be None or heads={heads} for groups of scales (dyadic), got {content_heads!r}"
-        )
+    """The number of heads with content."""
+    content_heads = default if content_heads is None else content_heads
     if not 0 <= content_heads <= heads:
         raise ValueError(f"content_heads must be an integer from 0 to heads={heads}, got {content_heads!r}")
     if content_heads < heads and strength is None:
@@ -145,30 +108,12 @@ def check_sides(group: FiniteGroup, window: Window) -> None:
         )
 
 
-def check_stride(stride: int, window: Window, group: FiniteGroup | DilationGroup) -> None:
+def check_stride(stride: int, window: Window) -> None:
     """Raise ValueError for strides that the layer does not have."""
     if stride not in (1, 2):
         raise ValueError(f"stride must be 1 or 2, got {stride!r}")
-    if stride > 1 and (window.is_global or window.circular or isinstance(group, DilationGroup)):
+    if stride > 1 and (window.is_global or window.circular):
         raise ValueError(
-            f"stride must be 1 with kernel_size=None, padding_mode='circular' or groups of scales (dyadic), got "
-            f"{stride}: every second pixel needs a window that ends at the border"
+            f"stride must be 1 with kernel_size=None or padding_mode='circular', got {stride}: every second pixel "
+            "needs a window that ends at the border"
         )
-
-
-def check_scales(group: FiniteGroup | DilationGroup, norm: str = "batch", **sizes: object) -> None:
-    """Raise ValueError for settings that are not equivariant with groups of scales: the norm over all scales, and any
-    of the ``sizes`` of pools and crops that is not zero."""
-    if not isinstance(group, DilationGroup):
-        return
-    if norm == "global":
-        raise ValueError(
-            "norm must be 'batch' or 'layer' for groups of scales (dyadic), got 'global': scaling moves features up "
-            "one scale and drops those of the last scale, which changes the mean over all scales"
-        )
-    for name, size in sizes.items():
-        if size:
-            raise ValueError(
-                f"{name} must be {0 if isinstance(size, int) else ()} for groups of scales (dyadic), got {size!r}: "
-                "an image twice as large would need a crop or pool twice as large"
-            )

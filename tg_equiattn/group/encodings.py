@@ -41,8 +41,6 @@ class Relation:
         mixes_elements: true if a linear map of values mixes elements. If not, attention does.
         content: share of the heads that have content by default, within a window and with locality.
         prefers_element: true if each head starts with a preference for one group element.
-        for_scales: true if groups of scales allow the relation. For others, all scales would need the same window, but
-            windows of two scales contain different pixels.
         equivariant: false if a layer with this relation is not equivariant.
     """
 
@@ -50,7 +48,6 @@ class Relation:
     mixes_elements: bool = False
     content: float = 1.0
     prefers_element: bool = False
-    for_scales: bool = False
     equivariant: bool = True
 
 
@@ -73,11 +70,11 @@ def _gsa(group: FiniteGroup) -> Tensor:
 
 
 RELATIONS = {
-    "lifting": Relation(content=1 / 8, for_scales=True),
+    "lifting": Relation(content=1 / 8),
     "frame": Relation(mixes_elements=True, content=1 / 2),
     "ge_vit": Relation(_ge_vit),
     "lifted": Relation(_lifted),
-    "relative": Relation(_relative, prefers_element=True, for_scales=True),
+    "relative": Relation(_relative, prefers_element=True),
     "gsa": Relation(_gsa, equivariant=False),
 }
 INDEXED = tuple(name for name, relation in RELATIONS.items() if relation.index)

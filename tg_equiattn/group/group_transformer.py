@@ -15,7 +15,7 @@ from ..modules import StoresSettings
 from . import layers
 from .attention import GlobalGroupAttention, GroupAttention, LiftingAttention
 from .attention_layer import AttentionLayer
-from .defaults import check_scales
+from .scales import ScaleGroupAttention, ScaleLiftingAttention, check_scales
 from .windows import Checked, Mask, enter, leave, zero_where_masked
 
 
@@ -156,7 +156,6 @@ class GroupAttentionBlock(layers.Masked, DrawsFeatures, StoresSettings):
 
 # arguments that GEViT alone has
 PUBLISHED = "lifting_channels", "norm_between", "crops", "dropout", "input_dropout", "pool_dropout"
-LIFTING = frozenset(inspect.signature(LiftingAttention).parameters)
 
 
 @checks.arguments
@@ -184,16 +183,20 @@ class Classifier(StoresSettings):
         check_scales(group, norm, pools=tuple(pools))
         settings: dict[str, Any] = {"heads": heads, "kernel_size": kernel_size, "dropout": dropout}
         settings |= attn_kwargs or {}
+        scales = isinstance(group, DilationGroup)
+        layer: Any = ScaleGroupAttention if scales else GroupAttention
+        lift: Any = ScaleLiftingAttention if scales else LiftingAttention
+        taken = inspect.signature(lift).parameters
         if "context_channels" in settings:
             raise ValueError("attn_kwargs must not have context_channels: the model has no context")
-        lifting: dict[str, Any] = {name: value for name, value in settings.items() if name in LIFTING}
+        lifting: dict[str, Any] = {name: value for name, value in settings.items() if name in taken}
         if relation is not None:
             settings["relation"] = relation
         self.group, self.in_channels, self.num_classes = group, in_channels, num_classes
         self.pools, self.crops = sorted(pools), margins
         self.lifting = layers.MaskedSequential(
             nn.Dropout(input_dropout),
-            LiftingAttention(group, in_channels, width, **self._width_of_heads(group, width) | lifting),
+            lift(group, in_channels, width, **self._width_of_heads(group, width) | lifting),
             layers.make_norm(norm, width),
             nn.SiLU(),
         )
@@ -203,7 +206,7 @@ class Classifier(StoresSettings):
 
         stages: list[nn.Module] = pool() if 0 in pools else []
         for number, (out, crop) in enumerate(zip(channels, margins, strict=True), start=1):
-            attention = GroupAttention(group, width, out, **self._width_of_heads(group, out) | settings)
+            attention = layer(group, width, out, **self._width_of_heads(group, out) | settings)
             stages.append(GroupAttentionBlock(attention, norm=norm, dropout=dropout, crop=crop))
             stages += [layers.make_norm(norm, out), nn.SiLU()] if norm_between else []
             stages += pool() if number in pools else []

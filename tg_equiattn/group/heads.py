@@ -1,4 +1,4 @@
-"""Outputs of attention heads, without checks: within a window, over all pixels, over scales, and by position alone.
+"""Outputs of attention heads, without checks: within a window, over all pixels, and by position alone.
 
 Operands are finite at masked pixels, and outputs are not masked. ``key_mask`` is true at valid keys. Queries without a
 valid key have the output zero. Queries are already multiplied by the scale of scores, :math:`1/\\sqrt{C}`.
@@ -121,34 +121,6 @@ def _table(query: Tensor, rows: Sequence[int], rho: Tensor | None, bias: Tensor 
     rho = query.new_zeros(*rows, channels) if rho is None else rho.to(query.dtype)
     bias = query.new_zeros(heads, *rows) if bias is None else bias.to(query.dtype)
     return torch.cat([rho.expand(heads, *rho.shape), bias.unsqueeze(-1)], -1)
-
-
-def attention_over_scales(
-    query: Tensor, key: Tensor, value: Tensor, terms: Terms, window: Window, scales: int, scale_window: int,
-    key_mask: Bool[Tensor, "#B *spatial"] | None, dropout: float, plain: bool,
-) -> Tensor:  # fmt: skip
-    r"""Lifting and group attention over the product of scales :math:`2^j` and a finite group M with elements m and n.
-
-    .. math::
-        \mathrm{out}(i, j, m) = \sum_{D, l, n} \mathrm{softmax}_{D, l, n}\big(c\, \langle q(i, j, m),\;
-        k(i + 2^j D, l, n) + \rho(m^{-1} D, (l - j, m^{-1} n)) \rangle + b\big)\; v(i + 2^j D, l, n)
-
-    The sum runs over the offsets D of the window and the scales l in ``scale_window`` around j. Queries, keys and
-    values have all scales and elements, scales first, or one element for lifting. The terms have U = ``scale_window``
-    |M| elements, scales first, and the index of relation "relative" of M.
-    """
-    elements, reach, outs = len(cast(Tensor, terms.offset_encoding)), scale_window // 2, []
-    for scale in range(scales):
-        operands, of_scale = (query, key, value), terms
-        if terms.element_index is not None:
-            keys = range(max(0, scale - reach), min(scales, scale + reach + 1))
-            window_of_keys = slice(keys.start * elements, keys.stop * elements)
-            index = [terms.element_index + (other - scale + reach) * elements for other in keys]
-            of_scale = terms._replace(element_index=torch.cat(index, 1))
-            of_query = query[:, :, :, scale * elements : (scale + 1) * elements]
-            operands = of_query, key[:, :, :, window_of_keys], value[:, :, :, window_of_keys]
-        outs.append(attention_of_heads(*operands, of_scale, window, key_mask, dropout, plain, 2**scale)[0])
-    return torch.cat(outs, 3)
 
 
 def global_attention(
