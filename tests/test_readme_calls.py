@@ -232,7 +232,8 @@ def test_calls_of_tables(page, host, least):
     if host == "escnn":
         gspaces, nn = importlib.import_module("escnn.gspaces"), importlib.import_module("escnn.nn")
         of = {"fields": gspaces.rot2dOnR2(4), "voxels": gspaces.octaOnR3(), "slices": gspaces.dihedralOnR3(4)}
-        names |= {name: nn.FieldType(gspace, 2 * [gspace.regular_repr]) for name, gspace in of.items()}
+        names |= {name: nn.FieldType(gspace, 4 * [gspace.regular_repr]) for name, gspace in of.items()}
+        names["image"] = nn.FieldType(of["fields"], [of["fields"].trivial_repr])
     else:
         names |= {"irreps": "4x0e + 4x1o", "cutoff": 2.0, "side": 6.0}
     assert len(calls) >= least

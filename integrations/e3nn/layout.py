@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from jaxtyping import Int
 
 
-def _has_irreps(x: Any) -> bool:
+def _irreps(x: Any) -> o3.Irreps:
     try:
-        return not isinstance(x, Tensor) and o3.Irreps(x).dim > 0
+        return o3.Irreps() if isinstance(x, Tensor) else o3.Irreps(x)
     except Exception:  # e3nn raises errors of many classes
-        return False
+        return o3.Irreps()
 
 
-# the annotation of arguments
-IrrepsLike = Annotated[o3.Irreps | str, checks.Kind("irreps, at least one, such as '8x0e + 4x1o'", _has_irreps)]
+# annotations of arguments
+_NAME = "irreps, at least one, such as '8x0e + 4x1o'"
+IrrepsLike = Annotated[o3.Irreps | str, checks.Kind(_NAME, lambda x: _irreps(x).dim > 0)]
+IrrepsOrZero = Annotated[o3.Irreps | str, checks.Kind(_NAME, lambda x: len(_irreps(x)) > 0)]  # with multiplicity zero
 GRADE_OF = {(0, 1): 0, (1, -1): 1, (1, 1): 2, (0, -1): 3}  # (l, parity)
 
 

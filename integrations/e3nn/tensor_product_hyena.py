@@ -21,7 +21,7 @@ from tg_equiattn.graphs.node_batch import NodeBatch, PaddedBatch, Slots
 from tg_equiattn.modules import NotScriptable, StoresSettings
 from tg_equiattn.torch_state import Tables, full_precision
 
-from .layout import Features, IrrepsLike, channels, check_features, describe, like_its_copies
+from .layout import Features, IrrepsLike, IrrepsOrZero, channels, check_features, describe, like_its_copies
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -72,7 +72,7 @@ class LongTensorProduct(NotScriptable, StoresSettings):
     """
 
     def __init__(
-        self, irreps_in1: IrrepsLike, irreps_in2: IrrepsLike, irreps_out: IrrepsLike, *,
+        self, irreps_in1: IrrepsOrZero, irreps_in2: IrrepsOrZero, irreps_out: IrrepsOrZero, *,
         instructions: list[tuple] | None = None, causal: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()

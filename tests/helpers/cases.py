@@ -18,7 +18,7 @@ from tg_equiattn import functional as F
 from tg_equiattn import nn as layers
 from tg_equiattn.graphs import NeighborList
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.group.layers import Pointwise, RegularBatchNorm, SpatialCrop, SpatialMaxPool
+from tg_equiattn.group.layers import RegularBatchNorm, SpatialCrop, SpatialMaxPool
 from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
 from tg_equiattn.linear.attention import MeanReadout, PerformerBlock
 from tg_equiattn.linear.random_features import RandomFeatures
@@ -271,7 +271,6 @@ CORE = {
         2, 2, 4, 3, 4,
     ),
     "GroupLinear": layer(lambda: layers.GroupLinear(C4, 3, 5), 2, 3, 4, 5, axes=(0, -1)),
-    "Pointwise": layer(lambda: Pointwise(3, 5), 2, 3, 4, 5),
     "RegularGlobalNorm": layer(lambda: layers.RegularGlobalNorm(7), 2, 7, 4, 3, 5),
     "RegularLayerNorm": layer(lambda: layers.RegularLayerNorm(7), 2, 7, 4, 3, 5),
     "RegularBatchNorm": layer(lambda: RegularBatchNorm(7), 2, 7, 4, 3, 5),

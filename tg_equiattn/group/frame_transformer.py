@@ -85,8 +85,11 @@ class FrameTransformerBlock(NotScriptable, Masked, nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         heads = _heads(channels) if heads is None else heads
-        if channels % heads:
-            raise ValueError(f"heads must divide channels={channels}, got {heads}")
+        if channels % heads or channels < 2 * heads:
+            raise ValueError(
+                f"heads must divide channels={channels} into heads of at least 2 channels, which rotary positions "
+                f"rotate in pairs, got {heads}"
+            )
         self.group, self.channels, self.heads, self.dropout, self.drop_path = group, channels, heads, dropout, drop_path
         hidden = max(1, round(mlp_ratio * channels))
         self.gains = nn.Parameter(torch.ones(2, channels))
