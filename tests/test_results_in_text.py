@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAIR = [f"matching/accuracy | {model} | 4 cells" for model in ("frames", "relative", "deep G-CNN + mean")]
+PAIR = [f"matching/accuracy | {model} | 4 cells" for model in ("frames, rotary", "relative", "deep G-CNN + mean")]
 RECALL = [
     f"associative_recall/errors | random | {name} | 32 tokens" for name in ("SE(3)-Hyena", "SE(3)-Hyena, shuffled")
 ]
@@ -15,8 +15,8 @@ LONGEST = [f"benchmarks/long_context | 1,048,576 | SE(3)-Hyena | {unit}" for uni
 FRAMES = ["R4_SA | frame | 0.02", "C4 G-CNN | 0.04"]
 RESULTS = {  # for each page, words with places for numbers, and the cells: table | what the row holds | column
     "README.md": {
-        'in {:.0f} % of test images with `relation="relative"` and in {:.0f} % with `relation="frame"`; the best of '
-        "five group CNNs in {:.0f} %": [PAIR[1], PAIR[0], PAIR[2]],
+        'in {:.0f} % of test images with `relation="relative"` and in {:.0f} % with the faster default, '
+        '`relation="frame"`; the best of five group CNNs in {:.0f} %': [PAIR[1], PAIR[0], PAIR[2]],
         "leaves {:.4f} of the variance, and {:.4f} in graphs with four times the nodes. Far offsets over exact pairs "
         "leave {:.4f} and {:.4f}": [
             f"depots/displacement | {model} | {column}"
@@ -72,8 +72,12 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
         "(Z2) attention reaches {:.1f} %": ["rotated_digits/accuracy | Z2_SA | ge_vit, locality"],
     },
     "docs/results_escnn_content.md": {
-        "finds the pair in {:.0f} % of test images": PAIR[:1],
-        '`relation="relative"` in {:.0f} %; the best of five G-CNNs finds it in {:.0f} %': PAIR[1:],
+        'with `relation="relative"` finds the pair in {:.0f} % of test images': PAIR[1:2],
+        'in {:.0f} % with the default, rotary positions, and in {:.0f} % with `encoding="joint"`': [
+            PAIR[0],
+            "matching/accuracy | frames | 4 cells",
+        ],
+        "The best of five G-CNNs finds it in {:.0f} %": PAIR[2:],
     },
     "docs/results_pyg.md": {
         "from {:.1f} % to {:.1f} %, through the offsets": [

@@ -6,8 +6,9 @@ in every step. Networks of four rotations embed every cell as a vision transform
 score is the sum of its two. Between come two residual layers, each with a pointwise one of two group-linear maps and a
 ReLU behind it, all at about as many parameters:
 
-frames               GroupAttention over all cells, relation="frame", the default
-frames, no content   the same with content_heads=0: heads look by place alone, a separable group convolution
+frames               GroupAttention over all cells, relation="frame", with an encoding by an MLP
+frames, rotary       the same with rotary positions, the default
+frames, no content   the first with content_heads=0: heads look by place alone, a separable group convolution
 relative             relation="relative"
 ge_vit               relation="ge_vit", as published
 G-CNN + mean         escnn's 3 x 3 convolution, and a group-linear map of the mean over all cells
@@ -47,8 +48,8 @@ from tg_equiattn.nn import GroupAttention, GroupLinear, RegularLayerNorm
 GROUP = cyclic(4)
 VALIDATION, TEST = 71, 72  # seeds of canvases, which do not depend on the seed of training
 Model = Literal[
-    "frames", "frames, no content", "relative", "ge_vit", "G-CNN + mean", "deep G-CNN", "dilated G-CNN",
-    "wide G-CNN", "deep G-CNN + mean",
+    "frames", "frames, rotary", "frames, no content", "relative", "ge_vit", "G-CNN + mean", "deep G-CNN",
+    "dilated G-CNN", "wide G-CNN", "deep G-CNN + mean",
 ]  # fmt: skip
 
 
@@ -157,7 +158,7 @@ def layer(settings: Matching, channels: int, number: int) -> nn.Module:
     if "G-CNN" in name:
         dilation = 1 + number if name == "dilated G-CNN" else 1
         return Convolution(channels, 5 if name == "wide G-CNN" else 3, dilation, mean=name.endswith("+ mean"))
-    options: dict[str, Any] = {"encoding": "axial" if name == "ge_vit" else "joint"}
+    options: dict[str, Any] = {"encoding": {"ge_vit": "axial", "frames, rotary": "rotary"}.get(name, "joint")}
     if name == "frames, no content":
         options["content_heads"] = 0
     return GroupAttention(
