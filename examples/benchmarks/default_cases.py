@@ -139,6 +139,9 @@ CASES: dict[str, tuple[str, Callable[[str], Case]]] = {
         )
         for name, options in GROUP_ATTENTION.items() for n in (4, 8)
     },
+    "R2GroupAttention, all pixels, C4": (
+        "R2Conv", lambda size: fields(R2GroupAttention, 4, size, kernel_size=None)
+    ),
     **{
         f"R2LiftingAttention, C{n}": ("R2Conv", lambda size, n=n: fields(R2LiftingAttention, n, size, lifts=True))
         for n in (4, 8)
