@@ -73,7 +73,6 @@ autodoc_typehints = "none"  # docstrings say it in words
 autodoc_inherit_docstrings = (
     False  # what a host's base class says of its own method is its own page's
 )
-autodoc_preserve_defaults = True
 autosummary_generate = True
 napoleon_custom_sections = ["Shapes"]
 napoleon_use_rtype = False

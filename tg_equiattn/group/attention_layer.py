@@ -375,7 +375,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
 
         values = value.flatten(4).permute(0, 1, 3, 4, 2).contiguous().expand(-1, -1, len(matrices), -1, -1)
         keys = in_frames(key, longest(query.shape[4:]) / longest(key.shape[4:]))
-        mask = None if key_mask is None else key_mask.flatten(1).expand(len(query), -1)
+        mask = None if key_mask is None else key_mask.flatten(1).expand(query.shape[0], -1)
         q, k, v = (x.flatten(1, 2) for x in (in_frames(query, 1.0), keys, values))
         out = softmax_attention_of_heads(q, k, v, mask, dropout)
         out = out.unflatten(1, (self.heads, -1)).permute(0, 1, 4, 2, 3).unflatten(-1, query.shape[4:])

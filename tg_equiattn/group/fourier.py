@@ -110,7 +110,7 @@ def block_product_of_pixels(
     """The same along the second of three axes."""
     parts, outs = x.split(_sizes(x.mT, kinds), 1), []
     for part, block in zip(parts, _of_copies(blocks, kinds), strict=True):
-        outs.append(torch.bmm(block.expand(len(part), -1, -1), part))
+        outs.append(torch.bmm(block.expand(part.shape[0], -1, -1), part))
     if bias is not None:
         outs[0] = outs[0] + bias[:, None] * sum(d * m for d, m in kinds) ** 0.5
     return torch.cat(outs, 1)

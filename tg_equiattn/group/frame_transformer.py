@@ -159,7 +159,7 @@ class FrameTransformerBlock(NotScriptable, Masked, nn.Module):
         if not self.training:
             return x
         if self.dropout:
-            kept = F.dropout(x.new_ones(len(x), 1, self.channels), self.dropout)
+            kept = F.dropout(x.new_ones(x.shape[0], 1, self.channels), self.dropout)
             x = (x.unflatten(1, (-1, self.channels)) * kept).flatten(1)
         if self.drop_path:
             kept = F.dropout(x.new_ones(batch, 1, 1), self.drop_path)

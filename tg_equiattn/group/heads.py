@@ -256,7 +256,7 @@ def _convolve(
     at = shifts(window.sides, window.selection)
     x, padding = (at.pad(x, circular=True), (0,) * window.dim) if window.circular else (x, at.reach)
     filters = at.to_square(filters).to(x.dtype)
-    if len(filters) == groups > 1 and x.device.type == "cpu" and torch.is_grad_enabled() and len(x):
+    if len(filters) == groups > 1 and x.device.type == "cpu" and torch.is_grad_enabled() and x.shape[0]:
         return _depthwise(x, filters, padding)
     return _conv(x, filters, None if bias is None else bias.to(x.dtype), padding=padding, groups=groups)
 
