@@ -237,7 +237,7 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
 
 
 def _resolved(name: str, resolver: Callable, query: Any, kwargs: dict[str, Any] | None, *args: Any) -> Any:
-    """What PyG makes of a name and arguments."""
+    """Make a layer from its name by a resolver of PyG. Raise ValueError that names the argument if PyG cannot."""
     try:
         return resolver(query, *args, **(kwargs or {}))
     except (TypeError, ValueError) as error:

@@ -13,7 +13,7 @@ B, N, C = 3, 11, 2
 
 
 def vector_attention(q, k, v, lengths=None):
-    """Of (B, N, C, 3), as the definition."""
+    """Vector attention of padded vectors (B, N, C, 3) by its definition."""
     return module.vector_attention(*(x.transpose(1, 2) for x in (q, k, v)), lengths).transpose(1, 2)
 
 

@@ -85,7 +85,7 @@ def test_arguments_that_are_refused(options, message):
 
 
 def test_pairs_of_a_node_with_itself():
-    """Their features are those of the pair that a layer adds, unless they are pairs like any other."""
+    """Features of a pair of a node with itself are stored apart, unless ``loops`` keeps such pairs among the others."""
     edge_index, features = torch.tensor([[0, 1, 2, 2], [1, 0, 1, 2]]), torch.arange(4.0)[:, None]
     pairs = NeighborList(edge_index, 3, features=features)
     assert pairs.features.flatten().tolist() == [1, 0, 2]
