@@ -119,7 +119,7 @@ CASES = [
     (r"widths must be \(heads, C\) and gains .*, got \(3, 2\) and \(1, 2, 2\)", ewald(kernels=Own(heads=3))),
     ("kernels must return a .*Kernel without long_range, got Coulomb", ewald(kernels=Own(F.Coulomb))),
     ("out_channels must be reachable .* lmax=0", ewald(lmax=0, vector_channels=0, out_channels=(1, 1))),
-    (r"out_channels must be two numbers from 0 on, not both 0, got \(0, 0\)", ewald(out_channels=(0, 0))),
+    (r"out_channels must not both be 0, got \(0, 0\)", ewald(out_channels=(0, 0))),
     (r"scalars must be \(B, N, 2\), or \(T, 2\) with batch", called(scalars=X[:, :1])),
     ("scalars must be torch.float32 as the parameters are", called(scalars=FLAT["scalars"].double())),
     (r"pos must have shape \(5, 3\)", called(pos=X[:2])),

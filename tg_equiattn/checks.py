@@ -66,9 +66,13 @@ def arguments_of(base: type, *without: str) -> Callable[[_Made], _Made]:
         others, own = (inspect.signature(kind.__init__).parameters.values() for kind in (cast(Any, base), made))
         named = {p.name: p for p in (*others, *own) if p.kind is p.KEYWORD_ONLY and p.name not in without}
         first = {p.name: p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD}
+        required = [p.name for p in named.values() if p.default is p.empty]
 
         @functools.wraps(constructor)
         def shown(*arguments: Any, **named: Any) -> None:
+            for name in required:
+                if name not in named:
+                    raise TypeError(f"{type(arguments[0]).__name__}() needs the keyword argument {name!r}")
             constructor(*arguments, **named)
 
         shown.__signature__ = inspect.Signature([*{**first, **named, **first}.values()])  # type: ignore[attr-defined]
@@ -167,16 +171,19 @@ def _kind(hint: Any) -> Kind:
         value = _kind(inner[1])
         return Kind(f"a dictionary{_of(value)}", lambda x: isinstance(x, Mapping) and all(map(value.fits, x.values())))
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        item = _kind(inner[0])
-        return Kind(f"a tuple{_of(item)}", lambda x: _listed(x) and all(map(item.fits, x)))
+        item, count = _kind(inner[0]), len(inner) if origin is tuple and inner[-1] is not ... else None
+        return Kind(
+            f"a tuple{_of(item, count)}",
+            lambda x: _listed(x) and count in (None, len(x)) and all(map(item.fits, x)),
+        )
     if isinstance(hint, type):
         return Kind(f"{'an' if hint.__name__[0] in 'AEIOU' else 'a'} {hint.__name__}", lambda x: isinstance(x, hint))
     return _ANY
 
 
-def _of(kind: Kind) -> str:
+def _of(kind: Kind, count: int | None = None) -> str:
     """Items of a kind, for the name of a list: "a positive integer" gives " of positive integers"."""
-    return "" if kind is _ANY else f" of {kind.name.split(' ', 1)[1]}s"
+    return "" if kind is _ANY else f" of {f'{count} ' if count else ''}{kind.name.split(' ', 1)[1]}s"
 
 
 def _whole(x: object) -> bool:

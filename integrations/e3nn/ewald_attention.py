@@ -19,7 +19,7 @@ from tg_equiattn.ewald.charges import (
     ChargeOutputs,
     PredictedChargeInteraction,
 )
-from tg_equiattn.ewald.ewald_layer import EwaldLayer, EwaldSettings, Irrep
+from tg_equiattn.ewald.ewald_layer import EwaldLayer, Irrep
 from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.torch_state import Tables
 
@@ -35,6 +35,7 @@ def _coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+1 2*s
 
 @compile_mode("unsupported")
 @checks.arguments
+@checks.arguments_of(EwaldLayer)
 class IrrepsEwaldAttention(EwaldLayer):
     r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.
 
@@ -111,17 +112,9 @@ class IrrepsEwaldAttention(EwaldLayer):
 
     coupling = staticmethod(_coupling)
 
-    def __init__(
-        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, *, width: float, max_width: float | None = None,
-        num_gaussians: int = 4, num_coulomb: int = 4, kernels: torch.nn.Module | None = None, heads: int = 1,
-        lmax: int = 1, output_scale: float = 1.0, error: float = 1e-4, method: str = "auto",
-        max_hkl: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, **settings: Any) -> None:
         irreps_in, irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
-        settings = EwaldSettings(
-            width, max_width, num_gaussians, num_coulomb, kernels, heads, lmax, output_scale, error, method, max_hkl
-        )
-        super().__init__(_rows(irreps_in), _rows(irreps_out), "irreps_out", settings)
+        super().__init__(_rows(irreps_in), _rows(irreps_out), "irreps_out", **settings)
         self.irreps_in, self.irreps_out = irreps_in, irreps_out
         self.columns_in = Tables(functools.partial(_columns, str(irreps_in)))
         self.columns_out = Tables(functools.partial(_columns, str(irreps_out), inverse=True))
@@ -229,6 +222,7 @@ class _ReadsScalars(ChargeLayer):
 
 @compile_mode("unsupported")
 @checks.arguments
+@checks.arguments_of(ChargeInteraction, "scalars")
 class IrrepsChargeInteraction(_ReadsScalars, ChargeInteraction):
     r"""Energies of charges of elements, dipoles and Born effective charges, in molecules, slabs and crystals.
 
@@ -287,23 +281,19 @@ class IrrepsChargeInteraction(_ReadsScalars, ChargeInteraction):
     """
 
     def __init__(
-        self, charges: Mapping[str, Charge], irreps_in: IrrepsLike | None = None, *, width: float,
-        cutoff: float | None = None, avg_num_neighbors: float = 1.0, dielectric: float = 1.0, error: float = 1e-4,
-        method: str = "auto", max_hkl: Sequence[int] | None = None,
+        self, charges: Mapping[str, Charge], irreps_in: IrrepsLike | None = None, **settings: Any
     ) -> None:  # fmt: skip
         irreps = o3.Irreps(irreps_in)
         scalars = irreps.count(o3.Irrep("0e"))
         if irreps.dim and not scalars:
             raise ValueError(f"irreps_in must have scalars 0e, which give transfers, got {irreps}")
-        super().__init__(
-            charges, width=width, scalars=scalars, cutoff=cutoff, avg_num_neighbors=avg_num_neighbors,
-            dielectric=dielectric, error=error, method=method, max_hkl=max_hkl,
-        )  # fmt: skip
+        super().__init__(charges, scalars=scalars, **settings)
         self._set_irreps(irreps)
 
 
 @compile_mode("unsupported")
 @checks.arguments
+@checks.arguments_of(PredictedChargeInteraction, "scalars")
 class IrrepsPredictedChargeInteraction(_ReadsScalars, PredictedChargeInteraction):
     r"""Energies of charges that are predicted from features and sum to the total charge of each graph.
 
@@ -357,18 +347,11 @@ class IrrepsPredictedChargeInteraction(_ReadsScalars, PredictedChargeInteraction
     -1.0
     """
 
-    def __init__(
-        self, names: Sequence[str], irreps_in: IrrepsLike, *, width: float, cutoff: float,
-        avg_num_neighbors: float = 1.0, dielectric: float = 1.0, error: float = 1e-4, method: str = "auto",
-        max_hkl: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, names: Sequence[str], irreps_in: IrrepsLike, **settings: Any) -> None:
         irreps = o3.Irreps(irreps_in)
         if not (scalars := irreps.count(o3.Irrep("0e"))):
             raise ValueError(f"irreps_in must have scalars 0e, from which charges are predicted, got {irreps}")
-        super().__init__(
-            names, width=width, scalars=scalars, cutoff=cutoff, avg_num_neighbors=avg_num_neighbors,
-            dielectric=dielectric, error=error, method=method, max_hkl=max_hkl,
-        )  # fmt: skip
+        super().__init__(names, scalars=scalars, **settings)
         self._set_irreps(irreps)
 
 

@@ -9,7 +9,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import Linear
 
 from tg_equiattn import checks
-from tg_equiattn.ewald.ewald_layer import OLD_ARGUMENTS
 from tg_equiattn.graphs.node_batch import inverse, known_sorted
 from tg_equiattn.linear.positions import FarOffsets
 from tg_equiattn.modules import NotScriptable, reset_children, with_zero_gradients
@@ -21,6 +20,7 @@ _SAMPLE, _WIDE = 16, 16  # graphs and channels from which settings are read
 
 
 @checks.arguments
+@checks.arguments_of(CoreAttention, "out_channels")
 class EwaldAttention(WarnsOfHiddenBatch, NotScriptable, nn.Module):
     r"""Global attention weighted by Gaussian and Coulomb kernels of the distance, in molecules, planar and periodic
     graphs of any size.
@@ -102,24 +102,19 @@ class EwaldAttention(WarnsOfHiddenBatch, NotScriptable, nn.Module):
         torch.Size([12, 16])
     """
 
-    old_arguments = OLD_ARGUMENTS
+    old_arguments = CoreAttention.old_arguments
 
     def __init__(
-        self, in_channels: checks.LazyCount, out_channels: checks.Count, *, width: float, in_vectors: checks.Whole = 0,
-        out_vectors: checks.Whole = 8, max_width: float | None = None, num_gaussians: int = 4, num_coulomb: int = 4,
-        kernels: nn.Module | None = None, heads: int = 1, lmax: int = 1, output_scale: float = 1.0,
-        error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
+        self, in_channels: checks.LazyCount, out_channels: checks.Count, *, in_vectors: checks.Whole = 0,
+        out_vectors: checks.Whole = 8, **settings: Any,
     ):  # fmt: skip
         super().__init__()
-        if out_vectors and not in_vectors and lmax == 0:
+        if out_vectors and not in_vectors and settings.get("lmax") == 0:
             raise ValueError(f"out_vectors must be 0 with lmax=0 and in_vectors=0, got {out_vectors}: pass lmax=1")
         self.lin, self.out_channels = Linear(-1, out_channels, False) if in_channels == -1 else None, out_channels
-        self.in_vectors, self.out_vectors, self.heads = in_vectors, out_vectors, heads
-        self.attention = CoreAttention(
-            out_channels if self.lin else in_channels, in_vectors, out_channels=(out_channels, out_vectors),
-            width=width, max_width=max_width, num_gaussians=num_gaussians, num_coulomb=num_coulomb, kernels=kernels,
-            heads=heads, lmax=lmax, output_scale=output_scale, error=error, method=method, max_hkl=max_hkl,
-        )  # fmt: skip
+        self.in_vectors, self.out_vectors, channels = in_vectors, out_vectors, out_channels if self.lin else in_channels
+        self.attention = CoreAttention(channels, in_vectors, out_channels=(out_channels, out_vectors), **settings)
+        self.heads = self.attention.heads
         self.invariants = FarOffsets(out_vectors, 3, out_channels, invariant=True) if out_vectors else None
         self.register_forward_pre_hook(_without_edges, with_kwargs=True)
 

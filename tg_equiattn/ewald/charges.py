@@ -15,7 +15,7 @@ from ..graphs.node_batch import NodeBatch
 from ..modules import NotScriptable, StoresSettings
 from ..torch_state import full_precision
 from .cells import Cells, cells_of
-from .ewald_attention import check_sums, energies_of_nodes
+from .ewald_attention import Error, Method, MillerIndices, energies_of_nodes
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -49,19 +49,6 @@ class ChargeOutputs(NamedTuple):
 
 
 @checks.arguments
-class ChargeSettings(NamedTuple):
-    """Settings of a layer of charges, which :class:`ChargeInteraction` describes."""
-
-    width: checks.Positive
-    scalars: checks.Whole
-    cutoff: checks.Positive | None
-    avg_num_neighbors: checks.Positive
-    dielectric: checks.Positive
-    error: float
-    method: str
-    max_hkl: Sequence[int] | None
-
-
 class ChargeLayer(NotScriptable, StoresSettings):
     """The base class of layers of charges: settings, energies, dipoles and Born effective charges. A subclass has
     ``_charges``."""
@@ -69,13 +56,16 @@ class ChargeLayer(NotScriptable, StoresSettings):
     offsets: Tensor
     feature_size: Tensor
 
-    def __init__(self, names: Sequence[str], settings: ChargeSettings) -> None:
+    def __init__(
+        self, names: Sequence[str], *, width: checks.Positive, scalars: checks.Whole = 0,
+        cutoff: checks.Positive | None = None, avg_num_neighbors: checks.Positive = 1.0,
+        dielectric: checks.Positive = 1.0, error: Error = 1e-4, method: Method = "auto",
+        max_hkl: MillerIndices | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.width, self.cutoff, self.avg_num_neighbors = settings.width, settings.cutoff, settings.avg_num_neighbors
-        self.dielectric, scalars = settings.dielectric, settings.scalars
-        self.error, self.method, self.max_hkl = settings[-3:]
-        check_sums(self.method, self.error, self.max_hkl)
-        if scalars and self.cutoff is None:
+        self.width, self.cutoff, self.avg_num_neighbors, self.dielectric = width, cutoff, avg_num_neighbors, dielectric
+        self.error, self.method, self.max_hkl = error, method, max_hkl
+        if scalars and cutoff is None:
             raise ValueError("cutoff must be given with scalars, got None: the largest length of an edge")
         if not names:
             raise ValueError("charges (or names) must have at least one element, got none")
@@ -218,6 +208,7 @@ def _check_vectors(edge_index: Tensor, vectors: Tensor, pos: Tensor, batch: Tens
 
 
 @checks.arguments
+@checks.arguments_of(ChargeLayer)
 class ChargeInteraction(ChargeLayer):
     r"""Energies of charges of elements, dipoles and Born effective charges, in molecules, slabs and crystals.
 
@@ -272,15 +263,10 @@ class ChargeInteraction(ChargeLayer):
 
     constants: Tensor
 
-    def __init__(
-        self, charges: Mapping[str, Charge], *, width: float, scalars: int = 0, cutoff: float | None = None,
-        avg_num_neighbors: float = 1.0, dielectric: float = 1.0, error: float = 1e-4, method: str = "auto",
-        max_hkl: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
-        settings = width, scalars, cutoff, avg_num_neighbors, dielectric, error, method, max_hkl
-        super().__init__(tuple(charges), ChargeSettings(*settings))
+    def __init__(self, charges: Mapping[str, Charge], **settings: Any) -> None:
+        super().__init__(tuple(charges), **settings)
         self.register_buffer("constants", torch.tensor([float(q) for q in charges.values()]))
-        if scalars:
+        if self.weights is not None:
             self.scale = nn.Parameter(torch.ones(()))
         else:
             self.register_buffer("scale", torch.ones(()))
@@ -331,6 +317,7 @@ class ChargeInteraction(ChargeLayer):
 
 
 @checks.arguments
+@checks.arguments_of(ChargeLayer)
 class PredictedChargeInteraction(ChargeLayer):
     r"""Energies of charges that are predicted from features and sum to the total charge of each graph.
 
@@ -378,13 +365,8 @@ class PredictedChargeInteraction(ChargeLayer):
         -1.0
     """
 
-    def __init__(
-        self, names: Sequence[str], *, width: float, scalars: checks.Count, cutoff: float,
-        avg_num_neighbors: float = 1.0, dielectric: float = 1.0, error: float = 1e-4, method: str = "auto",
-        max_hkl: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
-        settings = width, scalars, cutoff, avg_num_neighbors, dielectric, error, method, max_hkl
-        super().__init__(tuple(names), ChargeSettings(*settings))
+    def __init__(self, names: Sequence[str], *, scalars: checks.Count, cutoff: float, **settings: Any) -> None:
+        super().__init__(tuple(names), scalars=scalars, cutoff=cutoff, **settings)
         self.constants = nn.Parameter(torch.zeros(len(self.names), 2))  # of charges and of weights
         self.linear = nn.Linear(scalars, 2, bias=False)
         self.perceptron = nn.Sequential(nn.Linear(scalars, _HIDDEN), nn.SiLU(), nn.Linear(_HIDDEN, 2))

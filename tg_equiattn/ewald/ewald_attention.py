@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,21 +23,12 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-METHODS = ("auto", "direct", "ewald", "nufft")
+# annotations of arguments
+Method = Literal["auto", "direct", "ewald", "nufft"]
+Error = Annotated[float, checks.Kind("in [1e-14, 0.1]", lambda x: isinstance(x, float) and 1e-14 <= x <= 0.1)]
+
+MillerIndices = tuple[checks.Count, checks.Count, checks.Count]  # along each lattice vector
 _PAIRS = 1 << 21  # pairs times kernels of a tile on a CPU
-
-
-def check_sums(method: str, error: float, max_hkl: Sequence[int] | None) -> None:
-    """Raise ValueError for an unknown method, an ``error`` that reciprocal sums cannot promise, or a ``max_hkl`` that
-    is not three positive integers."""
-    checks.choice("method", method, METHODS)
-    if not isinstance(error, float) or not 1e-14 <= error <= 0.1:
-        raise ValueError(f"error must be in [1e-14, 0.1], got {error!r}")
-    if max_hkl is not None:
-        if not isinstance(max_hkl, Sequence) or isinstance(max_hkl, str) or len(max_hkl) != 3:
-            raise ValueError(f"max_hkl must be three integers, along each lattice vector, got {max_hkl!r}")
-        for n in max_hkl:
-            checks.positive(max_hkl=n)
 
 
 def ewald_attention(
@@ -264,9 +255,10 @@ def own_terms(
     return interaction.product([(features, features.new_ones(1, 1))])
 
 
+@checks.arguments
 def charge_energies(
-    charges: Tensor, pos: Tensor, batch: Tensor | None = None, *, width: float, cell: Tensor | None = None,
-    pbc: Tensor | None = None, method: str = "auto", error: float = 1e-4, max_hkl: Sequence[int] | None = None,
+    charges: Tensor, pos: Tensor, batch: Tensor | None = None, *, width: checks.Positive, cell: Tensor | None = None,
+    pbc: Tensor | None = None, method: Method = "auto", error: Error = 1e-4, max_hkl: MillerIndices | None = None,
     batch_size: int | None = None, max_num_nodes: int | None = None,
 ) -> Tensor:  # fmt: skip
     r"""Energies of nodes with charges q, in units of charge² / length. The energy of a graph is their sum.
@@ -309,9 +301,7 @@ def charge_energies(
         >>> charge_energies(torch.tensor([1.0, -1.0]), pos, width=1.0).sum() - own
         tensor(-0.0100)
     """
-    check_sums(method, error, max_hkl)
-    checks.positive_number(width=width)
-    if not isinstance(charges, Tensor) or charges.ndim != 1 or not charges.is_floating_point():
+    if charges.ndim != 1 or not charges.is_floating_point():
         raise ValueError(f"charges must be floating point of shape (nodes,), got {checks.described(charges)}")
     pos = checks.positions(pos, (charges.shape[0], 3), charges, "energies depend on them")
     node_batch = NodeBatch.flat(charges, batch, batch_size, max_num_nodes)

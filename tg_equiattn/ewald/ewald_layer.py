@@ -17,7 +17,7 @@ from ..graphs.node_batch import NodeBatch
 from ..modules import NotScriptable, StoresSettings, read_tokens, reset_children
 from ..torch_state import Tables, full_precision
 from .cells import Cells, cells_of
-from .ewald_attention import check_sums, ewald_attention
+from .ewald_attention import Error, Method, MillerIndices, ewald_attention
 from .harmonics import solid_harmonics
 from .kernels import Coulomb, Gaussian, Interaction, Kernel, Product
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _CONTENT = 0.1  # initial size of the part of queries and keys that depends on features; the other part is 1
 Coupling = Callable[[int, int, int], Tensor]
-OLD_ARGUMENTS = {"avg_num_nodes": "it is output_scale now"}
 
 
 class Irrep(NamedTuple):
@@ -70,46 +69,14 @@ def split_rows(
     return [block.unflatten(-1, shape) for block, shape in blocks]
 
 
+def _octaves(width: float, max_width: float, *counts: int) -> tuple[tuple[float, float], ...]:
+    """The octave of each width. Octaves of the kernels of each kind are spread from ``width`` to ``max_width``."""
+    steps = [n / max(1, count - 1) for count in counts for n in range(count)]
+    lows = [width * (max_width / width / 2) ** step for step in steps]
+    return tuple((low, 2 * low) for low in lows)
+
+
 @checks.arguments
-class EwaldSettings(NamedTuple):
-    """Settings of a layer, which :class:`EwaldAttention` describes."""
-
-    width: checks.Positive
-    max_width: checks.Positive | None
-    num_gaussians: checks.Whole
-    num_coulomb: checks.Whole
-    kernels: nn.Module | None
-    heads: checks.Count
-    lmax: checks.Whole
-    output_scale: checks.Positive
-    error: float
-    method: str
-    max_hkl: Sequence[int] | None
-
-    def checked(self) -> EwaldSettings:
-        """The settings, with a number for ``max_width``. Raise ValueError if a setting is not allowed."""
-        max_width = 8 * self.width if self.max_width is None else self.max_width
-        if max_width < 2 * self.width:
-            raise ValueError(f"max_width must be at least an octave above width, {2 * self.width:g}, got {max_width:g}")
-        if self.kernels is not None:
-            if not isinstance(getattr(self.kernels, "count", None), int):
-                raise ValueError(
-                    f"kernels must be a module with an integer count, got {checks.described(self.kernels)}"
-                )
-        elif not self.num_gaussians and not self.num_coulomb:
-            raise ValueError("num_gaussians and num_coulomb must not both be 0 without kernels")
-        check_sums(self.method, self.error, self.max_hkl)
-        return self._replace(max_width=max_width)
-
-    @property
-    def octaves(self) -> tuple[tuple[float, float], ...]:
-        """The octave of each width. Octaves of Gaussians, and of Coulomb kernels, are spread from ``width`` to
-        ``max_width``."""
-        steps = [n / max(1, count - 1) for count in (self.num_gaussians, self.num_coulomb) for n in range(count)]
-        lows = [self.width * (self.max_width / self.width / 2) ** step for step in steps]  # type: ignore[operator]
-        return tuple((low, 2 * low) for low in lows)
-
-
 class EwaldLayer(NotScriptable, StoresSettings):
     """Ewald attention on rows of irreps: each degree and parity once, in rising order, with components before channels.
 
@@ -118,22 +85,32 @@ class EwaldLayer(NotScriptable, StoresSettings):
     """
 
     coupling: Coupling
-    old_arguments = OLD_ARGUMENTS
+    old_arguments = {"avg_num_nodes": "it is output_scale now"}
 
     def __init__(
-        self, rows_in: Sequence[Irrep], rows_out: Sequence[Irrep], name_out: str, settings: EwaldSettings
-    ) -> None:
+        self, rows_in: Sequence[Irrep], rows_out: Sequence[Irrep], name_out: str, *, width: checks.Positive,
+        max_width: checks.Positive | None = None, num_gaussians: checks.Whole = 4, num_coulomb: checks.Whole = 4,
+        kernels: nn.Module | None = None, heads: checks.Count = 1, lmax: checks.Whole = 1,
+        output_scale: checks.Positive = 1.0, error: Error = 1e-4, method: Method = "auto",
+        max_hkl: MillerIndices | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        settings = settings.checked()
-        self.width, self.max_width, gaussians, coulomb, kernels, self.heads, self.lmax = settings[:7]
-        self.output_scale, self.error, self.method, self.max_hkl = settings[7:]
+        max_width = 8 * width if max_width is None else max_width
+        if max_width < 2 * width:
+            raise ValueError(f"max_width must be at least an octave above width, {2 * width:g}, got {max_width:g}")
+        if kernels is not None and not isinstance(getattr(kernels, "count", None), int):
+            raise ValueError(f"kernels must be a module with an integer count, got {checks.described(kernels)}")
+        if kernels is None and not num_gaussians and not num_coulomb:
+            raise ValueError("num_gaussians and num_coulomb must not both be 0 without kernels")
+        self.width, self.max_width, self.heads, self.lmax = width, max_width, heads, lmax
+        self.output_scale, self.error, self.method, self.max_hkl = output_scale, error, method, max_hkl
         self.own_kernels = copy.deepcopy(kernels)
         own: Any = 0 if kernels is None else kernels.count
-        self.counts: tuple[int, int, int] = gaussians, coulomb, own
-        self.rows_in, self.rows_out, self.bounds = tuple(rows_in), tuple(rows_out), settings.octaves
-        heads, count = self.heads, sum(self.counts)
+        self.counts: tuple[int, int, int] = num_gaussians, num_coulomb, own
+        self.bounds = _octaves(width, max_width, num_gaussians, num_coulomb)
+        self.rows_in, self.rows_out, count = tuple(rows_in), tuple(rows_out), sum(self.counts)
         values, results = ([irrep.shared(heads) for irrep in rows] for rows in (rows_in, rows_out))
-        self.product = HarmonicProduct(values, results, self.lmax, heads, self.coupling)
+        self.product = HarmonicProduct(values, results, lmax, heads, self.coupling)
         zero = [str(row) for b, row in enumerate(rows_out) if not any(b == path[2] for path in self.product.paths)]
         if zero:
             raise ValueError(
@@ -145,8 +122,8 @@ class EwaldLayer(NotScriptable, StoresSettings):
         each = zip(rows_in, values, strict=True)
         self.value = nn.ParameterList(torch.empty(irrep.channels, heads * v.channels) for irrep, v in each)
         self.lows = Tables(functools.partial(_lowest_widths, self.bounds))
-        self.octaves = nn.Parameter(torch.empty(heads, gaussians + coulomb))
-        self.gains = nn.Parameter(torch.empty(heads, count, self.lmax + 1))
+        self.octaves = nn.Parameter(torch.empty(heads, num_gaussians + num_coulomb))
+        self.gains = nn.Parameter(torch.empty(heads, count, lmax + 1))
         back = zip(results, rows_out, strict=True)
         maps = [torch.empty(heads * result.channels, irrep.channels) for result, irrep in back]
         self.out = nn.ParameterList(maps) if heads > 1 else None
@@ -173,7 +150,7 @@ class EwaldLayer(NotScriptable, StoresSettings):
         own = None if self.own_kernels is None else type(self.own_kernels).__name__
         return {
             "num_gaussians": self.counts[0], "num_coulomb": self.counts[1], "kernels": own,
-            "width": float(self.width), "max_width": float(self.max_width), "heads": self.heads,  # type: ignore[arg-type]
+            "width": float(self.width), "max_width": float(self.max_width), "heads": self.heads,
             "output_scale": float(self.output_scale),
         }  # fmt: skip
 
@@ -357,6 +334,7 @@ def gaunt_coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+
 
 
 @checks.arguments
+@checks.arguments_of(EwaldLayer)
 class EwaldAttention(EwaldLayer):
     r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.
 
@@ -424,18 +402,12 @@ class EwaldAttention(EwaldLayer):
     coupling = staticmethod(gaunt_coupling)
 
     def __init__(
-        self, scalar_channels: checks.Whole, vector_channels: checks.Whole, *, width: float,
-        max_width: float | None = None, out_channels: tuple[checks.Whole, checks.Whole] | None = None,
-        num_gaussians: int = 4, num_coulomb: int = 4,
-        kernels: nn.Module | None = None, heads: int = 1, lmax: int = 1, output_scale: float = 1.0,
-        error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
+        self, scalar_channels: checks.Whole, vector_channels: checks.Whole, *,
+        out_channels: tuple[checks.Whole, checks.Whole] | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         in_channels = _channels("scalar_channels, vector_channels", (scalar_channels, vector_channels))
         out_channels = in_channels if out_channels is None else _channels("out_channels", out_channels)
-        settings = EwaldSettings(
-            width, max_width, num_gaussians, num_coulomb, kernels, heads, lmax, output_scale, error, method, max_hkl
-        )
-        super().__init__(_rows(in_channels), _rows(out_channels), "out_channels", settings)
+        super().__init__(_rows(in_channels), _rows(out_channels), "out_channels", **settings)
         self.in_channels, self.out_channels = in_channels, out_channels
 
     def settings(self) -> dict[str, Any]:
@@ -478,6 +450,6 @@ def _rows(channels: tuple[int, int]) -> list[Irrep]:
 
 
 def _channels(name: str, given: tuple[int, int]) -> tuple[int, int]:
-    if len(given) != 2 or not any(given):
-        raise ValueError(f"{name} must be two numbers from 0 on, not both 0, got {given!r}")
+    if not any(given):
+        raise ValueError(f"{name} must not both be 0, got {given!r}")
     return given[0], given[1]

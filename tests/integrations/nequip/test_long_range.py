@@ -136,7 +136,7 @@ def test_what_is_refused():
         ({"width": 0.0}, "width must be a positive number"),
         ({"features": -1}, "features must be None or a positive integer"),
         ({"max_num_nodes": -1}, "max_num_nodes must be None or a positive integer"),
-        ({"max_hkl": [1, 2]}, "max_hkl must be three integers"),
+        ({"max_hkl": [1, 2]}, "max_hkl must be None or a tuple of 3 positive integers"),
     ):
         with pytest.raises(ValueError, match=message):
             make_nequip(options=options)
