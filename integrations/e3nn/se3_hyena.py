@@ -13,7 +13,7 @@ from torch import Tensor
 from tg_equiattn import checks
 from tg_equiattn.chains.clifford import Grades
 from tg_equiattn.chains.operator import TokenModel, TokenNetwork, TokenOperator
-from tg_equiattn.chains.sequences import ChainArguments, OperatorSettings, model_settings
+from tg_equiattn.chains.sequences import OF_CONVOLUTIONS, ChainArguments, OperatorSettings, model_settings
 from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.modules import NotScriptable, StoresSettings, reset_children
 from tg_equiattn.torch_state import Tables
@@ -144,6 +144,7 @@ class IrrepsModule(NotScriptable, StoresSettings):
 
 @compile_mode("unsupported")
 @checks.arguments
+@checks.arguments_of(OperatorSettings, "attention")
 class IrrepsSE3HyenaOperator(IrrepsModule):
     r"""Global geometric context in :math:`O(N \log N)`: every node of a graph sees every other one.
 
@@ -211,15 +212,9 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
     """
 
     def __init__(
-        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
-        filter: str = "data", mixed_products: bool = True, causal: bool = False, short_conv: int | None = None,
-        order: str = "input", length_scale: float = 1.0, local_context: bool = False, edge_channels: int = 0,
-        num_blocks: int = 1,
+        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, **settings: Any
     ) -> None:  # fmt: skip
-        options = OperatorSettings(
-            filter=filter, mixed_products=mixed_products, causal=causal, short_conv=short_conv, order=order,
-            length_scale=length_scale, local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
-        )  # fmt: skip
+        options = OperatorSettings(**settings)
         super().__init__(functools.partial(TokenOperator, options=options), irreps_in, irreps_out, irreps_hidden)
 
 
@@ -293,6 +288,7 @@ class IrrepsSE3Hyena(IrrepsModule):
 
 @compile_mode("unsupported")
 @checks.arguments
+@checks.arguments_of(OperatorSettings, *OF_CONVOLUTIONS)
 class IrrepsVectorSelfAttention(IrrepsModule):
     r"""Equivariant self-attention over the nodes of a graph: vectors by cross products, scalars by softmax attention.
 
@@ -340,12 +336,7 @@ class IrrepsVectorSelfAttention(IrrepsModule):
     """
 
     def __init__(
-        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
-        short_conv: int | None = None, length_scale: float = 1.0, local_context: bool = False, edge_channels: int = 0,
-        num_blocks: int = 1,
+        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, **settings: Any
     ) -> None:  # fmt: skip
-        options = OperatorSettings(
-            attention=True, short_conv=short_conv, length_scale=length_scale, local_context=local_context,
-            edge_channels=edge_channels, num_blocks=num_blocks,
-        )  # fmt: skip
+        options = OperatorSettings(attention=True, **settings)
         super().__init__(functools.partial(TokenOperator, options=options), irreps_in, irreps_out, irreps_hidden)

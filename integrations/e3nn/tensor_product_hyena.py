@@ -204,6 +204,7 @@ _SMALL = 0.1  # mean square below which the norm changes little
 
 @compile_mode("unsupported")
 @checks.arguments
+@checks.arguments_of(OperatorSettings, "attention", "mixed_products", "local_context", "edge_channels", "num_blocks")
 class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     r"""Global geometric context in :math:`O(N \log N)` on features of any irreps.
 
@@ -264,12 +265,10 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     """
 
     def __init__(
-        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
-        filter: str = "data", causal: bool = False, short_conv: int | None = None, order: str = "input",
-        length_scale: float = 1.0,
+        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, **settings: Any
     ) -> None:  # fmt: skip
         super().__init__()
-        self.options = OperatorSettings(filter=filter, causal=causal, order=order, length_scale=length_scale)
+        self.options = options = OperatorSettings(**settings)
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         self.placement = Placement(self.options, _scalars(self.irreps_in))
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
@@ -285,7 +284,8 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
             raise ValueError(f"irreps_hidden must have an irrep of its product with itself, got {hidden}: add 0e")
         self.project = o3.Linear(self.irreps_in + o3.Irreps("1o"), hidden + hidden + hidden)
         columns = channels(hidden + hidden + hidden)
-        self.short_conv = None if short_conv is None else ShortConv(columns, short_conv, causal)
+        taps, filter, causal = options.short_conv, options.filter, options.causal
+        self.short_conv = None if taps is None else ShortConv(columns, taps, causal)
         self.implicit_filter: LagFilter | None = None  # of any kind: state dicts have this name
         if filter != "data":
             self.implicit_filter = LAG_FILTERS[filter](hidden.num_irreps, causal)
@@ -306,7 +306,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         self.out = o3.Linear(hidden, self.irreps_out)
         without_pos = _reachable(self.irreps_in, hidden)
         possible = without_pos if causal else _reachable(self.irreps_in + o3.Irreps("1o"), hidden)
-        if short_conv is None and all(ir == o3.Irrep("0e") for mul, ir in self.irreps_in if mul):
+        if taps is None and all(ir == o3.Irrep("0e") for mul, ir in self.irreps_in if mul):
             possible -= {o3.Irrep("0o")}  # all vectors of a node lie along its position
         wanted = {ir for mul, ir in self.irreps_out if mul}
         zero = [str(ir) for ir in wanted - possible]

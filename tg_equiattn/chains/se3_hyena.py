@@ -13,7 +13,7 @@ from .. import checks
 from ..modules import NotScriptable, read_tokens, reset_children
 from .clifford import Grades
 from .operator import TokenModel, TokenNetwork, TokenOperator
-from .sequences import ChainArguments, OperatorSettings, model_settings
+from .sequences import OF_CONVOLUTIONS, ChainArguments, OperatorSettings, model_settings
 
 
 def _grades(default: Grades, **channels: int | None) -> Grades:
@@ -140,6 +140,7 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
 
 
 @checks.arguments
+@checks.arguments_of(OperatorSettings, "attention")
 class SE3HyenaOperator(ScalarVectorModule):
     r"""The SE(3)-Hyena operator: every token sees every other one in O(N log N), equivariantly.
 
@@ -226,19 +227,15 @@ class SE3HyenaOperator(ScalarVectorModule):
     def __init__(
         self, scalar_channels: int, vector_channels: int, *, out_scalars: int | None = None,
         out_vectors: int | None = None, hidden_scalars: int | None = None, hidden_vectors: int | None = None,
-        filter: str = "data", mixed_products: bool = True, causal: bool = False, short_conv: int | None = None,
-        order: str = "input", length_scale: float = 1.0, local_context: bool = False, edge_channels: int = 0,
-        num_blocks: int = 1,
+        **settings: Any,
     ) -> None:  # fmt: skip
-        options = OperatorSettings(
-            filter=filter, mixed_products=mixed_products, causal=causal, short_conv=short_conv, order=order,
-            length_scale=length_scale, local_context=local_context, edge_channels=edge_channels, num_blocks=num_blocks,
-        )  # fmt: skip
+        options = OperatorSettings(**settings)
         channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
         super().__init__(functools.partial(TokenOperator, options=options), *channels)
 
 
 @checks.arguments
+@checks.arguments_of(OperatorSettings, *OF_CONVOLUTIONS)
 class VectorSelfAttention(ScalarVectorModule):
     r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
 
@@ -296,13 +293,9 @@ class VectorSelfAttention(ScalarVectorModule):
     def __init__(
         self, scalar_channels: int, vector_channels: int, *, out_scalars: int | None = None,
         out_vectors: int | None = None, hidden_scalars: int | None = None, hidden_vectors: int | None = None,
-        short_conv: int | None = None, length_scale: float = 1.0, local_context: bool = False, edge_channels: int = 0,
-        num_blocks: int = 1,
+        **settings: Any,
     ) -> None:  # fmt: skip
-        options = OperatorSettings(
-            attention=True, short_conv=short_conv, length_scale=length_scale, local_context=local_context,
-            edge_channels=edge_channels, num_blocks=num_blocks,
-        )  # fmt: skip
+        options = OperatorSettings(attention=True, **settings)
         channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
         super().__init__(functools.partial(TokenOperator, options=options), *channels)
 

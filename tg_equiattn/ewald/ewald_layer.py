@@ -7,7 +7,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,7 @@ class EwaldLayer(NotScriptable, StoresSettings):
     """
 
     coupling: Coupling
-    old_arguments = {"avg_num_nodes": "it is output_scale now"}
+    old_arguments: ClassVar = {"avg_num_nodes": "it is output_scale now"}
 
     def __init__(
         self, rows_in: Sequence[Irrep], rows_out: Sequence[Irrep], name_out: str, *, width: checks.Positive,
