@@ -278,7 +278,8 @@ class IrrepsSE3Hyena(IrrepsModule):
         num_layers: int = 3, num_blocks: int = 1, pool: str | None = None, order: str = "input",
         length_scale: float = 1.0, attention: bool = False, attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        options = model_settings(attention, order, length_scale, num_blocks, attn_kwargs)
+        shared = {"order": order, "length_scale": length_scale, "num_blocks": num_blocks}
+        options = model_settings(attention, attn_kwargs, **shared)
         make = functools.partial(TokenModel, options=options, num_layers=num_layers, pool=pool)
         if irreps_hidden is None:
             both = any(mul and ir.p * (-1) ** ir.l < 0 for mul, ir in o3.Irreps(irreps_in))

@@ -351,7 +351,8 @@ class SE3Hyena(ScalarVectorModule):
         num_blocks: int = 1, pool: str | None = None, order: str = "input", length_scale: float = 1.0,
         attention: bool = False, attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        options = model_settings(attention, order, length_scale, num_blocks, attn_kwargs)
+        shared = {"order": order, "length_scale": length_scale, "num_blocks": num_blocks}
+        options = model_settings(attention, attn_kwargs, **shared)
         make = functools.partial(TokenModel, options=options, num_layers=num_layers, pool=pool)
         channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
         super().__init__(make, *channels)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -82,18 +82,14 @@ class OperatorSettings:
         return "causal=True" if self.causal else "" if self.attention or self.by_lag else "filter='data'"
 
 
-def model_settings(
-    attention: bool, order: str, length_scale: float, num_blocks: int, attn_kwargs: Mapping[str, Any] | None
-) -> OperatorSettings:
+def model_settings(attention: bool, attn_kwargs: Mapping[str, Any] | None, **shared: Any) -> OperatorSettings:
     """The settings of a model's operators. Raise ValueError for other keys in ``attn_kwargs`` than these have."""
-    allowed: tuple[str, ...] = ("short_conv", "local_context", "edge_channels")
-    allowed = allowed if attention else ("filter", "mixed_products", "causal", *allowed)
+    without = {*shared, "attention", *(OF_CONVOLUTIONS if attention else ())}
+    allowed = tuple(field.name for field in fields(OperatorSettings) if field.name not in without)
     unknown = [name for name in attn_kwargs or {} if name not in allowed]
     if unknown:
         raise ValueError(f"attn_kwargs must be a dictionary with keys among {allowed}, got {unknown[0]!r}")
-    return OperatorSettings(
-        attention=attention, order=order, length_scale=length_scale, num_blocks=num_blocks, **attn_kwargs or {}
-    )
+    return OperatorSettings(attention=attention, **shared, **attn_kwargs or {})
 
 
 @torch.no_grad()
