@@ -83,7 +83,7 @@ CASES = [
     (r"at least one pixel .* got \(4, 0\)", lambda: Window(2, 5).check((4, 0))),
     ("spatial must be given", lambda: Window(2, None).offsets()),
     ("signed permutation", lambda: transform_grid(torch.zeros(3, 3), cyclic(8).matrices[1])),
-    ("edge_index must be a tensor, got list", lambda: NeighborList([[0], [1]], 3)),
+    (r"edge_index must be int64 \(2, E\), got list", lambda: NeighborList([[0], [1]], 3)),
     ("edge_index must be int64", lambda: NeighborList(torch.zeros(2, 2), 3)),
     ("offsets must have shape", lambda: NeighborList(PAIR, 3, torch.zeros(3, 2))),
     ("offsets .* must be finite", lambda: NeighborList(PAIR, 3, torch.full((2, 2), torch.nan))),

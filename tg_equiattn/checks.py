@@ -339,17 +339,15 @@ def _any_of(shapes: Sequence[tuple]) -> str:
     return f"({', '.join(sizes)})"
 
 
-def of_values(check: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a check of values: it runs only if reading each tensor among its positional arguments costs nothing."""
+def passes(test: Callable[[], Any], *tensors: Tensor) -> bool:
+    """False if reading each of the tensors costs nothing, and the test of their values returns false."""
+    return not is_readable(*tensors) or bool(test())
 
-    @functools.wraps(check)
-    def checked(*arguments: Any, **more: Any) -> None:
-        for x in arguments:
-            if isinstance(x, Tensor) and not is_readable(x):
-                return
-        check(*arguments, **more)
 
-    return checked
+def finite(name: str, value: Tensor) -> None:
+    """Raise ValueError for values that are not finite, where they are read."""
+    if not passes(lambda: value.isfinite().all(), value):
+        raise ValueError(f"{name} must be finite, got NaN or infinity")
 
 
 def lengths(value: Tensor | None, count: int, longest: int, device: torch.device) -> None:
@@ -360,12 +358,11 @@ def lengths(value: Tensor | None, count: int, longest: int, device: torch.device
     in_range("lengths", value, longest)
 
 
-@of_values
-def in_range(name: str, value: Tensor, highest: int, note: str = "") -> None:
-    """Raise ValueError unless values are in [0, highest]."""
-    if value.numel():
+def in_range(name: str, value: Tensor, highest: int | None, note: str = "") -> None:
+    """Raise ValueError unless values, where they are read, are in [0, highest], or not negative without ``highest``."""
+    if is_readable(value) and value.numel():
         low, high = (int(x) for x in value.aminmax())
-        if low < 0 or high > highest:
+        if low < 0 or (highest is not None and high > highest):
             raise ValueError(f"{name} must be in [0, {highest}]{note}, got {low} to {high}")
 
 
@@ -411,18 +408,10 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor, known_s
         must_hold((batch[1:] >= batch[:-1]).all(), "batch must be sorted, got a graph index that decreases")
     if batch_size is None and is_mapped(batch):
         raise ValueError("batch_size must be given where torch.vmap goes over batch, got None")
-    if x.shape[0]:
-        _check_ends(batch, batch_size)
+    in_range("batch", batch[:: max(1, batch.shape[0] - 1)], None if batch_size is None else batch_size - 1)
     if batch_size is not None:
         return batch_size
     return int(batch[-1]) + 1 if x.shape[0] else 0
-
-
-@of_values
-def _check_ends(batch: Tensor, batch_size: int | None) -> None:
-    first, last = int(batch[0]), int(batch[-1])
-    if first < 0 or (batch_size is not None and last >= batch_size):
-        raise ValueError(f"batch must be in [0, {batch_size}), got {first} to {last}")
 
 
 def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -> Tensor:
@@ -442,10 +431,9 @@ def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -
 _ROUNDING = 0.01  # largest rounding of positions, in units of a length that matters
 
 
-@of_values
 def exact_positions(pos: Tensor, **length: float) -> None:
     """Raise ValueError if positions are not finite, or are rounded by a large part of a named ``length``, if given."""
-    if not pos.is_floating_point():
+    if not pos.is_floating_point() or not is_readable(pos):
         return
     size = float(pos.detach().abs().max()) if pos.numel() else 0.0  # NaN if any is
     if not size < math.inf:

@@ -158,17 +158,21 @@ def autograd_in_operator() -> Iterator[None]:
 # Values
 
 
-def is_readable(x: Tensor, wait: bool = False) -> bool:
-    """True if values of x can be read: it is not traced, and ``torch.vmap`` does not go over it. Without ``wait``, x
-    must be on the CPU, too, so that reading costs nothing."""
-    if torch.compiler.is_compiling() or isinstance(x, FakeTensor) or not (wait or x.device.type == "cpu"):
+def is_readable(*tensors: Tensor | None, wait: bool = False) -> bool:
+    """True if values of all tensors, but for None, can be read: they are not traced, and ``torch.vmap`` does not go
+    over them. Without ``wait``, they must be on the CPU, too, so that reading costs nothing."""
+    if torch.compiler.is_compiling():
         return False
-    return not is_mapped(x)
+    for x in tensors:
+        costs = x is not None and (isinstance(x, FakeTensor) or not (wait or x.device.type == "cpu") or is_mapped(x))
+        if costs:
+            return False
+    return True
 
 
 def read(x: Tensor, wait: bool = False) -> Any:
     """``x.tolist()``; ``None`` unless :func:`is_readable`."""
-    if not is_readable(x, wait):
+    if not is_readable(x, wait=wait):
         return None
     if not _in_functorch():
         return x.tolist()

@@ -20,7 +20,7 @@ from tg_equiattn.graphs.edge_products import edge_sum, gathered_edge_sum
 from tg_equiattn.graphs.edges import CSR, check_pairs
 from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.modules import StoresSettings
-from tg_equiattn.torch_state import full_precision, is_traced
+from tg_equiattn.torch_state import full_precision, is_readable, is_traced
 
 from .ewald_attention import IrrepsEwaldAttention
 from .layout import IrrepsLike
@@ -219,14 +219,13 @@ class AtomsEwaldAttention(IrrepsEwaldAttention):
         return sum(terms[1:], terms[0])
 
 
-@checks.of_values
 def _warn_of_remainder(
     remainder: Float[Tensor, "graphs heads kernels size"], sources: Float[Tensor, "nodes heads kernels size"],
     charge: Float[Tensor, " graphs"], batch: Int[Tensor, " nodes"], known: bool,
 ) -> None:  # fmt: skip
     """Warn of graphs without a charge whose sources do not sum to zero by themselves. The text is the same for all
     graphs, so that it is printed once."""
-    if not sources.numel():
+    if not sources.numel() or not is_readable(remainder, sources, charge, batch):
         return
     each = sources.abs().flatten(1)
     largest = torch.zeros_like(remainder.flatten(1)).scatter_reduce(0, batch[:, None].expand_as(each), each, "amax")
@@ -257,14 +256,10 @@ def total_charge_of(data: Mapping[str, Any]) -> Tensor | None:
     """
     charges = [data[name].flatten() for name in ("total_charge", "charge") if data.get(name) is not None]
     if len(charges) == 2:
-        _check_equal(*charges)
+        total, charge = charges
+        if not checks.passes(lambda: torch.equal(total.double(), charge.double()), total, charge):
+            raise ValueError(
+                f"total_charge and charge are two names of the total charge and must be equal, got {total.tolist()} "
+                f"and {charge.tolist()}: leave out one of them"
+            )
     return charges[0] if charges else None
-
-
-@checks.of_values
-def _check_equal(total_charge: Tensor, charge: Tensor) -> None:
-    if not torch.equal(total_charge.double(), charge.double()):
-        raise ValueError(
-            f"total_charge and charge are two names of the total charge and must be equal, got {total_charge.tolist()} "
-            f"and {charge.tolist()}: leave out one of them"
-        )

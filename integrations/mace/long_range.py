@@ -19,7 +19,7 @@ from mace.tools import torch_geometric
 from mace.tools.scripts_utils import remove_pt_head
 from torch import Tensor
 
-from tg_equiattn.checks import arguments, must_hold, of_values
+from tg_equiattn.checks import arguments, must_hold, passes
 from tg_equiattn.ewald.charges import ChargeLayer
 from tg_equiattn.nn import PredictedChargeInteraction
 
@@ -259,9 +259,8 @@ for _plain, _own in _LONG_RANGE.items():
     _own.__name__ = _plain.__name__
 
 
-@of_values
 def _warn_of_slabs(pbc: Tensor) -> None:
-    if bool((pbc.any(1) & ~pbc.all(1)).any()):
+    if not passes(lambda: (pbc.all(1) | ~pbc.any(1)).all(), pbc):
         warnings.warn(
             "MACE divides the stress of slabs by the volume of a padded cell; LongRangeCalculator divides it by the "
             "volume of the cell of the atoms",

@@ -16,17 +16,17 @@ from torch_geometric.utils import is_sparse, to_edge_index
 from tg_equiattn import checks
 from tg_equiattn.graphs import NeighborList
 from tg_equiattn.graphs.edges import (
+    check_between,
     check_edges,
     check_fields,
     images_of,
-    lie_between,
     of_edges,
     offsets_along,
     offsets_between,
     whole_offsets,
 )
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.linear.nodes import Needs, read_pos
+from tg_equiattn.linear.nodes import NO_FAR_OFFSETS, Needs, read_pos
 from tg_equiattn.linear.random_features import DrawsFeatures
 from tg_equiattn.modules import NotScriptable, StoresSettings
 from tg_equiattn.nn import PerformerAttention
@@ -385,15 +385,10 @@ def batch_of(
         raise ValueError("ptr must be None where batch is given: they say the same")
     if ptr.dtype != torch.int64 or ptr.ndim != 1 or ptr.shape[0] < 2:
         raise ValueError(f"ptr must be int64 (graphs + 1,), got {ptr.dtype} of shape {tuple(ptr.shape)}")
-    _check_ptr(ptr, nodes)
+    if not checks.passes(lambda: ptr[0] == 0 and ptr[-1] == nodes and (ptr.diff() >= 0).all(), ptr):
+        raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
     index = torch.searchsorted(ptr, torch.arange(nodes, device=ptr.device), right=True) - 1
     return index, ptr.shape[0] - 1 if batch_size is None else batch_size
-
-
-@checks.of_values
-def _check_ptr(ptr: Tensor, nodes: int) -> None:
-    if int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any()):
-        raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
 
 
 def placed_offsets(
@@ -412,39 +407,17 @@ def placed_offsets(
             raise ValueError(f"cell must be {wanted}, got {checks.described(cell)}")
         lattice = cell.reshape(-1, dim, dim)
         graph = torch.zeros_like(target) if batch is None or len(lattice) == 1 else batch[target]
-        _check_cells(graph, len(lattice), batch is None)
+        alone = batch is None and len(lattice) != 1
+        if alone or not checks.passes(lambda: (graph < len(lattice)).all(), graph):
+            raise ValueError(f"cell must be one for all graphs or one a graph, got {len(lattice)} cells")
         if not needs.positions:
             images = images_of(edge_offset - (pos[source] - pos[target]), lattice, graph)
-    _check_offsets(pos, edge_offset, edge_index, images, cell is not None, needs)
+    rule = NO_FAR_OFFSETS
+    if not needs.positions:
+        up_to = "periods: pass the cell of a periodic graph" if cell is None else "lattice vectors of cell"
+        rule = f"edge_offset must be differences of pos, up to whole {up_to}; leave it out after transforms of pos"
+    check_between(rule, pos, edge_offset, target, source, needs.whole, images)
     return edge_offset if needs.whole else offsets_along(pos, edge_offset, target, source, images)
-
-
-@checks.of_values
-def _check_cells(graph: Tensor, cells: int, alone: bool) -> None:
-    if (alone and cells != 1) or not bool((graph < cells).all()):
-        raise ValueError(f"cell must be one for all graphs or one a graph, got {cells} cells")
-
-
-@checks.of_values
-def _check_offsets(
-    pos: Tensor, edge_offset: Tensor, edge_index: Tensor, images: Tensor | None, repeats: bool, needs: Needs
-) -> None:
-    source, target = edge_index
-    wrong = ~lie_between(pos, edge_offset, target, source, needs.whole, images)
-    if bool(wrong.any()):
-        i, j, came = target[wrong][0], source[wrong][0], edge_offset[wrong][0].tolist()
-        up_to = ", up to whole " + (
-            "lattice vectors of cell" if repeats else "periods: pass the cell of a periodic graph"
-        )
-        if needs.positions:
-            up_to = (
-                " with values='offset' or 'far' and position='sinusoid', which use the positions of all nodes: in a "
-                "periodic box distant nodes have no unique offset; take values='content' with position='window'"
-            )
-        raise ValueError(
-            f"edge_offset must be differences of pos{up_to}; got {came} where pos differ by "
-            f"{(pos[j] - pos[i]).tolist()}. Where a transform has changed pos or edges, leave edge_offset out"
-        )
 
 
 def _warn_of_blocks(edge_index: Tensor, nodes: int) -> None:

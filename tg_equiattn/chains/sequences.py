@@ -440,11 +440,10 @@ class Placement:
         if order is not None:
             slots, chain = Slots.of_order(order), None if chain is None else chain[order]
             x, centred = slots.pack(x), slots.pack(centred)
-        if pos is not None and not self.checked and is_eager() and node_batch.nodes:
+        if pos is not None and not self.checked and is_eager() and is_readable(centred) and node_batch.nodes:
             self._check_length_scale(centred, node_batch, chain)
         return x.T.contiguous(), TokenBatch(centred.T.contiguous(), node_batch, sequences, slots)
 
-    @checks.of_values
     def _check_length_scale(
         self, pos: Float[Tensor, "tokens 3"], node_batch: NodeBatch, chain: Int[Tensor, " tokens"] | None
     ) -> None:

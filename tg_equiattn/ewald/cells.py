@@ -109,14 +109,14 @@ def read_lattice(
             wanted = f"bool (3,) or ({graphs}, 3) on {like.device} as x is"
             raise ValueError(f"pbc must be {wanted}, got {checks.described(pbc)}")
         periodic = pbc.reshape(-1, 3).expand(graphs, 3)
-    _check_lattice(cell, periodic, vectors.detach())
+    _check_lattice(periodic, vectors.detach())
     return torch.where(periodic[..., None], vectors, 0.0), periodic
 
 
-@checks.of_values
-def _check_lattice(cell: Tensor, periodic: Bool[Tensor, "graphs 3"], vectors: Float[Tensor, "graphs 3 3"]) -> None:
-    if not bool(vectors.isfinite().all()):
-        raise ValueError(f"cell must be finite, got {vectors.tolist()}")
+def _check_lattice(periodic: Bool[Tensor, "graphs 3"], vectors: Float[Tensor, "graphs 3 3"]) -> None:
+    if not is_readable(periodic, vectors):
+        return
+    checks.finite("cell", vectors)
     length = vectors.norm(dim=2)
     without = ((length == 0) & periodic).any(1)
     if bool(without.any()):

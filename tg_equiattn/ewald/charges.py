@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..graphs.edges import check_edges, check_graph_of_edges, check_pairs, images_of, lie_between, of_edges
+from ..graphs.edges import check_between, check_edges, check_graph_of_edges, check_pairs, images_of, of_edges
 from ..graphs.node_batch import NodeBatch
 from ..modules import NotScriptable, StoresSettings
-from ..torch_state import full_precision
+from ..torch_state import full_precision, is_readable
 from .cells import Cells, cells_of
 from .ewald_attention import Error, Method, MillerIndices, energies_of_nodes
 
@@ -179,32 +179,22 @@ def _check_total(total_charge: Any, graphs: int) -> None:
     if not isinstance(total_charge, Tensor) or not checks.is_one_of(total_charge.shape, ((graphs,), (graphs, 1))):
         wanted = f"a tensor of shape ({graphs},), the total charge of each graph"
         raise ValueError(f"total_charge must be {wanted}, got {checks.shape_of(total_charge)}")
-    _check_finite(total_charge)
+    checks.finite("total_charge", total_charge)
 
 
-@checks.of_values
-def _check_finite(total_charge: Tensor) -> None:
-    if not bool(total_charge.isfinite().all()):
-        raise ValueError(f"total_charge must be finite, got {total_charge.tolist()}")
-
-
-@checks.of_values
-def _check_vectors(edge_index: Tensor, vectors: Tensor, pos: Tensor, batch: Tensor, cells: Cells | None) -> None:
+def _check_vectors(edge_index: Any, vectors: Any, pos: Tensor, batch: Tensor, cells: Cells | None) -> None:
     """Raise ValueError unless edges stay within graphs, and vectors are differences of positions up to lattice
     vectors."""
+    if not is_readable(edge_index, vectors, pos, batch):
+        return
     first, second = edge_index
     check_graph_of_edges(first, second, batch, None, "edge_index")
     images = None
     if cells is not None:
         lattice = torch.where(cells.periodic[..., None], cells.vectors, 0.0)
         images = images_of(vectors - (pos[second] - pos[first]), lattice, batch[first])
-    wrong = ~lie_between(pos, vectors, first, second, False, images)
-    if bool(wrong.any()):
-        i, j, came = first[wrong][0], second[wrong][0], vectors[wrong][0].tolist()
-        raise ValueError(
-            "edge_vectors must be pos[edge_index[1]] - pos[edge_index[0]], plus lattice vectors of cell where graphs "
-            f"repeat; got {came} from node {int(i)} to {int(j)}, where pos differ by {(pos[j] - pos[i]).tolist()}"
-        )
+    rule = "edge_vectors must be pos[edge_index[1]] - pos[edge_index[0]], plus lattice vectors of cell in its graphs"
+    check_between(rule, pos, vectors, first, second, images=images)
 
 
 @checks.arguments

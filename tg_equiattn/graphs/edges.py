@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..torch_state import is_readable
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Num
@@ -66,19 +67,9 @@ class CSR(NamedTuple):
 def check_edges(edge_index: object, nodes: int) -> None:
     """Raise ValueError unless ``edge_index`` is int64 (2, E) with indices of ``nodes`` nodes; values are checked only
     where they are read."""
-    if not isinstance(edge_index, Tensor):
-        raise ValueError(f"edge_index must be a tensor, got {checks.described(edge_index)}")
-    if edge_index.dtype != torch.int64 or edge_index.shape[:-1] != (2,):
+    if not isinstance(edge_index, Tensor) or edge_index.dtype != torch.int64 or edge_index.shape[:-1] != (2,):
         raise ValueError(f"edge_index must be int64 (2, E), got {checks.described(edge_index)}")
-    _check_range(edge_index, nodes)
-
-
-@checks.of_values
-def _check_range(edge_index: Int[Tensor, "2 edges"], nodes: int) -> None:
-    if edge_index.numel():
-        low, high = map(int, edge_index.aminmax())
-        if low < 0 or high >= nodes:
-            raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
+    checks.in_range("edge_index", edge_index, nodes - 1, ", the nodes")
 
 
 def check_fields(edges: int, offsets: Tensor, features: Tensor | None, finite: bool = False) -> None:
@@ -90,13 +81,7 @@ def check_fields(edges: int, offsets: Tensor, features: Tensor | None, finite: b
     if offsets.is_complex() or offsets.dtype == torch.bool:
         raise ValueError(f"offsets (edge_offset) must be real numbers, got {offsets.dtype}")
     if not finite and offsets.shape[1]:
-        _check_finite(offsets)
-
-
-@checks.of_values
-def _check_finite(offsets: Tensor) -> None:
-    if not bool(offsets.isfinite().all()):
-        raise ValueError("offsets (edge_offset, or differences of pos) must be finite, got NaN or infinity")
+        checks.finite("offsets (edge_offset, or differences of pos)", offsets)
 
 
 def check_graph_of_edges(
@@ -107,20 +92,9 @@ def check_graph_of_edges(
     if batch is not None:
         if target.device != batch.device:
             raise ValueError(f"{name} must be on {batch.device} as the input is, got {target.device}")
-        _check_within(target, source, batch, name)
-    if mask is not None:
-        _check_valid(target, source, mask, name)
-
-
-@checks.of_values
-def _check_within(target: Tensor, source: Tensor, batch: Tensor, name: str) -> None:
-    if not torch.equal(batch.index_select(0, target), batch.index_select(0, source)):
-        raise ValueError(f"{name} must not join nodes of different graphs of batch, got such a pair")
-
-
-@checks.of_values
-def _check_valid(target: Tensor, source: Tensor, mask: Tensor, name: str) -> None:
-    if not bool((mask[target] & mask[source]).all()):
+        if not checks.passes(lambda: torch.equal(batch[target], batch[source]), target, source, batch):
+            raise ValueError(f"{name} must not join nodes of different graphs of batch, got such a pair")
+    if mask is not None and not checks.passes(lambda: (mask[target] & mask[source]).all(), target, source, mask):
         raise ValueError(f"{name} must join nodes that exist, got one beyond its graph's length")
 
 
@@ -140,18 +114,26 @@ def of_edges(
     return values
 
 
-def lie_between(
-    pos: Num[Tensor, "nodes dim"], offsets: Num[Tensor, "edges dim"], target: Int[Tensor, " edges"],
-    source: Int[Tensor, " edges"], whole: bool, images: Float[Tensor, "edges dim"] | None = None,
-) -> Bool[Tensor, " edges"]:  # fmt: skip
-    """True for offsets that are differences of positions, plus lattice vectors ``images`` if given, up to rounding, or
-    up to less than half a unit if offsets have to be ``whole``."""
+def check_between(
+    rule: str, pos: Num[Tensor, "nodes dim"], offsets: Num[Tensor, "edges dim"], target: Int[Tensor, " edges"],
+    source: Int[Tensor, " edges"], whole: bool = False, images: Float[Tensor, "edges dim"] | None = None,
+    mask: Bool[Tensor, " edges"] | None = None,
+) -> None:  # fmt: skip
+    """Raise ValueError, which begins with a ``rule``, unless offsets are differences of positions, plus lattice vectors
+    ``images`` if given, up to rounding, or up to less than half a unit if offsets have to be ``whole``. Values are
+    checked only where they are read, and only for edges of the ``mask``."""
+    if not is_readable(pos, offsets, target, source, images, mask):
+        return
     pos, offsets = pos.detach(), offsets.detach()
     apart = pos[source].double() - pos[target].double() - offsets.double()
     apart = (apart if images is None else apart + images.detach().double()).abs().amax(-1)
     rounding = 16 * max((torch.finfo(t.dtype).eps for t in (pos, offsets) if t.is_floating_point()), default=0.0)
     size = (float(t.abs().max()) if t.numel() else 0.0 for t in (offsets, pos))
-    return (apart.round() if whole else apart) <= 1e-4 * next(size) + rounding * next(size)
+    fits = (apart.round() if whole else apart) <= 1e-4 * next(size) + rounding * next(size)
+    wrong = ~fits if mask is None else ~fits & mask
+    if bool(wrong.any()):
+        came, differ = (x[wrong][0].tolist() for x in (offsets, pos[source] - pos[target]))
+        raise ValueError(f"{rule}; got {came} where pos differ by {differ}")
 
 
 def images_of(
@@ -180,7 +162,6 @@ def offsets_along(
     return apart + (offsets - apart).detach()
 
 
-@checks.of_values
 def check_pairs(
     edge_index: Int[Tensor, "2 edges"], vectors: Float[Tensor, "edges dim"], weight: Float[Tensor, " edges"], nodes: int
 ) -> None:
@@ -194,6 +175,8 @@ def check_pairs(
             direction, do not count.
         nodes: number of nodes.
     """
+    if not is_readable(edge_index, vectors, weight):
+        return
     first, second = edge_index
     low, high = edge_index.aminmax(dim=0)
     pairs, pair = (low * nodes + high).unique(return_inverse=True)
@@ -218,15 +201,11 @@ def offsets_between(
     offsets = source - target
     if not whole or not offsets.is_floating_point():
         return offsets
-    _check_precision(pos)
-    return whole_offsets(offsets, pos)
-
-
-@checks.of_values
-def _check_precision(pos: Tensor) -> None:
-    if pos.numel() and torch.finfo(pos.dtype).eps * float(pos.detach().abs().max()) >= 2:
+    largest = 2 / torch.finfo(pos.dtype).eps
+    if not checks.passes(lambda: not pos.numel() or pos.detach().abs().max() < largest, pos):
         why = f"where {pos.dtype} does not tell whole numbers apart"
         raise ValueError(f"pos must be float64 so far from the origin, {why}")
+    return whole_offsets(offsets, pos)
 
 
 def whole_offsets(
@@ -249,9 +228,10 @@ def whole_offsets(
     return offsets.round()
 
 
-@checks.of_values
 def check_whole(offsets: Tensor, pos: Tensor | None, name: str) -> None:
     """The check of :func:`whole_offsets`."""
+    if not is_readable(offsets, pos):
+        return
     whole = offsets.round()
     if torch.equal(offsets, whole):
         return

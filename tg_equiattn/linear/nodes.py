@@ -9,13 +9,21 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..graphs.edges import check_whole, lie_between, offsets_between
+from ..graphs.edges import check_between, check_whole, offsets_between
 from ..graphs.neighbors import NeighborList, pairs_within
 from ..graphs.node_batch import NodeBatch
 from ..grids import PixelGrid
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+
+MOVED = "neighbors must be of the same positions as pos: find them again with neighbors() when positions have moved"
+NO_FAR_OFFSETS = (
+    "edge_offset must be differences of pos with values='offset' or 'far' and position='sinusoid', which use the "
+    "positions of all nodes: in a periodic box distant nodes have no unique offset; take values='content' with "
+    "position='window'"
+)
 
 
 class Needs(NamedTuple):
@@ -100,7 +108,8 @@ def read_nodes(
         if placed:
             pos = cast(Tensor, pos)
             if needs.far_offsets or near.between_positions:
-                _check_offsets(pos, near.offsets, near, needs.whole)
+                rule = MOVED if near.between_positions else NO_FAR_OFFSETS
+                check_between(rule, pos, near.offsets, near.target, near.source, needs.whole, mask=near.mask)
             near = near if needs.whole else near.along(pos)
     x = node_batch.zero_padding(x.reshape(-1, x.shape[-1]))
     return Nodes(x, pos if needs.positions or search else None, near, node_batch, shape)
@@ -173,24 +182,3 @@ def _near_pairs(
     offsets = offsets_between(pos, edges, True)
     near = offsets.abs().sum(-1) < needs.cutoff
     return NeighborList(edges, pos.shape[0], offsets, mask=near, between_positions=True, checked=True)
-
-
-@checks.of_values
-def _check_offsets(
-    pos: Float[Tensor, "nodes dim"], offsets: Float[Tensor, "pairs dim"], neighbors: NeighborList, whole: bool
-) -> None:
-    """Raise ValueError if offsets are not differences of positions, for example across the border of a periodic box, or
-    after positions have moved."""
-    fits = lie_between(pos, offsets, neighbors.target, neighbors.source, whole)
-    fits = fits if neighbors.mask is None else fits | ~neighbors.mask
-    if bool(fits.all()):
-        return
-    if neighbors.between_positions:
-        raise ValueError(
-            "neighbors must be of the same positions as pos, got near pairs whose offsets are not differences of pos: "
-            "find them again with neighbors() when positions have moved"
-        )
-    raise ValueError(
-        "edge_offset must be differences of pos with values='offset' or 'far', which use the offsets of all nodes, got "
-        "others: in a periodic box distant nodes have no unique offset; take values='content' with position='window'"
-    )

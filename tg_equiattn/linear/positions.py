@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .. import checks
 from ..graphs.neighbors import NeighborList
 from ..modules import reset_children
-from ..torch_state import Tables, is_traced, is_transformed
+from ..torch_state import Tables, is_readable, is_traced, is_transformed
 from .linear_attention import Inputs, linear_attention
 from .near_pairs import Near, clipped_attention, pair_attention, window_attention
 from .nodes import Needs, Nodes
@@ -130,9 +130,10 @@ class WindowPosition(Position):
                 self_bias = self_bias + self.edge_bias(pairs.self_features.to(own)).T
         return Near(pairs, bias.to(dtype), self_bias.to(dtype), self.far_bias.to(dtype), values)
 
-    @checks.of_values
     def _warn_of_cutoff(self, bias: Float[Tensor, " pairs"], mask: Bool[Tensor, " pairs"] | None) -> None:
         """Warn, once, if most near pairs are longer than the cutoff: their weight is zero."""
+        if not is_readable(bias, mask):
+            return
         bias = bias if mask is None else bias[mask]
         beyond = int((bias == -torch.inf).sum())
         if 2 * beyond > len(bias):
@@ -195,7 +196,9 @@ class OffsetTable(_OffsetBias):
         radius = self.cutoff - 1
         whole = offsets.round() if offsets.is_floating_point() else offsets
         inside = (whole.abs() <= radius).all(-1)  # false for NaN and infinity
-        _check_inside(inside, offsets, self.cutoff)
+        if not checks.passes(inside.all, inside):
+            wanted = f"below cutoff={self.cutoff} on every axis, got {offsets.min()} to {offsets.max()}"
+            raise ValueError(f"offsets (edge_offset, or differences of pos) must be {wanted}")
         index, *rest = whole.long().unbind(-1)
         for along in rest:
             index = torch.add(along, index, alpha=2 * radius + 1)
@@ -203,13 +206,6 @@ class OffsetTable(_OffsetBias):
         index = torch.where(inside, index + columns // 2, columns)
         table = nn.functional.pad(self.table, (0, 1), value=-math.inf)  # the last column is for offsets outside
         return nn.functional.embedding(index, table.T).T
-
-
-@checks.of_values
-def _check_inside(inside: Bool[Tensor, " pairs"], offsets: Tensor, cutoff: int) -> None:
-    if not bool(inside.all()):
-        wanted = f"below cutoff={cutoff} on every axis, got {offsets.min()} to {offsets.max()}"
-        raise ValueError(f"offsets (edge_offset, or differences of pos) must be {wanted}")
 
 
 class OffsetDistance(_OffsetBias):
