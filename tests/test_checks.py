@@ -69,7 +69,7 @@ CASES = [
     (r"lengths must be int64 of shape \(1,\), got list", lambda: checks.lengths([5], 1, 5, X.device)),
     ("lengths must be on cpu as the input", lambda: checks.lengths(torch.tensor([5], device="meta"), 1, 5, X.device)),
     (r"mask must be bool of shape \(5, 3\), got torch.float32", lambda: checks.mask(X, (5, 3), X.device)),
-    (r"batch must be in \[0, 1\), got 0 to 1", lambda: checks.batch_index(BATCH, 1, X)),
+    (r"batch must be in \[0, 0\], got 0 to 1", lambda: checks.batch_index(BATCH, 1, X)),
     ("pos must be real numbers, got torch.bool", lambda: checks.positions(X > 0, (5, 3), X, "")),
     (r"matrices must have shape .* got \(2, 2\)", lambda: FiniteGroup(torch.zeros(2, 2))),
     ("at least the identity", lambda: FiniteGroup(torch.zeros(0, 2, 2))),
@@ -87,7 +87,7 @@ CASES = [
     ("edge_index must be int64", lambda: NeighborList(torch.zeros(2, 2), 3)),
     ("offsets must have shape", lambda: NeighborList(PAIR, 3, torch.zeros(3, 2))),
     ("offsets .* must be finite", lambda: NeighborList(PAIR, 3, torch.full((2, 2), torch.nan))),
-    (r"nodes in \[0, 3\)", lambda: NeighborList(3 * PAIR, 3)),
+    (r"edge_index must be in \[0, 2\], the nodes", lambda: NeighborList(3 * PAIR, 3)),
     ("edge_index must join nodes that exist, got one beyond", lambda: SE3HyenaOperator(1, 0, local_context=True)(
         torch.ones(1, 3, 1), None, torch.tensor([2]), edge_index=torch.tensor([[0, 2], [1, 1]]))),
     ("must not join a pair twice", lambda: PerformerAttention(2, 2, position="clipped")(

@@ -361,7 +361,7 @@ def lengths(value: Tensor | None, count: int, longest: int, device: torch.device
 def in_range(name: str, value: Tensor, highest: int | None, note: str = "") -> None:
     """Raise ValueError unless values, where they are read, are in [0, highest], or not negative without ``highest``."""
     if is_readable(value) and value.numel():
-        low, high = (int(x) for x in value.aminmax())
+        low, high = map(int, value.aminmax())
         if low < 0 or (highest is not None and high > highest):
             raise ValueError(f"{name} must be in [0, {highest}]{note}, got {low} to {high}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..graphs.node_batch import NodeBatch, PaddedBatch
+from ..graphs.node_batch import NodeBatch
 from ..operators import tile_numbers
 from ..tiles import recomputed
 from ..torch_state import full_precision, is_fused, is_readable, is_transformed, is_whole
@@ -48,7 +49,7 @@ def ewald_attention(
     Source: Ewald 1921; attention in linear time by plane waves, Frank et al. (arXiv 2412.08541); in crystals, Kosmala
     et al. (arXiv 2303.04791); truncated potentials, Vico, Greengard and Ferrando 2016.
     """
-    narrowest = min(low for kernel in interaction.kernels for low, _ in kernel.bounds)
+    narrowest, _ = min([min(kernel.bounds) for kernel in interaction.kernels])
     checks.exact_positions(node_batch.zero_padding(pos.detach()), width=narrowest)
     nodes = node_batch.centred(pos), query, *sources
     sized = cells is None or interaction.max_hkl is not None  # then nothing has to be read, and CUDA need not wait
@@ -59,13 +60,7 @@ def ewald_attention(
     if not groups:
         features = query.new_zeros(*query.shape[:2], sources[-1].shape[-1])
         return interaction.product([(features, query.new_zeros(1, 2 * n + 1)) for n in range(interaction.lmax + 1)])
-    single = next(iter(groups)) if len(groups) == 1 and node_batch.even else None  # rows that need no copy
-
-    def kernel(*packed: Any) -> Tensor:
-        rows = packed[-1]
-        return _sums(single or rows.key, rows, packed[:-1], interaction, cells)
-
-    return node_batch.mix(kernel, *nodes, groups=None if single else groups)
+    return node_batch.mix(functools.partial(_sums, interaction, cells), *nodes, groups=groups)
 
 
 def _choose(
@@ -89,11 +84,11 @@ def _choose(
     return chosen
 
 
-def _sums(
-    choice: Choice, rows: PaddedBatch, nodes: Sequence[Tensor], interaction: Interaction, cells: Cells | None
-) -> Tensor:
-    """Sums (b, n, heads, E) over some graphs by one method."""
-    pos, query, *sources = nodes
+def _sums(interaction: Interaction, cells: Cells | None, pos: Tensor, query: Tensor, *others: Any) -> Tensor:
+    """Sums (b, n, heads, E) over some graphs by one method. The last of the ``others`` beside sources are the rows of
+    the graphs, whose key is the :class:`Choice`."""
+    *sources, rows = others
+    choice = rows.key
     if choice.method == "direct":
         return direct_sums(pos, query, tuple(sources), interaction)
     cells = (cells or Cells.none(rows.node_batch.count, pos.device)).select(rows.graph)
@@ -142,11 +137,11 @@ def _without_reading(
         raise ValueError("method must not be 'nufft' while a model is traced or mapped over")
     if method == "direct" and cells is not None:
         raise ValueError("method must be 'auto' or 'ewald' with cell, got 'direct'")
-    rows = node_batch.padded()
-    packed = [rows.pack(x) for x in nodes]
 
     def sums_by(method: str, cells: Cells | None) -> Tensor:
-        return rows.unpack(_sums(Choice(method), rows, packed, interaction, cells))
+        parts = node_batch.padded(Choice(method))
+        packed = [parts.pack(x)[0] for x in nodes]
+        return parts.unpack([_sums(interaction, cells, *packed, *parts.rows)])  # type: ignore[misc]
 
     if cells is None and method != "ewald":
         return sums_by("direct", None)

@@ -64,9 +64,12 @@ def split_rows(
     x: Float[Tensor, "*nodes dim"], irreps: Sequence[Irrep]
 ) -> list[Float[Tensor, "*nodes components channels"]]:
     """Split rows into the components and channels of each irrep."""
-    shapes = [(2 * degree + 1, channels) for degree, _, channels in irreps]
-    blocks = zip(x.split([size * channels for size, channels in shapes], -1), shapes, strict=True)
-    return [block.unflatten(-1, shape) for block, shape in blocks]
+    blocks, start = [], 0
+    for degree, _, channels in irreps:
+        size = 2 * degree + 1
+        blocks.append(x.narrow(-1, start, size * channels).unflatten(-1, (size, channels)))
+        start += size * channels
+    return blocks
 
 
 def _octaves(width: float, max_width: float, *counts: int) -> tuple[tuple[float, float], ...]:

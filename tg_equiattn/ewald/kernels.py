@@ -81,7 +81,10 @@ class Kernel:
                 "widths must be (heads, C) and gains (heads, C, lmax + 1), "
                 f"got {tuple(self.widths.shape)} and {tuple(self.gains.shape)}"
             )
-        if len(self.bounds) != count or not all(0 < low <= high < math.inf for low, high in self.bounds):
+        for low, high in self.bounds:
+            count -= 0 < low <= high < math.inf
+        if count:
+            count = self.widths.shape[1]
             raise ValueError(f"bounds must be {count} pairs of a smallest and a largest width, got {self.bounds}")
 
     @property

@@ -238,16 +238,16 @@ class NodeBatch:
         mean = self.mean(pos.detach() if detach else pos)
         return self.zero_padding(pos - self.spread(mean))
 
-    def padded(self) -> PaddedBatch:
-        """Rows of padded nodes, one for each graph."""
+    def padded(self, key: Any = None) -> Parts:
+        """All graphs as one group with a key."""
         length = max(1, self.bound)
         if self.even:
             mask = None if self.mask is None else self.mask.view(-1, length)
-            return PaddedBatch(self, self.nodes // length, length, mask, None)
+            return Parts([PaddedBatch(self, self.nodes // length, length, mask, key=key)], None)
         starts = self.starts
         node, mask = self.nodes_of_rows(starts, self.sizes, length)
         slots = Slots(node, mask.flatten(), self.batch * length + self.within(starts), None)
-        return PaddedBatch(self, self.count, length, mask, slots)
+        return Parts([PaddedBatch(self, self.count, length, mask, key=key)], slots)
 
     @property
     def sorted_index(self) -> Int[Tensor, " nodes"]:
@@ -283,20 +283,20 @@ class NodeBatch:
                 factor of two, if sizes are known.
         """
         if not self.nodes:
-            padded = PaddedBatch(self, 1, 0, None, None)
-            return kernel(*(x.unsqueeze(dim) for x in tensors), padded).flatten(dim, dim + 1)
+            return kernel(*(x.unsqueeze(dim) for x in tensors), PaddedBatch(self, 1, 0)).flatten(dim, dim + 1)
         parts = self.parts(groups)
-        packed = zip(*(parts.pack(x, dim) for x in tensors), parts.rows, strict=True)
-        return parts.unpack([kernel(*tensors, rows) for *tensors, rows in packed], dim)
+        packed = zip(*[parts.pack(x, dim) for x in tensors], parts.rows, strict=True)
+        return parts.unpack([kernel(*of_group) for of_group in packed], dim)
 
     def parts(self, groups: Mapping[Any, Sequence[int]] | None = None, worth: int = 0) -> Parts:
-        """The padded groups of graphs of :meth:`mix`; by default those of :meth:`by_size`."""
+        """The padded groups of graphs of :meth:`mix`; by default those of :meth:`by_size`. A single group of an even
+        batch needs no copy."""
         if groups is None:
             groups = {} if self.even else self.by_size(worth)
-            if len(groups) <= 1:
-                padded = self.padded()
-                return Parts([padded], padded.slots)
-        return self._grouped(groups)
+            is_one = len(groups) <= 1
+        else:
+            is_one = self.even and len(groups) == 1
+        return self.padded(next(iter(groups), None)) if is_one else self._grouped(groups)
 
     def by_size(self, worth: int = 0) -> dict[int, list[int]]:
         """Groups of graphs whose sizes differ by less than a factor of two, the largest first; none if sizes are not
@@ -324,7 +324,7 @@ class NodeBatch:
             full = all(sizes[g] == length for g in graphs)
             index = torch.tensor(graphs, device=device)
             nodes, mask = self.nodes_of_rows(starts[index], self.sizes[index], length)
-            parts.append(PaddedBatch(self, len(graphs), length, None if full else mask, None, index, key))
+            parts.append(PaddedBatch(self, len(graphs), length, None if full else mask, index, key))
             node.append(nodes)
             filled.append(mask.flatten())
             first = first.index_copy(0, index, count + length * torch.arange(len(graphs), device=device))
@@ -358,17 +358,16 @@ class PaddedBatch:
         count: number of rows.
         length: slots of each row.
         mask: true for slots with a node; ``None`` if all have one.
-        slots: the slots of nodes in the rows; ``None`` if nodes are their own slots, and in :class:`Parts`.
         graph: the graph of each row; ``None`` if rows are the graphs of the batch.
         key: the key of the group that the graphs are of, in :meth:`NodeBatch.mix`.
     """
 
     def __init__(
-        self, node_batch: NodeBatch, count: int, length: int, mask: Bool[Tensor, "rows length"] | None,
-        slots: Slots | None, graph: Int[Tensor, " rows"] | None = None, key: Any = None,
+        self, node_batch: NodeBatch, count: int, length: int, mask: Bool[Tensor, "rows length"] | None = None,
+        graph: Int[Tensor, " rows"] | None = None, key: Any = None,
     ) -> None:  # fmt: skip
         self.node_batch, self.count, self.length = node_batch, count, length
-        self.mask, self.graph, self.key, self.slots = mask, graph, key, slots
+        self.mask, self.graph, self.key = mask, graph, key
 
     @property
     def lengths(self) -> Int[Tensor, " rows"] | None:
@@ -378,26 +377,6 @@ class PaddedBatch:
     def of_graphs(self, x: Shaped[Tensor, "graphs ..."]) -> Shaped[Tensor, "rows ..."]:
         """Values of graphs for each row."""
         return x if self.graph is None else x.index_select(0, self.graph)
-
-    def pack(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> Tensor:
-        """Values of nodes, along an axis, in their slots (rows, length), zero where there is no node."""
-        return Parts([self], self.slots).pack(x, dim)[0]
-
-    def unpack(self, x: Shaped[Tensor, "*before rows length *after"], dim: int = 0) -> Tensor:
-        """The inverse of :meth:`pack`."""
-        return Parts([self], self.slots).unpack([x], dim)
-
-    def pack_together(self, tensors: Sequence[Tensor], dim: int = 0) -> Sequence[Tensor]:
-        """:meth:`pack` of tensors whose last axes may differ, in one pass."""
-        if self.slots is None:
-            return [x.unflatten(dim, (self.count, self.length)) for x in tensors]
-        return Parts([self], self.slots).pack_together(tensors, dim)[0]
-
-    def unpack_together(self, tensors: Sequence[Tensor], dim: int = 0) -> Sequence[Tensor]:
-        """The inverse of :meth:`pack_together`."""
-        if self.slots is None:
-            return [x.flatten(dim, dim + 1) for x in tensors]
-        return self.unpack(torch.cat(list(tensors), -1), dim).split([x.shape[-1] for x in tensors], -1)
 
 
 class Parts(NamedTuple):
@@ -420,7 +399,7 @@ class Parts(NamedTuple):
     def pack_together(self, tensors: Sequence[Tensor], dim: int = 0) -> list[Sequence[Tensor]]:
         """For each group, the tensors in its slots, in one pass. Their last axes may differ."""
         if self.slots is None:
-            return list(zip(*(self.pack(x, dim) for x in tensors), strict=True))
+            return list(zip(*[self.pack(x, dim) for x in tensors], strict=True))
         widths = [x.shape[-1] for x in tensors]
         return [x.split(widths, -1) for x in self.pack(torch.cat(list(tensors), -1), dim)]
 

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..graphs.node_batch import NodeBatch, PaddedBatch, Slots
+from ..graphs.node_batch import NodeBatch, PaddedBatch, Parts, Slots
 from ..operators import are_few, tile_numbers
 from ..tiles import Shape, Tile, tiled
 from ..torch_state import is_traced, is_whole
@@ -83,21 +83,22 @@ def linear_attention(
 ) -> tuple[Float[Tensor, "heads nodes e"], Float[Tensor, "heads nodes 1"]]:
     """Attention by random features among the nodes of each graph, and the log-sum-exps of the estimated scores, to
     complete by :func:`complete_lse`."""
-    heads, rows, merge, variance = inputs.query.shape[0], graph_rows(node_batch), None, inputs.variance
+    heads, parts, merge, variance = inputs.query.shape[0], graph_rows(node_batch), None, inputs.variance
+    (rows,) = parts.rows
     if rows.graph is not None:
         merge = functools.partial(_merge_rows, graph=rows.graph, graphs=node_batch.count)
     tensors = inputs.query, inputs.key, drop_keys(inputs.value, inputs.dropout), inputs.key_bias
-    packed = rows.pack_together([x for x in tensors if x is not None], 1)
+    (packed,) = parts.pack_together([x for x in tensors if x is not None], 1)
     query, key, value, *key_bias = [x.flatten(0, 1) for x in packed]
     if variance is not None:
         variance = variance[:, None].expand(-1, query.shape[0] // heads).flatten()
     operands = Inputs(query, key, value, inputs.projection, variance, key_bias[0] if key_bias else None)
     results = feature_attention(operands, rows.mask, merge)
-    out, lse = rows.unpack_together([x.unflatten(0, (heads, -1)) for x in results], 1)
+    out, lse = (parts.unpack([x.unflatten(0, (heads, -1))], 1) for x in results)
     return out, lse
 
 
-def graph_rows(node_batch: NodeBatch) -> PaddedBatch:
+def graph_rows(node_batch: NodeBatch) -> Parts:
     """Rows of whole graphs, or of parts of graphs if most graphs are much shorter than the longest one, or if no bound
     of their sizes is known. Parts have the ``graph`` of each row."""
     average = max(1, node_batch.nodes // max(1, node_batch.count))
@@ -112,7 +113,8 @@ def graph_rows(node_batch: NodeBatch) -> PaddedBatch:
     node = slot.new_full((count * length,), -1).scatter(0, slot, each)
     filled, node = node >= 0, node.clamp(min=0)
     graph = F.pad(node_batch.batch, (0, 1)).index_select(0, node[::length])  # there may be no nodes
-    return PaddedBatch(node_batch, count, length, filled.view(-1, length), Slots(node, filled, slot, None), graph)
+    rows = PaddedBatch(node_batch, count, length, filled.view(-1, length), graph)
+    return Parts([rows], Slots(node, filled, slot, None))
 
 
 def _merge_rows(
