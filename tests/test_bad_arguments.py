@@ -20,7 +20,7 @@ LARGE = 10**6
 NEVER = "x", math.nan, math.inf, torch.zeros(2), [], (), {}
 POOL = None, -1, 0, 1.5, True, object(), LARGE, *NEVER
 SIZES = {"mlp_ratio"}  # real numbers that take memory
-MAY_BE_EMPTY = {"pools", "attn_kwargs", "act_kwargs", "norm_kwargs"}
+MAY_BE_EMPTY = {"pools", "attn_kwargs", "norm_kwargs"}
 
 
 def problems(make, given):

@@ -219,9 +219,7 @@ NotNegative = Annotated[float, _NOT_NEGATIVE]
 Probability = Annotated[float, _PROBABILITY]
 
 # checks of named values outside of constructors
-positive, whole = functools.partial(check, _COUNT), functools.partial(check, _WHOLE)
-positive_number, not_negative = functools.partial(check, _POSITIVE), functools.partial(check, _NOT_NEGATIVE)
-probability = functools.partial(check, _PROBABILITY)
+positive, not_negative = functools.partial(check, _COUNT), functools.partial(check, _NOT_NEGATIVE)
 
 _ANY = Kind("anything", lambda x: True)
 _PLAIN = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from e3nn import o3
 from e3nn.util.jit import compile_mode
@@ -275,7 +275,7 @@ class IrrepsSE3Hyena(IrrepsModule):
 
     def __init__(
         self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
-        num_layers: int = 3, num_blocks: int = 1, pool: str | None = None, order: str = "input",
+        num_layers: checks.Count = 3, num_blocks: int = 1, pool: Literal["mean"] | None = None, order: str = "input",
         length_scale: float = 1.0, attention: bool = False, attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         shared = {"order": order, "length_scale": length_scale, "num_blocks": num_blocks}

@@ -26,6 +26,7 @@ from tg_equiattn.graphs.edges import (
     whole_offsets,
 )
 from tg_equiattn.grids import PixelGrid
+from tg_equiattn.linear.attention import Method, Offset, PositionName, Values
 from tg_equiattn.linear.nodes import NO_FAR_OFFSETS, Needs, read_pos
 from tg_equiattn.linear.random_features import DrawsFeatures
 from tg_equiattn.modules import NotScriptable, StoresSettings
@@ -149,10 +150,10 @@ class RelativePerformerConv(WarnsOfHiddenBatch, NotScriptable, DrawsFeatures, St
     SUPPORTS_FUSED_EDGE_INDEX = True
 
     def __init__(
-        self, in_channels: int, out_channels: int, heads: int = 1, *, position: str | None = "window", pos_dim: int = 2,
-        cutoff: float | None = None, offset: str | None = "table", values: str = "content",
+        self, in_channels: int, out_channels: int, heads: int = 1, *, position: PositionName | None = "window",
+        pos_dim: int = 2, cutoff: float | None = None, offset: Offset | None = "table", values: Values = "content",
         key_channels: int | None = None, edge_dim: int | None = None, num_random_features: int | None = None,
-        method: str | None = None, dropout: float = 0.0, **kwargs,
+        method: Method | None = None, dropout: float = 0.0, **kwargs,
     ):  # fmt: skip
         if isinstance(in_channels, tuple | list):
             raise ValueError(f"in_channels must be one number, got {in_channels!r}: {ONE_SET}")

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,7 +39,6 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         dropout (float, optional): Dropout probability of the outputs of :obj:`conv`, attention and the MLP.
             (default: :obj:`0.0`)
         act (str or Callable, optional): The activation of the MLP. (default: :obj:`"relu"`)
-        act_kwargs (Dict[str, Any], optional): Arguments of the activation. (default: :obj:`None`)
         norm (str or Callable, optional): The normalization layers. (default: :obj:`"batch_norm"`)
         norm_kwargs (Dict[str, Any], optional): Arguments of the normalization layers. (default: :obj:`None`)
         attn (str, optional): :obj:`"performer"` for :class:`RelativePerformerConv`, whose weights depend on content, or
@@ -72,14 +71,15 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         torch.Size([3, 16])
     """
 
+    old_arguments: ClassVar = {"act_kwargs": "act takes the activation itself, as torch.nn.LeakyReLU(0.2)"}
+
     def __init__(
         self, channels: checks.Count, conv: torch.nn.Module | None, heads: int = 1, *,
         dropout: checks.Probability = 0.0, act: str | torch.nn.Module = "relu",
-        act_kwargs: dict[str, Any] | None = None, norm: str | torch.nn.Module | None = "batch_norm",
-        norm_kwargs: dict[str, Any] | None = None, attn: str = "performer", attn_kwargs: dict[str, Any] | None = None,
+        norm: str | torch.nn.Module | None = "batch_norm", norm_kwargs: dict[str, Any] | None = None,
+        attn: Literal["performer", "ewald"] = "performer", attn_kwargs: dict[str, Any] | None = None,
     ):  # fmt: skip
         super().__init__()
-        checks.choice("attn", attn, ("performer", "ewald"))
         attn_kwargs = attn_kwargs or {}
         self.channels, self.heads, self.dropout, self.conv, self.attn = channels, heads, dropout, conv, attn
         self.attention: Any
@@ -91,7 +91,7 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             self.attention = RelativePerformerConv(channels, channels, heads, **{"method": "pairs", **attn_kwargs})
             if "method" not in attn_kwargs:
                 self.attention.attention.suggests = "features"
-        activation = _resolved("act", activation_resolver, act, act_kwargs)
+        activation = _resolved("act", activation_resolver, act, None)
         self.mlp = torch.nn.Sequential(
             torch.nn.Linear(channels, 2 * channels),
             activation,
@@ -101,7 +101,7 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         )
         norms = [_resolved("norm", normalization_resolver, norm, norm_kwargs, channels) for _ in range(3)]
         self.norm1, self.norm2, self.norm3 = norms if conv is not None else (None, *norms[1:])
-        self._made = {"act": _described(activation, act_kwargs), "norm": _described(norms[0], norm_kwargs)}
+        self._made = {"act": _described(activation, None), "norm": _described(norms[0], norm_kwargs)}
         self._conv_takes = _named(conv, ("edge_attr", "pos", "batch"))
         self._conv_names = None if conv is None else _arguments(conv)
         self._features_in_attention = attn == "performer" and self.attention.attention.needs.edge_dim is not None
@@ -241,7 +241,7 @@ def _resolved(name: str, resolver: Callable, query: Any, kwargs: dict[str, Any] 
     try:
         return resolver(query, *args, **(kwargs or {}))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} and {name}_kwargs must make a layer, got {query!r} and {kwargs!r}: {error}") from None
+        raise ValueError(f"{name} must make a layer, got {query!r} with {kwargs!r}: {error}") from None
 
 
 def _described(made: Any, arguments: dict[str, Any] | None) -> str:

@@ -234,7 +234,6 @@ def gps():
             "channels": refused(12, 6, conv=None), "conv": refused(gin, lambda: SAGEConv(12, 12), None),
             "heads": refused(2, 3),
             "act": refused("relu", "elu", lambda: torch.nn.LeakyReLU(0.1), lambda: torch.nn.LeakyReLU(0.2)),
-            "act_kwargs": refused(None, {"alpha": 2.0}, act="elu"),
             "norm": refused("batch_norm", "layer_norm", "instance_norm", "graph_norm"),
             "norm_kwargs": refused(None, {"eps": 0.1}, {"mode": "node"}, norm="layer_norm"),
             "attn_kwargs": refused(attention, attention | {"method": "features"}, attention | {"cutoff": 3.0}),

@@ -43,8 +43,6 @@ class TokenNetwork(StoresSettings):
         pool: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if pool not in (None, "mean"):
-            raise ValueError(f"pool must be None or 'mean', got {pool!r}")
         self.in_grades, self.out_grades, self.hidden_grades = in_grades, out_grades, hidden_grades
         self.options, self.pool = options, pool
         self.placement = Placement(options, [slice(0, in_grades.scalars)])
@@ -342,7 +340,6 @@ class TokenModel(TokenNetwork):
         self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, options: OperatorSettings,
         num_layers: int, pool: str | None,
     ) -> None:  # fmt: skip
-        checks.positive(num_layers=num_layers)
         super().__init__(in_grades, out_grades, hidden_grades, options, pool)
         kinds = zip(GRADE_NAMES, in_grades, hidden_grades, strict=True)
         dropped = " + ".join(name for name, inside, hidden in kinds if inside and not hidden)

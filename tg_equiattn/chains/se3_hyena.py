@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ def _grades(default: Grades, **channels: int | None) -> Grades:
     chosen = {
         name: n if number is None else number for n, (name, number) in zip(default, channels.items(), strict=False)
     }
-    checks.whole(**chosen)
     if not any(chosen.values()):
         raise ValueError(f"{' and '.join(chosen)} must not both be 0: give at least one channel")
     return Grades(*chosen.values())
@@ -225,9 +224,9 @@ class SE3HyenaOperator(ScalarVectorModule):
     """
 
     def __init__(
-        self, scalar_channels: int, vector_channels: int, *, out_scalars: int | None = None,
-        out_vectors: int | None = None, hidden_scalars: int | None = None, hidden_vectors: int | None = None,
-        **settings: Any,
+        self, scalar_channels: checks.Whole, vector_channels: checks.Whole, *, out_scalars: checks.Whole | None = None,
+        out_vectors: checks.Whole | None = None, hidden_scalars: checks.Whole | None = None,
+        hidden_vectors: checks.Whole | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         options = OperatorSettings(**settings)
         channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
@@ -291,9 +290,9 @@ class VectorSelfAttention(ScalarVectorModule):
     """
 
     def __init__(
-        self, scalar_channels: int, vector_channels: int, *, out_scalars: int | None = None,
-        out_vectors: int | None = None, hidden_scalars: int | None = None, hidden_vectors: int | None = None,
-        **settings: Any,
+        self, scalar_channels: checks.Whole, vector_channels: checks.Whole, *, out_scalars: checks.Whole | None = None,
+        out_vectors: checks.Whole | None = None, hidden_scalars: checks.Whole | None = None,
+        hidden_vectors: checks.Whole | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         options = OperatorSettings(attention=True, **settings)
         channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
@@ -346,9 +345,10 @@ class SE3Hyena(ScalarVectorModule):
     """
 
     def __init__(
-        self, scalar_channels: int, vector_channels: int, out_scalars: int | None = None,
-        out_vectors: int | None = None, *, hidden_scalars: int = 16, hidden_vectors: int = 128, num_layers: int = 3,
-        num_blocks: int = 1, pool: str | None = None, order: str = "input", length_scale: float = 1.0,
+        self, scalar_channels: checks.Whole, vector_channels: checks.Whole, out_scalars: checks.Whole | None = None,
+        out_vectors: checks.Whole | None = None, *, hidden_scalars: checks.Whole = 16,
+        hidden_vectors: checks.Whole = 128, num_layers: checks.Count = 3, num_blocks: int = 1,
+        pool: Literal["mean"] | None = None, order: str = "input", length_scale: float = 1.0,
         attention: bool = False, attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         shared = {"order": order, "length_scale": length_scale, "num_blocks": num_blocks}

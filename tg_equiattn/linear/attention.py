@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from .linear_attention import Inputs
 from .nodes import Needs, Nodes, read_nodes
 from .positions import (
     CUTOFF,
-    OFFSETS,
     ClippedPosition,
     FarOffsets,
     FeatureVariance,
@@ -34,9 +33,11 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-POSITIONS = ("window", "clipped", "sinusoid")
-METHODS = ("features", "pairs")
-VALUES = ("content", "offset", "far")
+# annotations of arguments
+PositionName = Literal["window", "clipped", "sinusoid"]
+Offset = Literal["table", "mlp", "distance"]
+Values = Literal["content", "offset", "far"]
+Method = Literal["features", "pairs"]
 KEY_CHANNELS = 3  # largest default number; with few channels random features have small errors
 FEATURES = 64  # smallest default number of random features; docs/graph_settings.md has their error
 PAIRS = 2  # method="pairs" is faster for graphs of up to this many nodes for each random feature; see the same page
@@ -164,19 +165,14 @@ class PerformerAttention(NotScriptable, DrawsFeatures, StoresSettings):
 
     def __init__(
         self, in_channels: checks.LazyCount, out_channels: checks.Count, heads: checks.Count = 1, *,
-        position: str | None = "window", pos_dim: checks.Count = 2, cutoff: checks.Positive | None = None,
-        offset: str | None = "table", values: str = "content", key_channels: checks.Count | None = None,
+        position: PositionName | None = "window", pos_dim: checks.Count = 2, cutoff: checks.Positive | None = None,
+        offset: Offset | None = "table", values: Values = "content", key_channels: checks.Count | None = None,
         edge_dim: checks.Count | None = None, num_random_features: checks.Count | None = None,
-        method: str | None = None, dropout: checks.Probability = 0.0,
+        method: Method | None = None, dropout: checks.Probability = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         if out_channels % heads:
             raise ValueError(f"heads must divide out_channels={out_channels}, got {heads}")
-        checks.choice("position", str(position), (*POSITIONS, "None"))
-        checks.choice("offset", str(offset), [str(name) for name in OFFSETS])
-        checks.choice("values", values, VALUES)
-        if method is not None:
-            checks.choice("method", method, METHODS)
         self.out_channels, self.heads, self.head_channels = out_channels, heads, out_channels // heads
         self.position, self.pos_dim, self.offset, self.values = position, pos_dim, offset, values
         self.method, self.dropout = method or "features", dropout
@@ -383,7 +379,6 @@ class MeanReadout(nn.Module):
 
     def __init__(self, channels: int, num_classes: int, norm: str = "layer") -> None:
         super().__init__()
-        checks.choice("norm", norm, ("layer", "batch"))
         self.norm = LayerNorm(channels) if norm == "layer" else nn.Identity()
         self.mean_norm = nn.BatchNorm1d(channels) if norm == "batch" else nn.Identity()
         self.head = nn.Linear(channels, num_classes)
@@ -449,7 +444,8 @@ class RelativePerformer(DrawsFeatures, StoresSettings):
     def __init__(
         self, in_channels: checks.Count, num_classes: checks.Count, *, channels: checks.Count = 256,
         num_layers: checks.Count = 6, heads: checks.Count = 8, position: str | None = "window", pos_dim: int = 2,
-        cutoff: checks.Count = CUTOFF, periodic: bool = False, dropout: checks.Probability = 0.1, norm: str = "layer",
+        cutoff: checks.Count = CUTOFF, periodic: bool = False, dropout: checks.Probability = 0.1,
+        norm: Literal["layer", "batch"] = "layer",
         attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
