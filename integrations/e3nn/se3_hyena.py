@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.chains.clifford import Grades
-from tg_equiattn.chains.operator import TokenModel, TokenNetwork, TokenOperator
-from tg_equiattn.chains.sequences import OF_CONVOLUTIONS, ChainArguments, OperatorSettings, model_settings
+from tg_equiattn.chains.operator import TokenModel, TokenNetwork, token_attention, token_operator
+from tg_equiattn.chains.sequences import OF_CONVOLUTIONS, ChainArguments, OperatorSettings
 from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.modules import NotScriptable, StoresSettings, reset_children
 from tg_equiattn.torch_state import Tables
@@ -21,19 +20,21 @@ from tg_equiattn.torch_state import Tables
 from .layout import Features, IrrepsLike, check_features, columns_by_grade, columns_by_irrep, describe, grades_of
 
 
+@checks.arguments
 class IrrepsModule(NotScriptable, StoresSettings):
     """A module that reads node features as tokens by grade, calls a network, and reorders its output. The function
-    ``make`` builds the network from the grades of input, output and hidden tokens."""
+    ``network`` of a subclass makes the network from the grades of input, output and hidden tokens, and settings."""
+
+    network: ClassVar[Callable[..., TokenNetwork]]
 
     def __init__(
-        self, make: Callable[[Grades, Grades, Grades], TokenNetwork], irreps_in: IrrepsLike,
-        irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None,
+        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, **settings: Any
     ) -> None:  # fmt: skip
         super().__init__()
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         named = (("irreps_in", self.irreps_in), ("irreps_out", self.irreps_out), ("irreps_hidden", hidden))
-        self.module = make(*(grades_of(name, irreps) for name, irreps in named))
+        self.module = self.network(*(grades_of(name, irreps) for name, irreps in named), **settings)
         self.module.check_reachable("irreps_out")
         self._features = Features.of(self.irreps_in)
         self.columns_in = Tables(functools.partial(columns_by_grade, str(self.irreps_in)))
@@ -143,7 +144,6 @@ class IrrepsModule(NotScriptable, StoresSettings):
 
 
 @compile_mode("unsupported")
-@checks.arguments
 @checks.arguments_of(OperatorSettings, "attention")
 class IrrepsSE3HyenaOperator(IrrepsModule):
     r"""Global geometric context in :math:`O(N \log N)`: every node of a graph sees every other one.
@@ -211,15 +211,12 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
     torch.Size([12, 40])
     """
 
-    def __init__(
-        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, **settings: Any
-    ) -> None:  # fmt: skip
-        options = OperatorSettings(**settings)
-        super().__init__(functools.partial(TokenOperator, options=options), irreps_in, irreps_out, irreps_hidden)
+    network = staticmethod(token_operator)
 
 
 @compile_mode("unsupported")
 @checks.arguments
+@checks.arguments_of(TokenModel)
 class IrrepsSE3Hyena(IrrepsModule):
     r"""The SE(3)-Hyena model: linear embedding, operators with residual connections, and a Clifford MLP.
 
@@ -273,22 +270,18 @@ class IrrepsSE3Hyena(IrrepsModule):
     torch.Size([2, 1])
     """
 
+    network = TokenModel
+
     def __init__(
-        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, *,
-        num_layers: checks.Count = 3, num_blocks: int = 1, pool: Literal["mean"] | None = None, order: str = "input",
-        length_scale: float = 1.0, attention: bool = False, attn_kwargs: Mapping[str, Any] | None = None,
+        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, **settings: Any
     ) -> None:  # fmt: skip
-        shared = {"order": order, "length_scale": length_scale, "num_blocks": num_blocks}
-        options = model_settings(attention, attn_kwargs, **shared)
-        make = functools.partial(TokenModel, options=options, num_layers=num_layers, pool=pool)
         if irreps_hidden is None:
             both = any(mul and ir.p * (-1) ** ir.l < 0 for mul, ir in o3.Irreps(irreps_in))
             irreps_hidden = "16x0e + 128x1o + 128x1e + 16x0o" if both else "16x0e + 128x1o"
-        super().__init__(make, irreps_in, irreps_out, irreps_hidden)
+        super().__init__(irreps_in, irreps_out, irreps_hidden, **settings)
 
 
 @compile_mode("unsupported")
-@checks.arguments
 @checks.arguments_of(OperatorSettings, *OF_CONVOLUTIONS)
 class IrrepsVectorSelfAttention(IrrepsModule):
     r"""Equivariant self-attention over the nodes of a graph: vectors by cross products, scalars by softmax attention.
@@ -336,8 +329,4 @@ class IrrepsVectorSelfAttention(IrrepsModule):
     torch.Size([12, 40])
     """
 
-    def __init__(
-        self, irreps_in: IrrepsLike, irreps_out: IrrepsLike, irreps_hidden: IrrepsLike | None = None, **settings: Any
-    ) -> None:  # fmt: skip
-        options = OperatorSettings(attention=True, **settings)
-        super().__init__(functools.partial(TokenOperator, options=options), irreps_in, irreps_out, irreps_hidden)
+    network = staticmethod(token_attention)

@@ -7,7 +7,9 @@ definite parity, so channels of both parities pass through side by side.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, cast
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +27,7 @@ from .clifford_algebra import cross_product
 from .convolutions import LAG_FILTERS, ExponentialFilter, ShortConv
 from .local_context import LocalContext
 from .long_conv import long_convolution, split_features
-from .sequences import ChainArguments, OperatorSettings, Placement, TokenBatch
+from .sequences import ChainArguments, OperatorSettings, Placement, TokenBatch, model_settings
 from .vector_attention import vector_attention
 
 if TYPE_CHECKING:
@@ -261,6 +263,14 @@ class TokenOperator(TokenNetwork):
         return first, vectors, vectors[:, :0]
 
 
+def token_operator(inside: Grades, outside: Grades, hidden: Grades, **settings: Any) -> TokenOperator:
+    """An operator from :class:`OperatorSettings`."""
+    return TokenOperator(inside, outside, hidden, OperatorSettings(**settings))
+
+
+token_attention = functools.partial(token_operator, attention=True)
+
+
 class MixedProducts(nn.Module):
     r"""Products of scalars of a token with convolved vectors, 0e x 1o and 0o x 1e to 1o, 0e x 1e and 0o x 1o to 1e.
 
@@ -331,15 +341,19 @@ def _finish(
     return features(out([part + update for part, update in zip(parts, updates, strict=True)]))
 
 
+@checks.arguments
 class TokenModel(TokenNetwork):
     """A model: linear embedding, operators with residual connections, pooling and a Clifford MLP (Figure 2b)."""
 
     out: MultivectorMLP
 
     def __init__(
-        self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, options: OperatorSettings,
-        num_layers: int, pool: str | None,
+        self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, *, num_layers: checks.Count = 3,
+        num_blocks: int = 1, pool: Literal["mean"] | None = None, order: str = "input", length_scale: float = 1.0,
+        attention: bool = False, attn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
+        shared = {"num_blocks": num_blocks, "order": order, "length_scale": length_scale}
+        options = model_settings(attention, attn_kwargs, **shared)
         super().__init__(in_grades, out_grades, hidden_grades, options, pool)
         kinds = zip(GRADE_NAMES, in_grades, hidden_grades, strict=True)
         dropped = " + ".join(name for name, inside, hidden in kinds if inside and not hidden)

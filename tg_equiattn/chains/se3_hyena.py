@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,8 +11,8 @@ from torch import Tensor
 from .. import checks
 from ..modules import NotScriptable, read_tokens, reset_children
 from .clifford import Grades
-from .operator import TokenModel, TokenNetwork, TokenOperator
-from .sequences import OF_CONVOLUTIONS, ChainArguments, OperatorSettings, model_settings
+from .operator import TokenModel, TokenNetwork, token_attention, token_operator
+from .sequences import OF_CONVOLUTIONS, ChainArguments, OperatorSettings
 
 
 def _grades(default: Grades, **channels: int | None) -> Grades:
@@ -35,20 +34,23 @@ def _flat(name: str, x: Any, shape: tuple[int, ...]) -> Any:
     return x.flatten(0, 1)
 
 
+@checks.arguments
 class ScalarVectorModule(NotScriptable, torch.nn.Module):
     """A module that reads scalars and vectors as tokens by grade, calls a network, and splits its output. The function
-    ``make`` builds the network from the grades of input, output and hidden tokens."""
+    ``network`` of a subclass makes the network from the grades of input, output and hidden tokens, and settings."""
+
+    network: ClassVar[Callable[..., TokenNetwork]]
 
     def __init__(
-        self, make: Callable[[Grades, Grades, Grades], TokenNetwork], scalar_channels: int, vector_channels: int,
-        out_scalars: int | None = None, out_vectors: int | None = None, hidden_scalars: int | None = None,
-        hidden_vectors: int | None = None,
+        self, scalar_channels: checks.Whole, vector_channels: checks.Whole, out_scalars: checks.Whole | None = None,
+        out_vectors: checks.Whole | None = None, *, hidden_scalars: checks.Whole | None = None,
+        hidden_vectors: checks.Whole | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         inside = _grades(Grades(), scalar_channels=scalar_channels, vector_channels=vector_channels)
         outside = _grades(inside, out_scalars=out_scalars, out_vectors=out_vectors)
         hidden = _grades(inside, hidden_scalars=hidden_scalars, hidden_vectors=hidden_vectors)
-        self.module = make(inside, outside, hidden)
+        self.module = self.network(inside, outside, hidden, **settings)
         self.module.check_reachable("out_vectors")
 
     def forward(
@@ -138,7 +140,6 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         return f"{channels}, order={self.module.options.order!r}"
 
 
-@checks.arguments
 @checks.arguments_of(OperatorSettings, "attention")
 class SE3HyenaOperator(ScalarVectorModule):
     r"""The SE(3)-Hyena operator: every token sees every other one in O(N log N), equivariantly.
@@ -223,17 +224,9 @@ class SE3HyenaOperator(ScalarVectorModule):
         (torch.Size([2, 101, 8]), torch.Size([2, 101, 16, 3]))
     """
 
-    def __init__(
-        self, scalar_channels: checks.Whole, vector_channels: checks.Whole, *, out_scalars: checks.Whole | None = None,
-        out_vectors: checks.Whole | None = None, hidden_scalars: checks.Whole | None = None,
-        hidden_vectors: checks.Whole | None = None, **settings: Any,
-    ) -> None:  # fmt: skip
-        options = OperatorSettings(**settings)
-        channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
-        super().__init__(functools.partial(TokenOperator, options=options), *channels)
+    network = staticmethod(token_operator)
 
 
-@checks.arguments
 @checks.arguments_of(OperatorSettings, *OF_CONVOLUTIONS)
 class VectorSelfAttention(ScalarVectorModule):
     r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
@@ -289,17 +282,11 @@ class VectorSelfAttention(ScalarVectorModule):
         (torch.Size([2, 101, 8]), torch.Size([2, 101, 16, 3]))
     """
 
-    def __init__(
-        self, scalar_channels: checks.Whole, vector_channels: checks.Whole, *, out_scalars: checks.Whole | None = None,
-        out_vectors: checks.Whole | None = None, hidden_scalars: checks.Whole | None = None,
-        hidden_vectors: checks.Whole | None = None, **settings: Any,
-    ) -> None:  # fmt: skip
-        options = OperatorSettings(attention=True, **settings)
-        channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
-        super().__init__(functools.partial(TokenOperator, options=options), *channels)
+    network = staticmethod(token_attention)
 
 
 @checks.arguments
+@checks.arguments_of(TokenModel)
 class SE3Hyena(ScalarVectorModule):
     r"""The SE(3)-Hyena model: linear embedding, operators with residual connections, equivariant MLP (Figure 2b).
 
@@ -344,15 +331,12 @@ class SE3Hyena(ScalarVectorModule):
         torch.Size([4, 5, 3])
     """
 
+    network = TokenModel
+
     def __init__(
         self, scalar_channels: checks.Whole, vector_channels: checks.Whole, out_scalars: checks.Whole | None = None,
         out_vectors: checks.Whole | None = None, *, hidden_scalars: checks.Whole = 16,
-        hidden_vectors: checks.Whole = 128, num_layers: checks.Count = 3, num_blocks: int = 1,
-        pool: Literal["mean"] | None = None, order: str = "input", length_scale: float = 1.0,
-        attention: bool = False, attn_kwargs: Mapping[str, Any] | None = None,
+        hidden_vectors: checks.Whole = 128, **settings: Any,
     ) -> None:  # fmt: skip
-        shared = {"order": order, "length_scale": length_scale, "num_blocks": num_blocks}
-        options = model_settings(attention, attn_kwargs, **shared)
-        make = functools.partial(TokenModel, options=options, num_layers=num_layers, pool=pool)
-        channels = scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors
-        super().__init__(make, *channels)
+        hidden = {"hidden_scalars": hidden_scalars, "hidden_vectors": hidden_vectors}
+        super().__init__(scalar_channels, vector_channels, out_scalars, out_vectors, **hidden, **settings)
