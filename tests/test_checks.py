@@ -70,7 +70,7 @@ CASES = [
     ("lengths must be on cpu as the input", lambda: checks.lengths(torch.tensor([5], device="meta"), 1, 5, X.device)),
     (r"mask must be bool of shape \(5, 3\), got torch.float32", lambda: checks.mask(X, (5, 3), X.device)),
     (r"batch must be in \[0, 0\], got 0 to 1", lambda: checks.batch_index(BATCH, 1, X)),
-    ("pos must be real numbers, got torch.bool", lambda: checks.positions(X > 0, (5, 3), X, "")),
+    ("pos must be real numbers of shape .* got torch.bool", lambda: checks.positions(X > 0, (5, 3), X, "")),
     (r"matrices must have shape .* got \(2, 2\)", lambda: FiniteGroup(torch.zeros(2, 2))),
     ("at least the identity", lambda: FiniteGroup(torch.zeros(0, 2, 2))),
     ("matrices must be orthogonal", lambda: FiniteGroup(2 * torch.eye(2)[None])),
@@ -122,7 +122,7 @@ CASES = [
     (r"out_channels must not both be 0, got \(0, 0\)", ewald(out_channels=(0, 0))),
     (r"scalars must be \(B, N, 2\), or \(T, 2\) with batch", called(scalars=X[:, :1])),
     ("scalars must be torch.float32 as the parameters are", called(scalars=FLAT["scalars"].double())),
-    (r"pos must have shape \(5, 3\)", called(pos=X[:2])),
+    (r"pos must be real numbers of shape \(5, 3\)", called(pos=X[:2])),
     ("max_hkl must be given with cell while a model is traced or mapped over", lambda: mapped("ewald", **BOX)),
     ("cell must have a lattice vector wherever pbc is true", lambda: read_lattice(
         torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 1]]), torch.ones(3).bool(), 1, torch.ones(3))),

@@ -311,11 +311,18 @@ def described(x: object) -> str:
     return f"{x.dtype} of shape {tuple(x.shape)} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
 
 
+_DTYPES = {  # of tensors, by the words of errors
+    "floating point": Tensor.is_floating_point, "real numbers": lambda x: not x.is_complex() and x.dtype != torch.bool
+}  # fmt: skip
+
+
 def tensor(
-    name: str, value: object, dtype: torch.dtype, shapes: Sequence[tuple], device: torch.device | None, note: str = ""
-) -> None:
+    name: str, value: Any, dtype: torch.dtype | str, shapes: Sequence[tuple], device: torch.device | None,
+    note: str = "",
+) -> None:  # fmt: skip
     """Raise ValueError unless value is a tensor of this kind, of one of these shapes, on this device."""
-    if not isinstance(value, Tensor) or value.dtype != dtype or not is_one_of(value.shape, shapes):
+    fits = isinstance(value, Tensor) and is_one_of(value.shape, shapes)
+    if not fits or not (_DTYPES[dtype](value) if isinstance(dtype, str) else value.dtype == dtype):
         wanted = f"{str(dtype).removeprefix('torch.')} of shape {_any_of(shapes)}{note}"
         raise ValueError(f"{name} must be {wanted}, got {described(value)}")
     if device is not None and value.device != device:
@@ -323,10 +330,13 @@ def tensor(
 
 
 def is_one_of(shape: Sequence[int], shapes: Sequence[tuple]) -> bool:
-    """True if a shape is in a list of shapes. Sizes are compared one by one: while compiling, a tuple of symbols is
-    never found in a list of tuples."""
-    alike = (other for other in shapes if len(other) == len(shape))
-    return any(all(a == b for a, b in zip(shape, other, strict=True)) for other in alike)
+    """True if a shape is in a list of shapes. While compiling, a tuple of symbols is never found in a list of tuples,
+    but is equal to one."""
+    for other in shapes:
+        equal = tuple(shape) == other
+        if equal:
+            return True
+    return False
 
 
 def _any_of(shapes: Sequence[tuple]) -> str:
@@ -417,12 +427,7 @@ def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -
     numbers; if pos is None, the error says ``why`` it is needed."""
     if pos is None:
         raise ValueError(f"pos must be given, of shape {shape}: {why}; got None")
-    if not isinstance(pos, Tensor) or tuple(pos.shape) != shape:
-        raise ValueError(f"pos must have shape {shape}, got {shape_of(pos)}")
-    if pos.device != x.device:
-        raise ValueError(f"pos must be on {x.device} as the input is, got {pos.device}")
-    if pos.is_complex() or pos.dtype == torch.bool:
-        raise ValueError(f"pos must be real numbers, got {pos.dtype}")
+    tensor("pos", pos, "real numbers", [shape], x.device)
     return pos if pos.is_floating_point() else pos.long()  # small integers would wrap around
 
 

@@ -22,7 +22,7 @@ ATTR = {"edge_attr": torch.ones(2, EDGE)}
         ("batch must be None", "plain", X | {"batch": torch.zeros(10).long()}),
         ("lengths must be None", "plain", F | {"lengths": torch.tensor([3, 3])}),
         ("max_num_nodes must be at least 3", "plain", F | {"batch_size": 2, "max_num_nodes": 2}),
-        (r"^pos must have shape \(6, 3\)", "plain", F | {"pos": torch.ones(6, 2)}),
+        (r"^pos must be real numbers of shape \(6, 3\)", "plain", F | {"pos": torch.ones(6, 2)}),
         ("^pos must be given with order='radial'", "radial", F),
         (r"index must have shape \(2, 5\)", "plain", X | {"index": torch.arange(10)}),
         ("edge_index must be given", "local", F | POS),

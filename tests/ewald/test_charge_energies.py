@@ -215,7 +215,7 @@ def test_what_is_refused():
     charges, pos = ions()
     with pytest.raises(ValueError, match=r"charges must be floating point of shape \(nodes,\), got"):
         charge_energies(charges[:, None], pos, width=WIDTH)
-    with pytest.raises(ValueError, match=r"pos must have shape \(7, 3\), got"):
+    with pytest.raises(ValueError, match=r"pos must be real numbers of shape \(7, 3\), got"):
         charge_energies(charges, pos[:5], width=WIDTH)
     with pytest.raises(ValueError, match="width must be a positive number, got 0"):
         charge_energies(charges, pos, width=0)

@@ -175,11 +175,11 @@ def test_inputs_that_would_be_broadcast_or_misread():
     given["features"] = features
     made(elements, pos, batch, **given)
     for wrong, match in (
-        ({"total_charge": torch.zeros(1)}, r"total_charge must be a tensor of shape \(2,\).*got \(1,\)"),
+        ({"total_charge": torch.zeros(1)}, r"total_charge must be real numbers of shape \(2,\).*shape \(1,\)"),
         ({"total_charge": torch.zeros(())}, r"total_charge must be .* got \(\)"),
         ({"total_charge": torch.full((2,), torch.nan)}, "total_charge must be finite"),
         ({"edge_vectors": given["edge_vectors"][:1]}, "edge_vectors must be real numbers of shape"),
-        ({"features": features[:1]}, r"features must have shape \(8, 3\), got \(1, 3\)"),
+        ({"features": features[:1]}, r"features must be floating point of shape \(8, 3\), got .*\(1, 3\)"),
         (near, "edge_index must not join nodes of different graphs"),
         ({"elements": elements + 10}, r"elements must be in \[0, 1\], the numbers of A, B in this layer, got 10 to 11"),
         ({"elements": elements.double()}, "elements must be int64"),

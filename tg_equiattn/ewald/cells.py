@@ -94,20 +94,12 @@ def read_lattice(
     ``cell`` is one for all graphs, one for each, or (3 graphs, 3) as PyG batches them. Return the lattice vectors
     as rows in float64, zero along directions that do not repeat, and the directions that repeat.
     """
-    shapes = ((3, 3), (1, 3, 3), (graphs, 3, 3), (3 * graphs, 3))
-    if not isinstance(cell, Tensor):
-        raise ValueError(f"cell must be a torch.Tensor, (3, 3) or one a graph, got {checks.shape_of(cell)}")
-    if not checks.is_one_of(cell.shape, shapes):
-        raise ValueError(f"cell must be (3, 3) or one a graph, ({graphs}, 3, 3), got {tuple(cell.shape)}")
-    if cell.device != like.device or not cell.is_floating_point():
-        raise ValueError(f"cell must be floating point on {like.device} as x is, got {cell.dtype} on {cell.device}")
+    shapes = [(3, 3), (graphs, 3, 3), (1, 3, 3), (3 * graphs, 3)]
+    checks.tensor("cell", cell, "floating point", shapes, like.device)
     vectors = cell.double().reshape(-1, 3, 3).expand(graphs, 3, 3)
     periodic = (vectors != 0).any(2)
     if pbc is not None:
-        fits = isinstance(pbc, Tensor) and pbc.dtype == torch.bool and pbc.device == like.device
-        if not fits or not checks.is_one_of(pbc.shape, ((3,), (1, 3), (graphs, 3), (3 * graphs,))):
-            wanted = f"bool (3,) or ({graphs}, 3) on {like.device} as x is"
-            raise ValueError(f"pbc must be {wanted}, got {checks.described(pbc)}")
+        checks.tensor("pbc", pbc, torch.bool, [(3,), (graphs, 3), (1, 3), (3 * graphs,)], like.device)
         periodic = pbc.reshape(-1, 3).expand(graphs, 3)
     _check_lattice(periodic, vectors.detach())
     return torch.where(periodic[..., None], vectors, 0.0), periodic

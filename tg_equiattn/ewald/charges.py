@@ -131,9 +131,7 @@ class ChargeLayer(NotScriptable, StoresSettings):
         for name, x in (("features", features), ("edge_index", edge_index), ("edge_vectors", edge_vectors)):
             if x is None:
                 raise ValueError(f"{name} must be given, since charges are learned from features and edges, got None")
-        if not isinstance(features, Tensor) or tuple(features.shape) != (nodes, *self.feature_size.shape):
-            wanted = (nodes, *self.feature_size.shape)
-            raise ValueError(f"features must have shape {wanted}, got {checks.shape_of(features)}")
+        checks.tensor("features", features, "floating point", [(nodes, *self.feature_size.shape)], None)
         checks.of_points(features, self.feature_size, "features")
         check_edges(edge_index, nodes)
         of_edges("edge_vectors", edge_vectors, edge_index, 3)
@@ -176,9 +174,7 @@ class ChargeLayer(NotScriptable, StoresSettings):
 
 
 def _check_total(total_charge: Any, graphs: int) -> None:
-    if not isinstance(total_charge, Tensor) or not checks.is_one_of(total_charge.shape, ((graphs,), (graphs, 1))):
-        wanted = f"a tensor of shape ({graphs},), the total charge of each graph"
-        raise ValueError(f"total_charge must be {wanted}, got {checks.shape_of(total_charge)}")
+    checks.tensor("total_charge", total_charge, "real numbers", [(graphs,), (graphs, 1)], None)
     checks.finite("total_charge", total_charge)
 
 
