@@ -32,13 +32,12 @@ def arguments(made: _Made) -> _Made:
 
     NumPy numbers among arguments become Python numbers, also inside tuples, lists and dictionaries: saved settings and
     compilers support Python numbers only."""
-    constructor = "__new__" if isinstance(made, type) and issubclass(made, tuple) else "__init__"
-    function = cast(Callable[..., Any], getattr(made, constructor) if isinstance(made, type) else made)
+    function: Callable[..., Any] = cast(Any, made).__init__ if isinstance(made, type) else made
     names = list(inspect.signature(function).parameters)
 
     @functools.cache
     def kinds() -> dict[str, Kind]:
-        hints = get_type_hints(made if constructor == "__new__" else function, include_extras=True)
+        hints = get_type_hints(function, include_extras=True)
         return {name: _kind(hint) for name, hint in hints.items() if name in names}
 
     @functools.wraps(function)
@@ -53,15 +52,18 @@ def arguments(made: _Made) -> _Made:
 
     if not isinstance(made, type):
         return cast(_Made, checked)
-    setattr(made, constructor, checked)
-    return cast(_Made, made)
+    cast(Any, made).__init__ = checked
+    return made
 
 
 def arguments_of(base: type, *without: str) -> Callable[[_Made], _Made]:
     """Decorate a class that passes ``**arguments`` on: it shows the keyword-only arguments of another class, except
-    some, as its own. An argument of both has the annotation and the default of the decorated class."""
+    some, as its own. An argument of both has the annotation and the default of the decorated class, whose own arguments
+    are checked as :func:`arguments` does."""
 
     def decorate(made: Any) -> Any:
+        if "__init__" in vars(made):
+            arguments(made)
         constructor = made.__init__
         others, own = (inspect.signature(kind.__init__).parameters.values() for kind in (cast(Any, base), made))
         named = {p.name: p for p in (*others, *own) if p.kind is p.KEYWORD_ONLY and p.name not in without}

@@ -34,7 +34,6 @@ def _coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+1 2*s
 
 
 @compile_mode("unsupported")
-@checks.arguments
 @checks.arguments_of(EwaldLayer)
 class IrrepsEwaldAttention(EwaldLayer):
     r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.
@@ -221,7 +220,6 @@ class _ReadsScalars(ChargeLayer):
 
 
 @compile_mode("unsupported")
-@checks.arguments
 @checks.arguments_of(ChargeInteraction, "scalars")
 class IrrepsChargeInteraction(_ReadsScalars, ChargeInteraction):
     r"""Energies of charges of elements, dipoles and Born effective charges, in molecules, slabs and crystals.
@@ -292,7 +290,6 @@ class IrrepsChargeInteraction(_ReadsScalars, ChargeInteraction):
 
 
 @compile_mode("unsupported")
-@checks.arguments
 @checks.arguments_of(PredictedChargeInteraction, "scalars")
 class IrrepsPredictedChargeInteraction(_ReadsScalars, PredictedChargeInteraction):
     r"""Energies of charges that are predicted from features and sum to the total charge of each graph.

@@ -215,7 +215,6 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
 
 
 @compile_mode("unsupported")
-@checks.arguments
 @checks.arguments_of(TokenModel)
 class IrrepsSE3Hyena(IrrepsModule):
     r"""The SE(3)-Hyena model: linear embedding, operators with residual connections, and a Clifford MLP.

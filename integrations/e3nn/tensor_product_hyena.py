@@ -203,7 +203,6 @@ _SMALL = 0.1  # mean square below which the norm changes little
 
 
 @compile_mode("unsupported")
-@checks.arguments
 @checks.arguments_of(OperatorSettings, "attention", "mixed_products", "local_context", "edge_channels", "num_blocks")
 class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     r"""Global geometric context in :math:`O(N \log N)` on features of any irreps.

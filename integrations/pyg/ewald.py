@@ -19,7 +19,6 @@ from .conv import WarnsOfHiddenBatch, batch_of, check_nodes
 _SAMPLE, _WIDE = 16, 16  # graphs and channels from which settings are read
 
 
-@checks.arguments
 @checks.arguments_of(CoreAttention, "out_channels")
 class EwaldAttention(WarnsOfHiddenBatch, NotScriptable, nn.Module):
     r"""Global attention weighted by Gaussian and Coulomb kernels of the distance, in molecules, planar and periodic

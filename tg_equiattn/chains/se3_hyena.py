@@ -285,7 +285,6 @@ class VectorSelfAttention(ScalarVectorModule):
     network = staticmethod(token_attention)
 
 
-@checks.arguments
 @checks.arguments_of(TokenModel)
 class SE3Hyena(ScalarVectorModule):
     r"""The SE(3)-Hyena model: linear embedding, operators with residual connections, equivariant MLP (Figure 2b).

@@ -193,7 +193,6 @@ def _check_vectors(edge_index: Any, vectors: Any, pos: Tensor, batch: Tensor, ce
     check_between(rule, pos, vectors, first, second, images=images)
 
 
-@checks.arguments
 @checks.arguments_of(ChargeLayer)
 class ChargeInteraction(ChargeLayer):
     r"""Energies of charges of elements, dipoles and Born effective charges, in molecules, slabs and crystals.
@@ -302,7 +301,6 @@ class ChargeInteraction(ChargeLayer):
         checks.must_hold(~off.any(), "charges of a graph must sum to its total charge", different)
 
 
-@checks.arguments
 @checks.arguments_of(ChargeLayer)
 class PredictedChargeInteraction(ChargeLayer):
     r"""Energies of charges that are predicted from features and sum to the total charge of each graph.

@@ -336,7 +336,6 @@ def gaunt_coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+
     return mean / mean.norm()
 
 
-@checks.arguments
 @checks.arguments_of(EwaldLayer)
 class EwaldAttention(EwaldLayer):
     r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.

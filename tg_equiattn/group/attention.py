@@ -194,7 +194,6 @@ class GroupAttention(AttentionLayer):
 
 
 @checks.arguments_of(AttentionLayer, "content_heads", "stride")
-@checks.arguments
 class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
     r"""Global group self-attention of regular features: exact weights within a window, random features beyond.
 

@@ -287,7 +287,6 @@ EPS = 1e-12  # of the published norms in encodings
 
 
 @checks.arguments_of(Classifier, "relation", "norm", "attn_kwargs")
-@checks.arguments
 class GEViT(Classifier):
     r"""The published GE-ViT: :class:`GroupTransformer` with relation ``"ge_vit"`` and global norms.
 

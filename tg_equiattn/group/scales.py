@@ -50,7 +50,6 @@ class _OverScales(AttentionLayer):
 
 
 @checks.arguments_of(LiftingAttention, "content_heads", "stride")
-@checks.arguments
 class ScaleLiftingAttention(_OverScales, LiftingAttention):
     """Lifting attention over a group of scales. The formula is at :class:`LiftingAttention`; all heads have content.
 
@@ -78,7 +77,6 @@ class ScaleLiftingAttention(_OverScales, LiftingAttention):
 
 
 @checks.arguments_of(GroupAttention, "content_heads", "stride", "relation")
-@checks.arguments
 class ScaleGroupAttention(_OverScales, GroupAttention):
     """Group attention over a group of scales, with relation ``"relative"``. The formula is at :class:`GroupAttention`;
     all heads have content.
