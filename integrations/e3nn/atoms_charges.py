@@ -147,8 +147,7 @@ def fit_charges(layer: Any, samples: Callable[[], Iterable[Sample]], search: boo
         if not predicted:
             if search:
                 layer.scale.fill_(_factor(square, product) ** 0.5)
-            single = COULOMB_CONSTANT * layer.constants.cpu().double().nan_to_num() ** 2
-            single, scale = single / (math.sqrt(2 * math.pi) * layer.width), float(layer.scale) ** 2
+            single, scale = single_energies(layer).cpu(), float(layer.scale) ** 2
         content, energies = torch.cat(rows).split([kinds, 1], 1)
         lacking = energies - content @ single[:, None]
         offsets = single + torch.linalg.lstsq(content, lacking, rcond=_RANK, driver="gelsd").solution[:, 0]
@@ -163,6 +162,17 @@ def fit_charges(layer: Any, samples: Callable[[], Iterable[Sample]], search: boo
         else:
             factor = float(rest.norm() / labels.norm())
         return min(1.0, factor) if predicted else factor
+
+
+def single_energies(layer: Any) -> Tensor:
+    """The energies of single nodes of the elements, for charges that are given, without their common factor."""
+    return COULOMB_CONSTANT * layer.constants.double().nan_to_num() ** 2 / (math.sqrt(2 * math.pi) * layer.width)
+
+
+def energies_beside_kspace(layer: Any) -> Tensor:
+    """The energy of each element that a model has beside its sums over waves without single nodes, which are those of
+    LAMMPS's kspace."""
+    return layer.scale.double().square() * (single_energies(layer) - layer.offsets.double())
 
 
 def _factor(square: Tensor, product: Tensor) -> float:

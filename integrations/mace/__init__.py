@@ -5,6 +5,8 @@ from .._host import require
 require("mace", "mace")  # before e3nn: it lets e3nn 0.4.4 load its constants under torch >= 2.6
 
 from .calculator import ChargeLoss, LongRangeCalculator  # noqa: E402
+from .examples import load_example  # noqa: E402
+from .lammps import write_lammps  # noqa: E402
 from .long_range import add_long_range, copy_long_range, select_head, without_long_range  # noqa: E402
 
 __all__ = [
@@ -12,6 +14,8 @@ __all__ = [
     "LongRangeCalculator",
     "add_long_range",
     "copy_long_range",
+    "load_example",
     "select_head",
     "without_long_range",
+    "write_lammps",
 ]

@@ -6,6 +6,7 @@ require("nequip", "nequip")
 
 from nequip.scripts._package_utils import register_libraries_as_external_for_packaging  # noqa: E402
 
+from .lammps import write_lammps  # noqa: E402
 from .long_range import LongRange, LongRangeCharges  # noqa: E402
 from .model import FitCharges, LongRangeNequIPGNNModel  # noqa: E402
 
@@ -14,4 +15,4 @@ register_libraries_as_external_for_packaging(
     mock_modules=["jaxtyping"],  # imported for type checkers alone
 )
 
-__all__ = ["FitCharges", "LongRange", "LongRangeCharges", "LongRangeNequIPGNNModel"]
+__all__ = ["FitCharges", "LongRange", "LongRangeCharges", "LongRangeNequIPGNNModel", "write_lammps"]

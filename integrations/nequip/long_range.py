@@ -16,7 +16,7 @@ from tg_equiattn import checks
 from tg_equiattn.torch_state import is_traced
 
 from ..e3nn.atoms_attention import Atoms, AtomsEwaldAttention
-from ..e3nn.atoms_charges import interact, layer_of_charges
+from ..e3nn.atoms_charges import energies_beside_kspace, interact, layer_of_charges
 
 ENERGY, SHARED = "long_range_energy", "shared_charge"
 
@@ -267,8 +267,25 @@ class LongRangeCharges(LongRangeModule):
             max_hkl=None if max_hkl is None else tuple(max_hkl),  # lists of configuration files cannot be packaged
         )  # fmt: skip
         self.interaction.offsets.fill_(torch.nan)  # until they are fitted
+        self.kspace = False
+
+    @model_modifier(persistent=False)
+    @classmethod
+    def charges_in_lammps(cls, model: torch.nn.Module) -> torch.nn.Module:
+        """Compile without the energy of charges, which LAMMPS's kspace adds
+        (:func:`tg_equiattn.integrations.nequip.write_lammps`)."""
+        for module in model.modules():
+            if isinstance(module, cls):
+                module.kspace = True
+        return model
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
+        if self.kspace:
+            each = data[AtomicDataDict.PER_ATOM_ENERGY_KEY]
+            types = data[AtomicDataDict.ATOM_TYPE_KEY].flatten()[: each.shape[0]]  # of ML-IAP, without ghost atoms
+            added = energies_beside_kspace(self.interaction).index_select(0, types)[:, None]
+            data[AtomicDataDict.PER_ATOM_ENERGY_KEY] = each + added.to(each.dtype)
+            return data
         layer, graphs = self.interaction, self.read_frames(data)
         fitted = ~layer.offsets.isnan().any()
         checks.must_hold(fitted, "charges must be fitted before training: add FitCharges to the trainer's callbacks")

@@ -35,7 +35,9 @@ PUBLIC = {
     "integrations.e3nn": "IrrepsChargeInteraction IrrepsPredictedChargeInteraction "
     "IrrepsEwaldAttention IrrepsSE3Hyena IrrepsSE3HyenaOperator IrrepsVectorSelfAttention "
     "LongTensorProduct TensorProductHyenaOperator",
-    "integrations.mace": "ChargeLoss LongRangeCalculator add_long_range copy_long_range select_head without_long_range",
-    "integrations.nequip": "FitCharges LongRange LongRangeCharges LongRangeNequIPGNNModel",
+    "integrations.mace": "ChargeLoss LongRangeCalculator add_long_range copy_long_range load_example "
+    "select_head without_long_range write_lammps",
+    "integrations.nequip": "FitCharges LongRange LongRangeCharges LongRangeNequIPGNNModel write_lammps",
+    "integrations.lammps": "run_lammps",
 }
 PUBLIC = {place: names.split() for place, names in PUBLIC.items()}
