@@ -78,7 +78,7 @@ def blocks(page):
     ]
 
 
-PAGES_THAT_RUN = ("recipes", "chains", "scales", "crystals", "graph_settings", "from_r2conv")
+PAGES_THAT_RUN = ("does_it_help", "recipes", "chains", "scales", "crystals", "graph_settings", "from_r2conv")
 BLOCKS = [
     pytest.param(*b.values, id=b.id, marks=pytest.mark.slow) for p in PAGES_THAT_RUN for b in blocks(DOCS / f"{p}.md")
 ]

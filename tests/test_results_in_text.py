@@ -70,8 +70,6 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
             f"rotated_digits/accuracy | R4_SA | {relation}" for relation in ("relative", "relative, locality")
         ],
         "(Z2) attention reaches {:.1f} %": ["rotated_digits/accuracy | Z2_SA | ge_vit, locality"],
-    },
-    "docs/results_escnn_content.md": {
         'with `relation="relative"` finds the pair in {:.0f} % of test images': PAIR[1:2],
         'in {:.0f} % with the default, rotary positions, and in {:.0f} % with `encoding="joint"`': [
             PAIR[0],

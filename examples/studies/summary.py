@@ -11,54 +11,54 @@ from harness.tables import cells, markdown
 # compared, and the notes.
 TASKS = (
     ("Two of four patterns are equal: accuracy, %", "matching/accuracy", (), "4 cells",
-     "relative", "deep G-CNN + mean", {"cells": [4]}, "results_escnn_content.md#find-the-pair"),
+     "relative", "deep G-CNN + mean", {"cells": [4]}, "results_escnn.md#find-the-pair"),
     ("Far digits: accuracy, %", "far_digits/accuracy", (), "accuracy",
-     "global attention", "G-CNN + mean", {}, "results_escnn_content.md#far-digits"),
+     "global attention", "G-CNN + mean", {}, "results_escnn.md#far-digits"),
     ("Copied regions, rotated: F1 of pixels, %", "micrographs/f1", ("near", "30"), "pixels, rotated",
      "G-CNN + attention", "G-CNN + comparison", {"copies": ["near"], "epochs": 30},
-     "results_escnn_content.md#copied-regions"),
+     "results_escnn.md#copied-regions"),
     ("Rotated digits, C4, after 24 epochs: accuracy, %", "rotated_digits/frames", ("24", "0.02"), "accuracy",
      "R4_SA", "C4 G-CNN", {"epochs": 24, "learning_rate": 0.02}, "results_escnn.md#rotated-digits"),
     ("One attention layer in a G-CNN, digits: accuracy, %", "rotated_digits/mixed", (), "accuracy",
      "G-CNN + attention", "C4 G-CNN", {"channels": 9}, "results_escnn.md#attention-in-a-g-cnn"),
-    ("Where the far node is", "depots/displacement", (), "as trained",
-     "far offsets, pairs", "dense, centred", {"tasks": ["displacement"]}, "results_pyg_far.md#far-nodes"),
-    ("The same, 4 times the nodes", "depots/displacement", (), "4 times the nodes",
-     "far offsets, pairs", "dense, centred", {"tasks": ["displacement"]}, "results_pyg_far.md#far-nodes"),
+    ("Offset to a far node", "depots/displacement", (), "as trained",
+     "far offsets, pairs", "dense, centred", {"tasks": ["displacement"]}, "results_pyg.md#far-nodes"),
+    ("Offset to a far node, 4 times the nodes", "depots/displacement", (), "4 times the nodes",
+     "far offsets, pairs", "dense, centred", {"tasks": ["displacement"]}, "results_pyg.md#far-nodes"),
     ("Direction of the nearest of three nodes: accuracy, %", "depots/nearest", (), "1 times the nodes",
-     "far offsets", "dense, centred", {"tasks": ["nearest"]}, "results_pyg_far.md#the-nearest-of-three"),
-    ("The same, 6.25 times the nodes", "depots/nearest", (), "6.25 times the nodes",
-     "far offsets", "dense, centred", {"tasks": ["nearest"]}, "results_pyg_far.md#the-nearest-of-three"),
+     "far offsets", "dense, centred", {"tasks": ["nearest"]}, "results_pyg.md#the-nearest-of-three"),
+    ("Direction of the nearest of three nodes, 6.25 times the nodes: accuracy, %", "depots/nearest", (), "6.25 times the nodes",
+     "far offsets", "dense, centred", {"tasks": ["nearest"]}, "results_pyg.md#the-nearest-of-three"),
     ("Left or right, messages along near pairs: accuracy, %", "pyg_mixed_model/accuracy", ("near pairs",), "accuracy",
      "ours", "Performer", {"edges": ["near pairs"]}, "results_pyg.md#left-or-right"),
-    ("The same, messages along touching pixels", "pyg_mixed_model/accuracy", ("touching",), "accuracy",
+    ("Left or right, messages along touching pixels: accuracy, %", "pyg_mixed_model/accuracy", ("touching",), "accuracy",
      "ours", "Performer + positions", {"edges": ["touching"]}, "results_pyg.md#left-or-right"),
     ("Energies of Lennard-Jones molecules", "molecules/errors", ("pairs",), "energy",
      "ours, exact", "Performer", {"messages": ["pairs"]}, "results_pyg.md#molecules-without-bonds-between-near-atoms"),
     ("Forces on charges, twice the charges", "long_range/errors", ("forces",), "field or force, 2 times the charges",
-     "EwaldAttention", "Ewald message passing", {"task": ["forces"]}, "results_e3nn_charges.md#charges-far-apart"),
+     "EwaldAttention", "Ewald message passing", {"task": ["forces"]}, "results_e3nn.md#charges-far-apart"),
     ("Pushed proteins, longer chains", "proteins/response", ("128",), "larger, beyond 8 Å",
-     "Ewald + Hyena", "distance attention", {"epochs": 128}, "results_e3nn_proteins.md#pushed-residues"),
+     "Ewald + Hyena", "distance attention", {"epochs": 128}, "results_e3nn.md#pushed-residues"),
     ("Potentials around proteins, larger ones", "surfaces/errors", (), "larger",
      "Ewald (e3nn), no messages", "messages, potentials", {},
-     "results_e3nn_surfaces.md#potentials-around-proteins"),
+     "results_e3nn.md#potentials-around-proteins"),
     ("Drag on residues, longer chains", "proteins/drag", (), "larger",
-     "Ewald", "messages", {"tasks": ["drag"]}, "results_e3nn_proteins.md#drag-on-residues"),
+     "Ewald", "messages", {"tasks": ["drag"]}, "results_e3nn.md#drag-on-residues"),
     ("Recall from 256 tokens", "associative_recall/errors", ("random",), "256 tokens",
      "SE(3)-Hyena", "SE(3)-Transformer", {"lengths": [256], "vocabulary": ["random"]},
      "results_e3nn.md#associative-recall"),
     ("Five charged particles", "nbody/errors", (), "MSE",
      "SE(3)-Hyena + local", "local only", {"epochs": 100}, "results_e3nn.md#charged-particles"),
     ("Net force between distant fragments, meV/A", "ion_pairs/pairs", ("ions and molecules", "0.02"), "net force",
-     "predicted", "MACE", {"sets": ["pairs"], "learning_rate": 0.02}, "results_mace.md#ions-and-molecules-that-part"),
+     "predicted", "MACE", {"sets": ["pairs"], "learning_rate": 0.02}, "results_mace.md#ions-and-molecules-at-large-distances"),
     ("Forces in bulk water, meV/A", "ion_pairs/sets", ("water",), "force",
-     "predicted", "MACE", {"sets": ["water"]}, "results_mace.md#ions-and-molecules-that-part"),
-    ("Forces in 512 atoms of MgO, meV/A", "polar_crystals/phonons", ("MgO",), "512 atoms",
+     "predicted", "MACE", {"sets": ["water"]}, "results_mace.md#ions-and-molecules-at-large-distances"),
+    ("Forces in 512 atoms of MgO, beside these charges by hand, meV/A", "polar_crystals/phonons", ("MgO",), "512 atoms",
      "charges", "torch-pme", {"crystals": ["MgO"], "learning_rate": 0.06, "cutoff": 5.0, "layers": 2},
-     "results_polar_crystals.md"),
-    ("The same beside MACE alone", "polar_crystals/phonons", ("MgO",), "512 atoms",
+     "results_mace.md#polar-crystals"),
+    ("Forces in 512 atoms of MgO, beside MACE alone, meV/A", "polar_crystals/phonons", ("MgO",), "512 atoms",
      "charges", "MACE", {"crystals": ["MgO"], "learning_rate": 0.06, "cutoff": 5.0, "layers": 2},
-     "results_polar_crystals.md"),
+     "results_mace.md#polar-crystals"),
 )  # fmt: skip
 NAMES = {
     "relative": "attention, relative",
@@ -85,12 +85,21 @@ def seconds(rows: Iterable[Row], model: str, settings: dict) -> float:
     return min(row.seconds for row in of_model if settings.items() <= row.settings.items())
 
 
+def bold(means: list[str], more_is_better: bool) -> list[str]:
+    """The better of two cells in bold, both if they are equal."""
+    values = [float(mean.split()[0]) for mean in means]
+    best = max(values) if more_is_better else min(values)
+    return [f"**{mean}**" if value == best else mean for mean, value in zip(means, values, strict=True)]
+
+
 def summary(tables: dict[str, str], rows_of: Callable[[str], list[Row]]) -> str:
     lines = []
     for task, table, words, column, ours, other, settings, notes in TASKS:
         rows = rows_of(table.partition("/")[0])
         names = [name.split(" | ") for name in (ours, other)]  # of the model, and further cells of its row
-        means = [f"{cells(tables[table], *words, *name)[column]} ({NAMES.get(name[0], name[0])})" for name in names]
+        means = bold([cells(tables[table], *words, *name)[column] for name in names], task.endswith("%"))
+        models = [NAMES.get(name[0], name[0]) for name in names]
         times = [seconds(rows, name[0], settings) for name in names]
-        lines.append([task, *means, f"{times[0] / times[1]:.1f}", f"[notes]({notes})"])
+        found = [f"{mean} ({model})" for mean, model in zip(means, models, strict=True)]
+        lines.append([task, *found, f"{times[0] / times[1]:.1f} ×", f"[notes]({notes})"])
     return markdown(("task", "ours", "best other", "time", "more"), lines)
