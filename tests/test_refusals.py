@@ -27,7 +27,7 @@ def kernels(**change):
 REFUSED = [
     ("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat", ewald(method="direct", cell=CUBE)),
     ("cell must be given with pbc, got None", ewald(pbc=torch.ones(3) > 0)),
-    (r"cell must be \(3, 3\) or one a graph, \(1, 3, 3\), got \(2, 3, 3\)", ewald(cell=torch.ones(2, 3, 3))),
+    (r"cell must be .* \(3, 3\) or \(1, 3, 3\), got .* \(2, 3, 3\)", ewald(cell=torch.ones(2, 3, 3))),
     (r"cell must be floating point of shape \(3, 3\) or .*, got ndarray", ewald(cell=CUBE.numpy())),
     ("cell must be floating point of shape .*, got torch.int64", ewald(cell=CUBE.long())),
     ("cell must be finite", ewald(cell=CUBE * math.nan)),

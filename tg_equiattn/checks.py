@@ -344,7 +344,7 @@ def is_one_of(shape: Sequence[int], shapes: Sequence[tuple]) -> bool:
 def _any_of(shapes: Sequence[tuple]) -> str:
     """Shapes as text for an error, for example (2 or 1, 5, 7)."""
     if len(shapes) == 1 or len({*map(len, shapes)}) > 1:
-        return " or ".join(str(tuple(map(int, shape))) for shape in shapes)
+        return " or ".join(dict.fromkeys(str(tuple(map(int, shape))) for shape in shapes))
     sizes = (" or ".join(dict.fromkeys(str(int(n)) for n in axis)) for axis in zip(*shapes, strict=True))
     return f"({', '.join(sizes)})"
 

@@ -176,7 +176,7 @@ def test_inputs_that_would_be_broadcast_or_misread():
     made(elements, pos, batch, **given)
     for wrong, match in (
         ({"total_charge": torch.zeros(1)}, r"total_charge must be real numbers of shape \(2,\).*shape \(1,\)"),
-        ({"total_charge": torch.zeros(())}, r"total_charge must be .* got \(\)"),
+        ({"total_charge": torch.zeros(())}, r"total_charge must be .* got .* shape \(\)"),
         ({"total_charge": torch.full((2,), torch.nan)}, "total_charge must be finite"),
         ({"edge_vectors": given["edge_vectors"][:1]}, "edge_vectors must be real numbers of shape"),
         ({"features": features[:1]}, r"features must be floating point of shape \(8, 3\), got .*\(1, 3\)"),

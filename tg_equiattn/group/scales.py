@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool
 
 
+@checks.arguments
 class _OverScales(AttentionLayer):
     """A layer whose window has the same number of pixels at each scale."""
 

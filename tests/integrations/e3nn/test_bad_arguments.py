@@ -49,7 +49,7 @@ def test_bad_calls(kind):
 def test_bad_calls_of_ewald_attention():
     wrong = [
         ("pos must be given", {"pos": None}),
-        (r"cell must be \(3, 3\) or one a graph", {"cell": torch.eye(3).expand(3, 3, 3)}),
+        (r"cell must be floating point of shape \(3, 3\) or", {"cell": torch.eye(3).expand(3, 3, 3)}),
     ]
     module = IrrepsEwaldAttention(INSIDE, OUTSIDE, width=1.0)
     check(module, {"x": X, "pos": POS, "batch": BATCH}, CALLS[:5] + wrong)

@@ -146,7 +146,7 @@ def test_positions_of_all_nodes_are_not_those_of_a_periodic_graph(position):
     [
         (Data(), r"data\.pos must be a tensor of floating point numbers and shape \(N, 2\) or \(N, 3\), got NoneType"),
         (Data(pos=torch.rand(3, 1)), r"got \(3, 1\)"),
-        (Data(pos=torch.rand(3, 3), cell=torch.eye(2)), r"cell must be \(3, 3\)"),
+        (Data(pos=torch.rand(3, 3), cell=torch.eye(2)), r"cell must be floating point of shape \(3, 3\)"),
         (Data(pos=torch.rand(3, 2), cell=torch.eye(3)), r"cell must be \(2, 2\), .* where pos has 2 dimensions"),
         (Data(pos=torch.rand(3, 3), pbc=torch.ones(3).bool()), "cell must be given with pbc"),
     ],
