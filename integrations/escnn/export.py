@@ -77,9 +77,9 @@ def _with_exported_parts(module: nn.Module) -> nn.Module:
         copied.update({id(v): v for v in vars(parent).values() if isinstance(v, (FieldType, GSpace))})
         for child in parent.children():
             if isinstance(child, EquivariantModule):
-                plain = plain_copy(child)
-                wrapped = isinstance(plain, ExportedModule)
-                copied[id(child)] = plain if wrapped else ExportedModule(plain, child, typed=False)
+                part = exported_copy(child)
+                wrapped = isinstance(part, ExportedModule)
+                copied[id(child)] = part if wrapped else ExportedModule(part, child, typed=False)
             else:
                 visit(child)
 
@@ -87,24 +87,24 @@ def _with_exported_parts(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, copied)
 
 
-def plain_copy(module: EquivariantModule) -> nn.Module:
+def exported_copy(module: EquivariantModule) -> nn.Module:
     """``module.export()`` with what escnn leaves out: modules without an export of their own, the dtype of batch norms,
     and the padding of convolutions."""
     if type(module) is SequentialModule:
-        return nn.Sequential(OrderedDict((name, plain_copy(child)) for name, child in module.named_children()))
+        return nn.Sequential(OrderedDict((name, exported_copy(child)) for name, child in module.named_children()))
     code = next(kind for kind in type(module).__mro__ if {"forward", "export"} & vars(kind).keys())
     # an inherited export does not know the code of a class
     exports = "export" in vars(code) or code.__module__.startswith(("escnn.", "tg_equiattn."))
     try:
-        plain = module.export() if exports else None
+        exported = module.export() if exports else None
     except NotImplementedError:
-        plain = None
-    if plain is None:
+        exported = None
+    if exported is None:
         return ExportedModule(_with_exported_parts(module), module, typed=True)
-    if isinstance(plain, nn.modules.conv._ConvNd):
-        plain.padding_mode = getattr(module, "padding_mode", "zeros")
+    if isinstance(exported, nn.modules.conv._ConvNd):
+        exported.padding_mode = getattr(module, "padding_mode", "zeros")
     floats = [t.dtype for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
-    return plain.to(floats[0]) if floats else plain
+    return exported.to(floats[0]) if floats else exported
 
 
 def to_standard_torch(module: nn.Module) -> nn.Module:
@@ -140,7 +140,7 @@ def to_standard_torch(module: nn.Module) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     module.eval()
-    exported = plain_copy(module) if isinstance(module, EquivariantModule) else _with_exported_parts(module)
+    exported = exported_copy(module) if isinstance(module, EquivariantModule) else _with_exported_parts(module)
     for part in exported.modules():
         if isinstance(part, ATTENTION):
             part.plain = True

@@ -19,7 +19,7 @@ from tg_equiattn.group.layers import Masked
 from tg_equiattn.group.layers import MaskedSequential as CoreMaskedSequential
 from tg_equiattn.group.windows import fill_where_masked, zero_where_masked
 
-from .export import ATTENTION, plain_copy
+from .export import ATTENTION, exported_copy
 
 POINTWISE = (
     e.ConcatenatedNonLinearity, e.DisentangleModule, e.ELU, e.FieldDropout, e.FourierPointwise, e.GatedNonLinearity1,
@@ -256,12 +256,12 @@ class MaskedSequential(SequentialModule):
 
 
 def _exported(module: EquivariantModule) -> ExportedPart:
-    plain = plain_copy(module)
+    exported = exported_copy(module)
     try:
         rule = _rule(module)
-        return ExportedPart(plain, _TakesMask(plain) if isinstance(rule, _TakesMask) else rule)
+        return ExportedPart(exported, _TakesMask(exported) if isinstance(rule, _TakesMask) else rule)
     except ValueError as error:
-        return ExportedPart(plain, _Refused(str(error)))
+        return ExportedPart(exported, _Refused(str(error)))
 
 
 class ExportedPart(Masked, nn.Module):

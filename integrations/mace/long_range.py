@@ -326,12 +326,12 @@ def without_long_range(model: MACE) -> MACE:
     Args:
         model: A model made by :func:`add_long_range`. It stays as it is.
     """
-    plain, kinds = copy.deepcopy(model), {own: kind for kind, own in _LONG_RANGE.items()}
-    for module in list(plain.modules()):
+    copied, kinds = copy.deepcopy(model), {own: kind for kind, own in _LONG_RANGE.items()}
+    for module in list(copied.modules()):
         module.__class__ = (kinds | {LongRangeProduct: EquivariantProductBasisBlock}).get(type(module), type(module))
         if "long_range" in module._modules:
             del module.long_range
-    return plain
+    return copied
 
 
 @arguments

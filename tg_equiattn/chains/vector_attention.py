@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..operators import Plan, tile_numbers, tile_operator
 from ..tiles import WHOLE, Call, Shape, Tile
-from ..torch_state import full_precision, is_eager, is_whole, products_round
+from ..torch_state import is_eager, is_whole, products_round
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -34,8 +34,8 @@ def vector_attention(
         u_i = \frac{1}{n} \sum_j S_{ij} \times v_j
 
     Here n is the sequence's own length. The output is computed as :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n` with
-    :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top` and the softmax p, in float32 for half precision. If q and k are parallel
-    to within the rounding of float32, scores are accurate to 1e-3 of :math:`|q||k|` only.
+    :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top` and the softmax p, in float32 for half precision; callers switch autocast
+    off. If q and k are parallel to within the rounding of float32, scores are accurate to 1e-3 of :math:`|q||k|` only.
 
     Args:
         q: queries.
@@ -59,13 +59,12 @@ def vector_attention(
         q, k, v = (x.masked_fill(invalid, 0) for x in (q, k, v))
         sizes = lengths.to(dtype).clamp(min=1)
     root = sizes.rsqrt()[:, None, None, None]
-    with full_precision(q.device):
-        q, k, v = (x.to(dtype).flatten(0, 1) for x in (q.to(dtype) * root, k, v))
-        tensors = *_features(q, k), (k[..., :, None] * v[..., None, :]).flatten(-2), bias
-        mixed = _averages(None, *tensors) if is_whole(q) else averages_by_tiles(*tensors)[0]
-        mixed = mixed.unflatten(-1, (3, 3))
-        out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) * q
-        out = out.unflatten(0, (rows, channels)) * root  # 1 / n, of which q has a root
+    q, k, v = (x.to(dtype).flatten(0, 1) for x in (q.to(dtype) * root, k, v))
+    tensors = *_features(q, k), (k[..., :, None] * v[..., None, :]).flatten(-2), bias
+    mixed = _averages(None, *tensors) if is_whole(q) else averages_by_tiles(*tensors)[0]
+    mixed = mixed.unflatten(-1, (3, 3))
+    out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) * q
+    out = out.unflatten(0, (rows, channels)) * root  # 1 / n, of which q has a root
     return out if invalid is None else out.masked_fill(invalid, 0)
 
 

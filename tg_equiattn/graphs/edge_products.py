@@ -148,7 +148,7 @@ def _(weight: Tensor, value: Tensor, crow: Tensor, *rest: Tensor | None) -> Tens
 
 
 def _register_derivatives(
-    operator: Any, gradients: Sequence[Callable[..., Tensor]], plain: Callable[..., Tensor]
+    operator: Any, gradients: Sequence[Callable[..., Tensor]], definition: Callable[..., Tensor]
 ) -> None:
     """Register the gradients of the first two inputs, functions of the gradient of the result, these inputs and the
     matrix. They consist of operators again, so second derivatives are those of the gradients."""
@@ -160,7 +160,7 @@ def _register_derivatives(
         left, right, *fields = ctx.saved_tensors  # torch unpacks saved tensors once where it checkpoints
         matrix = CSR(*fields)
         if is_transformed(grad):  # a transform has begun since the forward pass
-            results = torch.func.vjp(lambda *x: plain(*x, matrix), left, right)[1](grad)
+            results = torch.func.vjp(lambda *x: definition(*x, matrix), left, right)[1](grad)
         else:
             needed = zip(gradients, ctx.needs_input_grad, strict=False)
             results = [gradient(grad, left, right, matrix) if needs else None for gradient, needs in needed]
