@@ -371,15 +371,10 @@ class _Ladder(torch.autograd.Function):
         return -(grad * slopes[1:]).sum(0), None
 
 
-def boys_functions(t: Tensor, lmax: int) -> Tensor:
-    r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for t >= 0, of degrees 0 to ``lmax``. Compilers and transforms
-    get plain operations."""
-    return _ladder(t, lmax)
-
-
 def _boys(t: Tensor, lmax: int) -> Tensor:
-    """Boys functions in operations that autograd can differentiate: below ``edge`` the series of the highest degree,
-    whose terms are all positive, and the recursion down; above it the error function and the recursion up."""
+    r"""Boys functions :math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for t >= 0, of degrees 0 to ``lmax``, in
+    operations that autograd can differentiate: below ``edge`` the series of the highest degree, whose terms are all
+    positive, and the recursion down; above it the error function and the recursion up."""
     edge = 1.5 + lmax
     small = t < edge
     near, far, exponential = t.clamp(max=edge), t.clamp(min=edge), (-t).exp()
@@ -397,7 +392,7 @@ def _boys(t: Tensor, lmax: int) -> Tensor:
     return torch.where(small, torch.stack(down[::-1]), torch.stack(up))
 
 
-_ladder = by_form(_boys, _Ladder.apply)
+boys_functions = by_form(_boys, _Ladder.apply)
 
 
 def _polynomial(coefficients: Sequence[float], t: Tensor) -> Tensor:
