@@ -11,17 +11,15 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from . import checks
 from .graphs.neighbors import NeighborList
+from .shapes import Float, Int, Num
 from .torch_state import cached
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int, Num
 
 __all__ = ["PixelGrid", "Window"]
 

@@ -6,13 +6,10 @@ graph that is replayed with a new seed drops other weights.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from jaxtyping import Int
+from .shapes import Int
 
 MULTIPLIERS = (0x7FEB352D, 0x846CA68B - 2**32)  # multipliers of the hash function lowbias32, as int32
 

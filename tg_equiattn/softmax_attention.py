@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import hashed_dropout
 from .operators import tile_numbers
+from .shapes import Bool, Float, Int
 from .tiles import map_tiles
 from .torch_state import is_eager, is_transformed
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 _BLOCK_PAIRS = 1 << 20  # pairs of a tile on a CPU
 _WIDTH = 8  # torch's kernels on GPUs need widths that are multiples of this

@@ -12,16 +12,14 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
+from .shapes import Shaped
 from .torch_state import by_form, full_precision, is_eager, is_transformed, is_whole
-
-if TYPE_CHECKING:
-    from jaxtyping import Shaped
 
 WHOLE = ...  # the index of a tensor that is not cut
 _FROZEN = (bool, int, float, complex, str, type(None), type(...), slice, range, type, torch.dtype, torch.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from e3nn import o3
@@ -20,13 +20,11 @@ from tg_equiattn.graphs.edge_products import edge_sum, gathered_edge_sum
 from tg_equiattn.graphs.edges import CSR, check_pairs
 from tg_equiattn.graphs.node_batch import NodeBatch
 from tg_equiattn.modules import StoresSettings
+from tg_equiattn.shapes import Float, Int
 from tg_equiattn.torch_state import full_precision, is_readable, is_traced
 
 from .ewald_attention import IrrepsEwaldAttention
 from .layout import IrrepsLike
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 _LARGE = 0.5  # largest remainder without a warning, relative to the largest source of an atom
 

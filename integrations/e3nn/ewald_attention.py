@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from e3nn import o3
@@ -21,12 +21,10 @@ from tg_equiattn.ewald.charges import (
 )
 from tg_equiattn.ewald.ewald_layer import EwaldLayer, Irrep
 from tg_equiattn.graphs.node_batch import NodeBatch
+from tg_equiattn.shapes import Float, Int
 from tg_equiattn.torch_state import Tables
 
 from .layout import Features, IrrepsLike, check_features, describe
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 def _coupling(first: int, second: int, out: int) -> Float[Tensor, "2*first+1 2*second+1 2*out+1"]:

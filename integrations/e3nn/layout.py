@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from e3nn import o3
@@ -12,9 +12,7 @@ from torch import Tensor
 from tg_equiattn import checks
 from tg_equiattn.chains.clifford import Grades
 from tg_equiattn.chains.clifford_algebra import GRADE_SIZES
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
+from tg_equiattn.shapes import Int
 
 
 def _irreps(x: Any) -> o3.Irreps:

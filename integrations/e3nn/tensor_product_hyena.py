@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from e3nn import o3
@@ -19,12 +19,10 @@ from tg_equiattn.chains.long_conv import bilinear_long_conv
 from tg_equiattn.chains.sequences import ChainArguments, OperatorSettings, Placement, Sequences
 from tg_equiattn.graphs.node_batch import NodeBatch, PaddedBatch, Slots
 from tg_equiattn.modules import NotScriptable, StoresSettings
+from tg_equiattn.shapes import Float
 from tg_equiattn.torch_state import Tables, full_precision
 
 from .layout import Features, IrrepsLike, IrrepsOrZero, channels, check_features, describe, like_its_copies
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @compile_mode("unsupported")

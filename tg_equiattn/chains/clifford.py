@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from .. import checks
 from ..modules import reset_children
 from ..operators import tile_numbers
+from ..shapes import Float
 from ..tiles import map_tiles
 from ..torch_state import Tables, full_precision, is_traced
 from . import clifford_algebra as algebra
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 Parts = list[Tensor]
 GRADE_NAMES = ("0e", "1o", "1e", "0o")

@@ -8,15 +8,13 @@ of grades i and k has parts in some of the grades j. There are twenty such grade
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..shapes import Float, Int
 from ..torch_state import is_traced
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 GRADE_SIZES = (1, 3, 3, 1)
 GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # grade of each component

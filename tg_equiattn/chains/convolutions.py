@@ -6,7 +6,6 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +14,11 @@ from torch import Tensor, nn
 from ..graphs.node_batch import PaddedBatch
 from ..modules import reset_children
 from ..operators import tile_numbers
+from ..shapes import Float, Int
 from ..tiles import map_tiles
 from ..torch_state import Tables
 from .long_conv import lag_convolution, ring_convolution
 from .sequences import Sequences
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 _OCTAVES = 10  # number of periods: 4, 8, ... 2048 tokens
 _WIDTH = 16  # width of the MLP

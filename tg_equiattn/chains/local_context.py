@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from ..graphs.neighbors import NeighborList
+from ..shapes import Float, Int
 from ..tiles import map_tiles
 from ..torch_state import is_eager
 from .clifford import POSITION, Grades, MultivectorMLP, features, join_channels, with_position
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 class LocalContext(nn.Module):

@@ -14,19 +14,17 @@ their own lengths, and results are not read there. Callers switch autocast off.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..operators import tile_numbers
+from ..shapes import Complex, Float, Int
 from ..tiles import joined, map_tiles
 from ..torch_state import by_form, is_traced
 from .clifford_algebra import cross_product
-
-if TYPE_CHECKING:
-    from jaxtyping import Complex, Float, Int
 
 _TILE_NUMBERS = 1 << 22  # numbers of one operand that are transformed at a time on a CPU
 _TILE_PAIRS = 1 << 20  # pairs of channels times frequencies of a tile on a CPU

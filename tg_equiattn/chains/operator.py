@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from ..graphs.edges import check_edges, check_graph_of_edges, of_edges
 from ..graphs.neighbors import NeighborList
 from ..graphs.node_batch import NodeBatch, PaddedBatch
 from ..modules import StoresSettings
+from ..shapes import Float, Int
 from ..softmax_attention import softmax_attention
 from ..tiles import joined, map_tiles
 from ..torch_state import full_precision
@@ -29,9 +30,6 @@ from .local_context import LocalContext
 from .long_conv import long_convolution, split_features
 from .sequences import ChainArguments, OperatorSettings, Placement, TokenBatch, model_settings
 from .vector_attention import vector_attention
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 class TokenNetwork(StoresSettings):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +16,8 @@ from torch import Tensor
 from .. import checks
 from ..graphs.neighbors import NeighborList
 from ..graphs.node_batch import NodeBatch, PaddedBatch, Slots, inverse
+from ..shapes import Bool, Float, Int
 from ..torch_state import is_eager, is_readable, read
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
-
 
 OF_CONVOLUTIONS = ("attention", "filter", "mixed_products", "causal", "order")  # settings that attention has not
 

@@ -7,17 +7,14 @@ of k. Sums over keys are of the matrices k v^T, since (q x k) x v = k (q.v) - q 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..operators import Plan, tile_numbers, tile_operator
+from ..shapes import Float, Int
 from ..tiles import WHOLE, Call, Shape, Tile
 from ..torch_state import is_eager, is_whole, products_round
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 TILE_PAIRS = 1 << 19  # pairs of a tile on a CPU
 _ROUNDING = 4  # squares below this number of roundings are zero: vectors are parallel

@@ -5,19 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import checks
+from ..shapes import Bool, Float, Int, Shaped
 from ..tiles import joined
 from ..torch_state import cached, is_mapped, is_readable
 from .harmonics import solid_harmonics
 from .kernels import Interaction
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Shaped
 
 _FLAT = 1e-6  # smallest volume of a unit cell, relative to a box with edges of the same lengths
 _MOST = 2**23  # largest number of reciprocal vectors of a graph and kernel; a larger table would not fit into memory

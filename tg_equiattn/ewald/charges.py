@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,10 @@ from .. import checks
 from ..graphs.edges import check_between, check_edges, check_graph_of_edges, check_pairs, images_of, of_edges
 from ..graphs.node_batch import NodeBatch
 from ..modules import NotScriptable, StoresSettings
+from ..shapes import Float
 from ..torch_state import full_precision, is_readable
 from .cells import Cells, cells_of
 from .ewald_attention import Error, Method, MillerIndices, energies_of_nodes
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 COULOMB_CONSTANT = 14.3996454785  # e² / 4 pi epsilon_0 in eV Å
 UNIT = 0.1  # charge in e that parameters of size 1 give: with 1, steps of optimizers change energies too much

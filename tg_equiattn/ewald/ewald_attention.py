@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,16 +13,13 @@ from torch import Tensor
 from .. import checks
 from ..graphs.node_batch import NodeBatch
 from ..operators import tile_numbers
+from ..shapes import Float
 from ..tiles import recomputed
 from ..torch_state import full_precision, is_fused, is_readable, is_transformed, is_whole
 from .cells import Cells, cells_of
 from .harmonics import solid_harmonics
 from .kernels import Coulomb, Interaction, Kernel, Product, Sources
 from .reciprocal import MANY, Choice, Images, Term, choices_of, reciprocal_sums
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
 
 # annotations of arguments
 Method = Literal["auto", "direct", "ewald", "nufft"]

@@ -7,7 +7,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,12 @@ from torch import Tensor, nn
 from .. import checks
 from ..graphs.node_batch import NodeBatch
 from ..modules import NotScriptable, StoresSettings, read_tokens, reset_children
+from ..shapes import Float
 from ..torch_state import Tables, full_precision
 from .cells import Cells, cells_of
 from .ewald_attention import Error, Method, MillerIndices, ewald_attention
 from .harmonics import solid_harmonics
 from .kernels import Coulomb, Gaussian, Interaction, Kernel, Product
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
 
 _CONTENT = 0.1  # initial size of the part of queries and keys that depends on features; the other part is 1
 Coupling = Callable[[int, int, int], Tensor]

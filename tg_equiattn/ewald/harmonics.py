@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from ..shapes import Float
 
 
 def solid_harmonics(x: Float[Tensor, "*points 3"], lmax: int, dim: int = -1) -> Float[Tensor, "*points (lmax+1)**2"]:

@@ -9,21 +9,18 @@ import math
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..graphs.node_batch import NodeBatch
 from ..operators import tile_numbers
+from ..shapes import Bool, Float, Int, Shaped
 from ..tiles import joined, recomputed
 from ..torch_state import is_eager, is_whole
 from .cells import TAPER, Cells, count_of_vectors, lattice_of
 from .kernels import Coulomb, Interaction, Product, Range, Sources
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Shaped
-
 
 _TOGETHER = 16  # number of transforms, of two real channels each, whose grids are in memory at once
 _PLANS = 8  # number of plans that are kept for the next call, each with the memory of its grid

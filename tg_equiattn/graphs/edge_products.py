@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..operators import are_few, by_operator, tile_numbers
+from ..shapes import Float, Int
 from ..torch_state import full_precision, is_exported, is_observed, is_traced, is_transformed, refuse_forward_mode
 from .edges import CSR
 from .neighbors import NeighborList
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 _PAIRS = 4096  # pairs whose rows are gathered at a time
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import checks
+from ..shapes import Bool, Float, Int, Num
 from ..torch_state import is_readable
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Num
 
 
 class CSR(NamedTuple):

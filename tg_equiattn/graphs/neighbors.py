@@ -6,12 +6,13 @@ import copy
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .. import checks
+from ..shapes import Int, Num
 from ..torch_state import Cache, is_mapped, is_readable, is_transformed
 from .edges import (
     CSR,
@@ -20,10 +21,6 @@ from .edges import (
     check_graph_of_edges,
     offsets_along,
 )
-
-if TYPE_CHECKING:
-    from jaxtyping import Int, Num
-
 
 _T = TypeVar("_T")
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import checks
+from ..shapes import Bool, Float, Int, Shaped
 from ..torch_state import by_form, is_mapped, is_readable, read
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Shaped
 
 
 class Slots(NamedTuple):

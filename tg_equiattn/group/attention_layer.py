@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from .. import checks
 from ..grids import Phase, Window, between_grids, centred_positions, longest, phases
 from ..groups import FiniteGroup, Group
 from ..modules import NotScriptable, StoresSettings
+from ..shapes import Float
 from ..softmax_attention import merge_attentions, softmax_attention_of_heads
 from ..tiles import joined
 from ..torch_state import Tables, full_precision, is_inference, ordinary_tensors
@@ -43,9 +44,6 @@ from .heads import (
 )
 from .layers import GroupLinear, Masked, Pointwise
 from .windows import Checked, Mask, enter, every_second, interleaved, zero_where_masked
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], bool]:

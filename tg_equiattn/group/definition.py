@@ -28,18 +28,15 @@ and keeps scores in registers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .. import hashed_dropout
 from ..grids import Window
+from ..shapes import Bool, Float, Int
 from ..torch_state import full_precision
 from .windows import MASKED_SCORE, Shifts, key_elements, key_penalty, pixel_hashes, shifts
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 
 def windowed_attention_definition(

@@ -9,19 +9,17 @@ Sizes are those of :mod:`.definition`, with ``P`` query pixels, ``n`` of them in
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .. import hashed_dropout
 from ..operators import Plan, tile_numbers, tile_operator
+from ..shapes import Float, Int
 from ..tiles import WHOLE, Call, Shape, Tile
 from ..torch_state import is_whole
 from .windows import key_elements, key_penalty, offsets_of_pairs, pixel_hashes, query_elements
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 # Number of scores of one t in a tile on a CPU.
 _TILE = 1 << 20

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +21,8 @@ from .. import checks
 from ..grids import Window
 from ..groups import FiniteGroup, Group
 from ..modules import LayerNorm
+from ..shapes import Float, Num
 from ..torch_state import by_form, full_precision
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Num
 
 ENCODINGS = ("axial", "joint")  # of offsets; rotary positions have a class of their own
 CONTENT = 0.3  # initial scale of queries with locality, so that positions determine the weights at the start

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..groups import FiniteGroup
+from ..shapes import Float
 from ..torch_state import by_form, cached, full_precision, is_autocast
 from .encodings import relation_index
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 Irreps = tuple[tuple[int, int], ...]  # dimension d and multiplicity m of every irrep, the trivial one first
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,15 +15,13 @@ from .. import checks
 from ..grids import centred_positions, transform_grid
 from ..groups import FiniteGroup, Group
 from ..modules import NotScriptable
+from ..shapes import Bool, Float, Int
 from ..softmax_attention import softmax_attention_of_heads
 from ..torch_state import Tables, full_precision
 from .encodings import RotaryEncoding, relation_index, rotated
 from .fourier import fourier_basis
 from .layers import GroupLinear, Masked
 from .windows import Checked, Mask, enter, zero_where_masked
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 EPS = 1e-6
 

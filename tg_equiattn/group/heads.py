@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +19,13 @@ from .. import hashed_dropout
 from ..grids import Window
 from ..linear.linear_attention import Inputs, complete_lse, feature_attention
 from ..operators import by_operator
+from ..shapes import Bool, Float, Int
 from ..softmax_attention import merge_attentions, softmax_attention
 from ..torch_state import by_form, full_precision
 from .definition import windowed_attention_definition
 from .dense import dense_attention
 from .windowed import windowed_attention
 from .windows import MASKED_SCORE, offsets_of_pairs, shifts, zero_where_masked
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 
 class Terms(NamedTuple):

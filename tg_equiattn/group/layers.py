@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from .. import checks
 from ..groups import Group
 from ..modules import StoresSettings
+from ..shapes import Float
 from ..torch_state import Tables
 from .encodings import relation_index
 from .fourier import block_matrices, block_product, block_product_of_pixels, fourier_basis, irreps
 from .windows import Checked, Mask, enter, fill_where_masked, leave, zero_where_masked
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 class Masked:

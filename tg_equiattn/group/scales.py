@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -10,12 +10,10 @@ from torch import Tensor
 from .. import checks
 from ..grids import Window
 from ..groups import DilationGroup, Scales
+from ..shapes import Bool
 from .attention import GroupAttention, LiftingAttention
 from .attention_layer import AttentionLayer
 from .heads import Terms, attention_of_heads
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool
 
 
 @checks.arguments

@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import hashed_dropout
 from ..operators import Plan, are_few, tile_numbers, tile_operator
+from ..shapes import Float, Int
 from ..tiles import WHOLE, Call, Shape, Tile, joined
 from ..torch_state import is_transformed
 from .definition import attend
 from .windows import Block, FlatImages, flat_images, flat_operands, key_elements, query_elements
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 # Number of scores of one t in a tile on a CPU: few enough for its cache, and so many that operations take longer than
 # their launch.

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +18,8 @@ from torch import Tensor
 
 from .. import checks, hashed_dropout
 from ..grids import Window
+from ..shapes import Bool, Float, Int
 from ..torch_state import cached, is_jit_traced
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 # Score of a masked key. It is finite because minus infinity gives NaN for queries whose window has no valid key.
 MASKED_SCORE = -1e30

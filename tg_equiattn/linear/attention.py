@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from ..graphs.neighbors import NeighborList
 from ..graphs.node_batch import NodeBatch
 from ..grids import PixelGrid
 from ..modules import LayerNorm, NotScriptable, StoresSettings, reset_children, with_zero_gradients
+from ..shapes import Float
 from ..torch_state import full_precision, is_traced
 from .linear_attention import Inputs
 from .nodes import Needs, Nodes, read_nodes
@@ -28,10 +29,6 @@ from .positions import (
     WindowPosition,
 )
 from .random_features import DrawsFeatures, RandomFeatures
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
 
 # annotations of arguments
 PositionName = Literal["window", "clipped", "sinusoid"]

@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,11 +33,9 @@ from torch import Tensor
 
 from ..graphs.node_batch import NodeBatch, PaddedBatch, Parts, Slots
 from ..operators import are_few, tile_numbers
+from ..shapes import Bool, Float, Int
 from ..tiles import Shape, Tile, tiled
 from ..torch_state import is_traced, is_whole
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 _TILE_SCORES = 1 << 18  # scores of a tile on a CPU, which fit into the cache of a core
 _TILE_NODES = 256  # smallest number of nodes of a tile

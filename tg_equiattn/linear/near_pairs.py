@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,10 @@ from ..graphs.edge_products import edge_dot, edge_sum
 from ..graphs.edges import CSR, whole_offsets
 from ..graphs.neighbors import NeighborList
 from ..graphs.node_batch import NodeBatch, PaddedBatch, Parts
+from ..shapes import Bool, Float, Int
 from ..softmax_attention import softmax_attention
 from ..tiles import joined
 from .linear_attention import Inputs, complete_lse, drop_keys, feature_readout, linear_attention
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 MAX_SCORES = 1 << 32  # largest number of scores of all heads of one graph; they would take 16 GiB in float32
 _DENSE_NODES, _DENSE_SCORES = 128, 1 << 24  # graphs of up to so many nodes, and scores in all, are faster dense

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,10 +13,7 @@ from ..graphs.edges import check_between, check_whole, offsets_between
 from ..graphs.neighbors import NeighborList, pairs_within
 from ..graphs.node_batch import NodeBatch
 from ..grids import PixelGrid
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
+from ..shapes import Float
 
 MOVED = "neighbors must be of the same positions as pos: find them again with neighbors() when positions have moved"
 NO_FAR_OFFSETS = (

@@ -6,7 +6,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,11 @@ from torch import Tensor, nn
 from .. import checks
 from ..graphs.neighbors import NeighborList
 from ..modules import reset_children
+from ..shapes import Bool, Float, Int
 from ..torch_state import Tables, is_readable, is_traced, is_transformed
 from .linear_attention import Inputs, linear_attention
 from .near_pairs import Near, clipped_attention, pair_attention, window_attention
 from .nodes import Needs, Nodes
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
-
 
 STD = 3.0  # standard deviation of initial biases of offsets; with less, attention has no directions and learns poorly
 HIDDEN = 32  # width of the MLP of offsets

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import checks
 from ..modules import whole_numbers
+from ..shapes import Float
 from ..torch_state import (
     Cache,
     is_backward,
@@ -22,9 +23,6 @@ from ..torch_state import (
     ordinary_tensors,
     untraced,
 )
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 _BYTES = 5  # seeds are below 2^40
 _CALLS = 256  # calls whose draws are kept for checkpoints
