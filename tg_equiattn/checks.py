@@ -262,24 +262,6 @@ def same_kind(x: Tensor, reference: Tensor, name: str = "input") -> None:
     half_precision(**{name: x})
 
 
-def alike(axes: int, **tensors: Tensor) -> None:
-    """Raise ValueError unless all are floating point tensors with this number of axes and equal shapes, dtypes and
-    devices."""
-    first_name, first = next(iter(tensors.items()))
-    for name, x in tensors.items():
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name} must be a floating point tensor, got {kind}")
-        if x.ndim != axes:
-            raise ValueError(f"{name} must have {axes} axes, got shape {tuple(x.shape)}")
-        if x.shape != first.shape:
-            raise ValueError(f"{name} must have the shape of {first_name}, {tuple(first.shape)}, got {tuple(x.shape)}")
-        if x.dtype != first.dtype or x.device != first.device:
-            wanted = f"{first.dtype} on {first.device} as {first_name} is"
-            raise ValueError(f"{name} must be {wanted}, got {x.dtype} on {x.device}")
-        half_precision(**{name: x})
-
-
 def half_precision(**tensors: Tensor) -> None:
     """Raise ValueError for half precision on the CPU outside autocast: FFTs do not support it, and geometry loses
     accuracy."""
@@ -374,12 +356,6 @@ def in_range(name: str, value: Tensor, highest: int | None, note: str = "") -> N
         low, high = map(int, value.aminmax())
         if low < 0 or (highest is not None and high > highest):
             raise ValueError(f"{name} must be in [0, {highest}]{note}, got {low} to {high}")
-
-
-def mask(value: Tensor | None, shape: tuple[int, ...], device: torch.device | None = None) -> None:
-    """Raise ValueError unless value is None or a boolean mask of this shape on this device."""
-    if value is not None:
-        tensor("mask", value, torch.bool, [shape], device)
 
 
 def pixel_mask(

@@ -112,7 +112,9 @@ class ChargeLayer(NotScriptable, StoresSettings):
         node_batch = NodeBatch.flat(elements, batch, batch_size, max_num_nodes)
         cells = cells_of(cell, pbc, node_batch.count, elements)
         if total_charge is not None:
-            _check_total(total_charge, node_batch.count)
+            shapes = [(node_batch.count,), (node_batch.count, 1)]
+            checks.tensor("total_charge", total_charge, "real numbers", shapes, None)
+            checks.finite("total_charge", total_charge)
         if self.weights is not None:
             self._check_inputs(features, edge_index, edge_vectors, elements.shape[0])
             _check_vectors(edge_index, edge_vectors, pos, node_batch.batch, cells)
@@ -169,11 +171,6 @@ class ChargeLayer(NotScriptable, StoresSettings):
         transfers = near * (own.index_select(0, first) - own.index_select(0, second))
         moments = moments.index_add(0, first, (0.5 * transfers)[:, None] * edge_vectors.to(moments.dtype))
         return charges.index_add(0, second, transfers), moments
-
-
-def _check_total(total_charge: Any, graphs: int) -> None:
-    checks.tensor("total_charge", total_charge, "real numbers", [(graphs,), (graphs, 1)], None)
-    checks.finite("total_charge", total_charge)
 
 
 def _check_vectors(edge_index: Any, vectors: Any, pos: Tensor, batch: Tensor, cells: Cells | None) -> None:

@@ -119,7 +119,8 @@ def _even(x: Tensor, mask: Tensor | None, batch: Tensor | None, grid: PixelGrid 
         raise ValueError(f"batch must be None where {where}")
     if x.ndim == 2 and grid is not None:
         return NodeBatch.dense(x.shape[0] // len(grid), len(grid), None, x.device)
-    checks.mask(mask, tuple(x.shape[:-1]))
+    if mask is not None:
+        checks.tensor("mask", mask, torch.bool, [tuple(x.shape[:-1])], None)
     return NodeBatch.dense(x.shape[0], x.shape[1], mask, x.device)
 
 
