@@ -44,12 +44,18 @@ def two_images(group, kind, pixels=(4, 6)):
     return torch.randn(2, 3, *axes, 5, 5).double(), torch.randn(2, 5, *axes, *pixels).double()
 
 
+def derivatives(out, inputs):
+    """The output, and what a loss has of first and second derivatives."""
+    first = torch.autograd.grad(out.cos().sum(), inputs, create_graph=True)
+    return out, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+
+
 @pytest.mark.parametrize("pixels", [(4, 6), (5, 5)], ids=["another size", "the size of the input"])
 @pytest.mark.parametrize("kind", CONTENT)
 def test_a_context_with_its_own_mask_by_definition(kind, pixels, randomise):
-    """Softmax over all valid tokens of the context that a query meets, with a mask of its own."""
+    """Softmax over all valid tokens of the context that a query meets, with a mask of its own; derivatives, too."""
     attention = randomise(CONTENT[kind](D4)).double()
-    x, context = two_images(D4, kind, pixels)
+    x, context = (y.requires_grad_() for y in two_images(D4, kind, pixels))
     mask = torch.rand(2, *pixels) < 0.7
     q, k, v = (y if kind != "lifting" else y.unsqueeze(3) for y in attention.project(x, context))
     q, k, v = (y.flatten(4) for y in (q, k, v))  # (B, heads, C, H, pixels)
@@ -65,8 +71,10 @@ def test_a_context_with_its_own_mask_by_definition(kind, pixels, randomise):
             heads = heads.sum(3, keepdim=True)
         heads = heads.expand(-1, -1, -1, len(D4), -1)
     wanted = attention.out(heads.unflatten(-1, (5, 5)).flatten(1, 2))
-    torch.testing.assert_close(attention(x, context=context, context_mask=mask), wanted, rtol=0, atol=1e-12)
-    holes = context.clone().masked_fill_(~mask.view(2, 1, *[1] * (context.ndim - 4), *pixels), torch.nan)
+    out = attention(x, context=context, context_mask=mask)
+    for a, b in zip(*(derivatives(y, (x, context)) for y in (out, wanted)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * max(1.0, float(b.detach().abs().max())))
+    holes = context.detach().masked_fill(~mask.view(2, 1, *[1] * (context.ndim - 4), *pixels), torch.nan)
     torch.testing.assert_close(attention(x, context=holes, context_mask=mask), wanted, rtol=0, atol=1e-12)
 
 

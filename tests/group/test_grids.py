@@ -213,20 +213,6 @@ def test_even_sides_by_a_pool_and_a_context(randomise):
     assert equivariance_error(lambda x: layer(x)[..., ::2, ::2], D4, x, elements=[1]) > 1e-2
 
 
-@pytest.mark.parametrize(("queries", "keys"), [((3, 5), (5, 9)), ((2, 4), (1, 2))])
-@pytest.mark.parametrize("name", RELATIONS)
-def test_attention_maps(name, queries, keys, randomise):
-    layer = made(name, 2, randomise, content_heads=2)
-    x, context = images(layer, queries, keys)
-    weights = layer.attention_map(x, [(1, 1), (0, 2)], context=context)
-    assert weights.shape[-2:] == keys
-    torch.testing.assert_close(weights.sum((-3, -2, -1)), torch.ones(weights.shape[:5]).double(), rtol=0, atol=1e-12)
-    query, key, value = layer._operands(x, context)
-    out = layer._heads(query, key, value, None, 0.0)
-    applied = torch.einsum("bpnhtsyx,bnc" + ("h" if name == "frame" else "s") + "yx->bpnch", weights, value)
-    torch.testing.assert_close(applied, torch.stack([out[..., 1, 1], out[..., 0, 2]], 1), rtol=0, atol=1e-12)
-
-
 def given(*queries, keys=None, **options):
     layer = LAYERS[options.pop("name", "frame")](D2, **options)
     context = {} if keys is None else {"context": torch.zeros(1, 3, 4, *keys)}

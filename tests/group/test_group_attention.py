@@ -1,94 +1,84 @@
+"""Group attention of heads: scores of +-200, higher derivatives, dropout, half precision, heads without content."""
+
 import math
 
 import pytest
 import torch
-from attention_operands import EXTREMES, assert_same, gradients, group_attention, operands
+from attention_operands import EXTREMES, group_attention, operands
 
+from tg_equiattn.grids import Window
 from tg_equiattn.group.encodings import relation_index
+from tg_equiattn.group.heads import Terms, attention_by_position
 from tg_equiattn.groups import cyclic
 
 pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
 
 
-def attend(tensors, index, window, **options):
-    return group_attention(*tensors, index, window=window, **options)
-
-
-def with_biases(tensors):
-    """Content-free ones, of each head: 3 heads in one image are more lanes than a tile may have, 3 in two are fewer."""
-    (heads, elements), offset_encoding = tensors[0].shape[1:4:2], tensors[3]
-    shapes = (heads, *offset_encoding.shape[:2]), (heads, elements)
-    return [
-        *tensors,
-        *(torch.randn(s, dtype=offset_encoding.dtype).to(offset_encoding.device).requires_grad_() for s in shapes),
-    ]
-
-
-def biased(tensors, index, window, **options):
-    *tensors, space_bias, group_bias = tensors
-    return attend(tensors, index, window, space_bias=space_bias, group_bias=group_bias, **options)
-
-
-FEW = {"batch": 1, "heads": 1, "channels": 3, "value_channels": 2}
-PATHS = [  # elements, image, window, more of operands, dropout
-    *((4, spatial, size, {}, 0.0) for spatial in ((4, 5), (2, 3, 2)) for size in (3, None)),
-    (2, (3, 4), 7, {}, 0.0), (2, (1, 2), 7, {}, 0.0),  # windows larger than the image
-    (4, (4, 5), 3, {}, 0.4), (4, (4, 5), None, {}, 0.4),
-]  # fmt: skip
-TILES = (8, (34, 20), 5, FEW, 0.0)  # a tile holds 2^20 numbers, those of 655 pixels
-MANY = [(8, s, k, FEW | {"heads": 2}, 0.0) for s, k in (((34, 40), 5), ((5, 6, 7), 3), ((12, 12), None))]
-FORMS = [(relation, *path) for relation in ("ge_vit", "relative") for path in PATHS]
-FORMS += [pytest.param(relation, *TILES, marks=pytest.mark.slow) for relation in ("ge_vit", "relative")]
-FORMS += [pytest.param("relative", *path, marks=pytest.mark.slow) for path in MANY]  # several tiles of 2^17 scores
-
-
-@pytest.mark.parametrize(("relation", "elements", "spatial", "size", "more", "dropout"), FORMS)
-def test_every_form_agrees(relation, elements, spatial, size, more, dropout, device):
-    """The operator and the definition, in one tile or several, images and volumes."""
-    tensors, window = operands(elements, spatial, size, device=device, **more)
-    tensors, index = with_biases(tensors), relation_index(cyclic(elements), relation).to(device)
-
-    def attend_by(backend):
-        torch.manual_seed(3)
-        return biased(tensors, index, window, backend=backend, dropout=dropout)
-
-    assert_same(attend_by("torch"), attend_by("plain"), tensors)
+def derivatives(out, tensors, order):
+    """The output and its derivatives up to an order, each along a direction of the one before."""
+    found, last = [out], [out * out]
+    for _ in range(order):
+        total = sum((x * torch.cos(torch.arange(x.numel()).to(x)).view_as(x)).sum() for x in last)
+        last = torch.autograd.grad(total, tensors, create_graph=True)
+        found += last
+    return found
 
 
 @pytest.mark.parametrize("relation", ["ge_vit", "relative"])
 @pytest.mark.parametrize("extreme", EXTREMES)
 def test_extreme_scores(extreme, relation, device):
+    """Outputs, and derivatives of first and second order, by the operator in both precisions."""
     index = relation_index(cyclic(2), relation)
     exact, window = extreme(torch.float64)
-    single = [x.detach().float().to(device).requires_grad_() for x in exact]
-    expected = attend(exact, index, window, backend="plain")
-    out = attend(single, index.to(device), window)
-    torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-3)
-    for a, b in zip(gradients(out, single), gradients(expected, exact), strict=True):
-        torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))
+    expected = derivatives(group_attention(*exact, index, window=window, backend="plain"), exact, 2)
+    for dtype, *tolerances in ((torch.float64, 1e-9, 1e-9), (torch.float32, 2e-3, 1e-2)):
+        tensors = [x.detach().to(device, dtype).requires_grad_() for x in exact]
+        found = derivatives(group_attention(*tensors, index.to(device), window=window), tensors, 2)
+        for n, (a, b) in enumerate(zip(found, expected, strict=True)):
+            allowed = tolerances[n > len(exact)] * max(1.0, float(b.detach().abs().max()))
+            torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=allowed)
 
 
-def seeded_dropout(tensors, index, window):
-    torch.manual_seed(5)
-    return attend(tensors, index, window, dropout=0.4)
-
-
-def test_dropout_gradients_use_the_same_draw():
+def test_third_derivatives():
+    """By the operator and by the definition."""
     tensors, window = operands(2, (3, 3), batch=1, heads=2, channels=2, value_channels=1)
     index = relation_index(cyclic(2), "ge_vit")
-    assert torch.autograd.gradcheck(lambda *x: seeded_dropout(x, index, window), tensors, fast_mode=True)
+    found, expected = (
+        derivatives(group_attention(*tensors, index, window=window, backend=backend), tensors, 3)
+        for backend in ("torch", "plain")
+    )
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * max(1.0, float(b.detach().abs().max())))
+
+
+@pytest.mark.parametrize("padding_mode", ["mask", "circular"])
+@pytest.mark.parametrize(("spatial", "side"), [((3, 5), 3), ((2, 5), (5, 3)), ((2, 3, 2), 3)])
+def test_heads_without_content(spatial, side, padding_mode):
+    """Derivatives of first and second order, and gradients of a batch of losses."""
+    window = Window(len(spatial), side, "disk" if spatial == (3, 5) else "square", padding_mode)
+    value = torch.randn(2, 2, 3, 2, *spatial, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(2, 2, window.count(), dtype=torch.float64, requires_grad=True)
+
+    def attend(value, bias):
+        return attention_by_position(value, Terms(None, space_bias=bias), window)
+
+    assert torch.autograd.gradcheck(attend, (value, bias), check_batched_grad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(attend, (value, bias), fast_mode=True)
 
 
 def test_dropout_is_unbiased_and_seeded():
     tensors, window = operands(2, (3, 4), batch=1, heads=1)
     index, count = relation_index(cyclic(2), "ge_vit"), 400
-    expected = attend(tensors, index, window).detach()
-    assert torch.equal(*(seeded_dropout(tensors, index, window) for _ in range(2)))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        draws = torch.stack([attend(tensors, index, window, dropout=0.4) for _ in range(count)])
-    deviation = (draws.mean(0) - expected).abs() / (draws.std(0) / math.sqrt(count))
-    assert draws.std(0).min() > 0
+
+    def draws(number):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            return torch.stack([group_attention(*tensors, index, window=window, dropout=0.4) for _ in range(number)])
+
+    every, expected = draws(count), group_attention(*tensors, index, window=window).detach()
+    assert torch.equal(draws(1)[0], every[0])
+    deviation = (every.mean(0) - expected).abs() / (every.std(0) / math.sqrt(count))
+    assert every.std(0).min() > 0
     assert deviation.max() < 5
 
 
@@ -96,6 +86,6 @@ def test_dropout_is_unbiased_and_seeded():
 def test_half_precision_operands(dtype, device):
     tensors, window = operands(3, (5, 6), dtype=torch.float32, device=device)
     index = relation_index(cyclic(3), "ge_vit").to(device)
-    out = attend([x.detach().to(dtype) for x in tensors], index, window)
+    out = group_attention(*(x.detach().to(dtype) for x in tensors), index, window=window)
     assert out.dtype == dtype
-    torch.testing.assert_close(out.float(), attend(tensors, index, window), rtol=0, atol=0.15)
+    torch.testing.assert_close(out.float(), group_attention(*tensors, index, window=window), rtol=0, atol=0.15)

@@ -9,39 +9,48 @@ from tg_equiattn.group.windows import zero_where_masked
 from tg_equiattn.testing import act
 
 NAMES = ["ge_vit", "lifted"]  # whose outputs sum over several queries
-OPTIONS = [{}, {"kernel_size": 5, "window_shape": "disk"}, {"padding_mode": "circular"}]
+FRAMES = ("frame", "lifting", "global frame")  # an output meets keys of one element
+ROTARY = {"kernel_size": None, "encoding": "rotary"}
+OPTIONS = [{}, {"kernel_size": 5, "window_shape": "disk"}, {"padding_mode": "circular"}, {"kernel_size": None}]
+CASES = [(name, options, (5, 6)) for name in LAYERS for options in OPTIONS]
+CASES += [(name, ROTARY, keys) for name in ("frame", "lifting") for keys in ((5, 6), (3, 4))]
+CASES += [(n, {"content_heads": 2}, k) for n in ("lifting", "frame", "relative", "ge_vit") for k in ((9, 11), (3, 3))]
 
 
-def heads_of(layer, x, mask=None, context=None):
-    x = zero_where_masked(x, mask)
-    query, key, value = layer._operands(x, x if context is None else zero_where_masked(context, mask))
-    return zero_where_masked(layer._heads(query, key, value, mask, 0.0), mask), value
+def heads_of(layer, x, mask, context, seen):
+    query, key, value = layer._operands(zero_where_masked(x, mask), zero_where_masked(context, seen))
+    return zero_where_masked(layer._heads(query, key, value, seen, 0.0), mask), value
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("options", [*OPTIONS, {"kernel_size": None}])
-@pytest.mark.parametrize("name", list(LAYERS))
-def test_weights_sum_to_one_and_give_the_output(name, options, masked, randomise):
+@pytest.mark.parametrize(("name", "options", "keys"), CASES)
+def test_weights_sum_to_one_and_give_the_output(name, options, keys, masked, randomise):
+    """Also of contexts on grids of other resolution."""
+    group, pixels = GROUPS["D2"], (5, 5) if keys == (3, 3) else (5, 6)
     if name.startswith("global") and options.get("kernel_size", 3) is None:
         options = {"num_random_features": 5}
-    group = GROUPS["D2"]
     if name in ("frame", "lifting"):
-        options = options | {"content_heads": 2}
-    layer, x = randomise(LAYERS[name](group, **options)).double(), image(group, (5, 6), name != "lifting")
-    mask = torch.rand(2, 5, 6) < 0.7 if masked else None
+        options = {"content_heads": 2} | options
+    layer, x = randomise(LAYERS[name](group, **options)).double(), image(group, pixels, name != "lifting")
+    own = {} if keys == pixels else {"context": image(group, keys, name != "lifting")}
+    mask = torch.rand(2, *pixels) < 0.7 if masked else None
+    seen = torch.rand(2, *keys) < 0.7 if masked and own else mask
     if masked:
-        mask[:, 1, 4] = mask[:, 0, 0] = True
-    weights, (out, value) = layer.attention_map(x, [(1, 4), (0, 0)], mask), heads_of(layer, x, mask)
-    own = "frame" in name
-    seen = 1 if own or name == "lifting" else 4
-    assert weights.shape == (2, 2, 2, 4, 4 if name in NAMES else 1, seen, 5, 6)
-    torch.testing.assert_close(weights.sum((-3, -2, -1)), torch.ones(weights.shape[:5]).double(), rtol=0, atol=1e-12)
+        mask[:, 1, 4] = mask[:, 0, 0] = seen[:, 1, 1] = seen[:, 0, 0] = True
+        own |= {"context_mask": seen} if own else {}
+    weights = layer.attention_map(x, [(1, 4), (0, 0)], mask, **own)
+    elements = (4, 4 if name in NAMES else 1, 1 if name in FRAMES else 4)
+    assert weights.shape == (2, 2, 2, *elements, *keys)
+    sums = weights.sum((-3, -2, -1))
+    torch.testing.assert_close(sums, (sums > 0.5).to(sums) if own else torch.ones_like(sums), rtol=0, atol=1e-12)
     assert weights.min() >= 0
-    applied = torch.einsum("bpnhtsyx,bnc" + ("h" if own else "s") + "yx->bpnch", weights, value)
+    out, value = heads_of(layer, x, mask, own.get("context", x), seen)
+    value = value.expand(-1, -1, -1, elements[2] if name == "lifting" else 4, -1, -1)
+    applied = torch.einsum("bpnhtsyx,bnc" + ("h" if "frame" in name else "s") + "yx->bpnch", weights, value)
     expected = torch.stack([out[..., 1, 4], out[..., 0, 0]], 1)
     torch.testing.assert_close(applied, expected, rtol=0, atol=1e-12)
     if masked:
-        assert not weights.sum((2, 3, 4, 5)).masked_fill(mask[:, None], 0).any()
+        assert not weights.sum((2, 3, 4, 5)).masked_fill(seen[:, None], 0).any()
 
 
 @pytest.mark.parametrize("name", list(LAYERS))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_operands import RELATIONS, Largest, group_attention, table_operands
+from attention_operands import RELATIONS, Largest, table_operands
 
 from tg_equiattn.grids import Window
 from tg_equiattn.group.definition import windowed_attention_definition
@@ -146,34 +146,6 @@ def test_dense_chunks_change_nothing(index):
             found.append((dropout, [out, *torch.autograd.grad(out.square().sum(), tensors)]))
     for dropout, x in found[2:]:
         assert_equal(x, found[dropout > 0][1])
-
-
-@pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit"])
-def test_keys_of_another_image(relation):
-    """All pixels of an image of another size are keys, with a mask of their own: as written out; second derivatives."""
-    (query, *_), index = table_operands(relation, Window(2, 3), (2, 3))
-    (_, key, value, *_), _ = table_operands(relation, Window(2, 3), (4, 1))
-    mask = torch.tensor([[[True], [True], [False], [True]], [[False], [True], [True], [True]]])
-    operands = query, key, value
-
-    def written(query, key, value):
-        q, k, v = (x.flatten(4) for x in (query, key, value))
-        keys = "h" if relation == "frame" else "s"
-        scores = torch.einsum(f"bechi,bec{keys}j->behi{'s' if keys == 's' else ''}j", q, k) / 3**0.5
-        weight = scores.masked_fill(~mask.flatten(1)[(slice(None),) + (None,) * (scores.ndim - 2)], -torch.inf)
-        weight = weight.flatten(4).softmax(-1).view(scores.shape) if keys == "s" else weight.softmax(-1)
-        out = torch.einsum(f"behi{'s' if keys == 's' else ''}j,bec{keys}j->bechi", weight, v)
-        out = out.sum(3, keepdim=True).expand_as(out) if relation == "ge_vit" else out
-        return out.unflatten(-1, (2, 3))
-
-    def attend(query, key, value):
-        options = {"window": Window(2, None), "key_mask": mask}
-        return group_attention(query, key, value, None, None, index, **options)
-
-    lse = torch.zeros(2, 1, 1, 1, 2, 3, dtype=torch.float64)
-    valid = torch.ones(2, 2, 3, dtype=torch.bool)
-    expected, found = (derivatives(f(*operands), lse, operands, valid) for f in (written, attend))
-    assert_equal(found, expected)
 
 
 @pytest.mark.parametrize(("side", "recorded", "operators"), [(16, True, 0), (64, False, 0), (64, True, 1)])

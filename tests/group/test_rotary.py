@@ -111,21 +111,6 @@ def test_context_masks_and_queries_without_keys(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_maps(kind):
-    """They sum to one, and outputs of heads are their sums of values; derivatives of them exist."""
-    layer, x = made(kind, D4), images(kind, D4, 3, 4).requires_grad_()
-    maps = layer.attention_map(x, [(0, 1), (2, 3)])
-    assert maps.shape == (2, 2, 2, 8, 1, 1, 3, 4)
-    torch.testing.assert_close(maps.sum((-1, -2)), torch.ones_like(maps[..., 0, 0]))
-    query, key, value = layer._operands(x, x)
-    heads = layer._heads(query, key, value, None, 0.0)
-    values = value.expand(-1, -1, -1, 8, -1, -1)
-    expected = torch.einsum("bnehxy,bevhxy->bnevh", maps[:, :, :, :, 0, 0], values)
-    torch.testing.assert_close(expected[:, 0], heads[..., 0, 1])
-    torch.autograd.grad(maps.square().sum(), x)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_precision_and_dropout(kind):
     """Phases are in float32 under autocast, also at distant pixels; dropped weights have the right mean."""
     layer, x = made(kind, C4, dropout=0.4).float().eval(), images(kind, C4, 1, 60).float()
