@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from performers import EVERY
 from space import error
 
 from tg_equiattn.grids import PixelGrid
@@ -9,31 +10,20 @@ from tg_equiattn.nn import PerformerAttention, RelativePerformer
 from tg_equiattn.testing import TOLERANCE
 
 CHANNELS, OUT, HEADS, M, REACH = 12, 15, 3, 19, 3
-POSITIONS = {
-    "window": {},
-    "mlp": {"offset": "mlp", "cutoff": 2.1},  # of a lattice, the pairs at Manhattan distance below 3
-    "distance": {"offset": "distance", "cutoff": 1.6},
-    "values": {"values": "offset"},
-    "distance values": {"offset": "distance", "values": "offset", "cutoff": 1.6},
-    "far values": {"position": None, "values": "offset"},
-    "pairs": {"offset": "mlp", "values": "offset", "method": "pairs", "cutoff": 2.1},
-    "clipped": {"position": "clipped"},
-    "sinusoid": {"position": "sinusoid"},
-    "None": {"position": None},
-}
-EXACT = ("window", "mlp", "distance", "values", "distance values", "far values", "pairs", "clipped")
-REACHING = ("values", "distance values", "far values", "pairs")  # offsets of all nodes, which a torus has not
+EXACT = ("window", "mlp", "distance", "values", "distance values", "None values", "pairs", "clipped")
+NAMES = (*EXACT, "sinusoid", "None")
+REACHING = ("values", "distance values", "None values", "pairs")  # offsets of all nodes, which a torus has not
 GRID = PixelGrid((5, 7), REACH)
 
 
-@pytest.fixture(params=POSITIONS)
+@pytest.fixture(params=NAMES)
 def name(request):
     return request.param
 
 
 def layer_of(name, **options):
     """By random features, where not by pairs."""
-    options = {"num_random_features": M, "cutoff": REACH, **POSITIONS[name], **options}
+    options = {"num_random_features": M, "cutoff": REACH, **EVERY[name], **options}
     return PerformerAttention(CHANNELS, OUT, HEADS, **{"method": "features", **options})
 
 
@@ -116,7 +106,7 @@ def test_padding_changes_nothing(on_device, name, make, grid):
         vectors = layer(holes, mask=mask, return_vectors=True, **place)[1]
         assert vectors[1, 20:].abs().max() == 0
         torch.testing.assert_close(vectors[:1], layer(x[:1], pos=pos[:1], return_vectors=True)[1], rtol=0, atol=1e-12)
-    if name == "far values" and on_device == "cpu":  # where values are read; of batch mates too
+    if name == "None values" and on_device == "cpu":  # where values are read; of batch mates too
         with pytest.raises(ValueError, match="pos must be finite"):
             layer(x, pos=torch.cat([pos[:1], torch.full_like(pos[:1], torch.nan)]))
 

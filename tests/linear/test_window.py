@@ -4,6 +4,7 @@ import pytest
 import torch
 from clouds import equal
 from oracles import performer_double_sum
+from performers import NEAR
 from space import batch_of
 
 from tg_equiattn.graphs import NeighborList
@@ -18,9 +19,10 @@ TORUS = PixelGrid((5, 7), 3, periodic=True)
 @pytest.fixture
 def make(randomise):
     def build(far, **options):
-        layer = PerformerAttention(CHANNELS, OUT, HEADS, num_random_features=11, method="features", **options)
-        randomise(layer, 0.4).double().eval()
-        torch.nn.init.constant_(layer.positions.far_bias, far)
+        options = {"num_random_features": 11, "method": "features", "cutoff": 3, **options}
+        layer = randomise(PerformerAttention(CHANNELS, OUT, HEADS, **options), 0.4).double().eval()
+        if layer.position == "window":
+            torch.nn.init.constant_(layer.positions.far_bias, far)
         return layer
 
     return build
@@ -35,19 +37,24 @@ def features(count):
 @pytest.mark.parametrize("grid", [GRID, TORUS], ids=["grid", "torus"])
 def test_equals_the_double_sum(on_device, grid, copies, far, make):
     """With weights of the far, one by default, and none."""
-    layer, near, x = make(far, cutoff=3), grid.neighbors(copies, on_device), features(copies * len(grid))
+    layer, near, x = make(far), grid.neighbors(copies, on_device), features(copies * len(grid))
     batch, edges = torch.arange(copies).repeat_interleave(len(grid)), torch.stack([near.source, near.target])
     expected = performer_double_sum(layer, x, edges, near.offsets, batch)
     inputs = (x, *layer.parameters())
     equal(layer(x, batch=batch, neighbors=near), expected, inputs, 1e-9, 1e-10)
 
 
-def test_graphs_of_other_sizes(on_device, make):
-    """Any pairs, some of them given twice, some of a node with itself, which count once."""
-    batch, pos = batch_of([13, 1, 0, 17]), torch.randn(31, 2, dtype=torch.float64)
-    target, source = ((batch[:, None] == batch) & (torch.rand(31, 31) < 0.3)).nonzero().T
+@pytest.mark.filterwarnings("ignore:offset='distance' leaves out")  # of pairs of any length
+@pytest.mark.parametrize("kind", NEAR)
+def test_graphs_of_other_sizes(on_device, kind, make):
+    """Any pairs, some of them given twice, some of a node with itself, which count once. Nodes share places."""
+    layer, x, batch = make(FAR, **NEAR[kind]), features(19), batch_of([9, 1, 0, 7, 2])
+    pos = (torch.randint(3, (19, 2)) + (0 if layer.needs.whole else torch.rand(19, 2))).double()
+    target, source = ((batch[:, None] == batch) & (torch.rand(19, 19) < 0.3)).nonzero().T
     assert bool((target == source).any())
-    edges = torch.stack([torch.cat([source, source[:9]]), torch.cat([target, target[:9]])])
-    layer, x, offsets = make(FAR, offset="mlp", cutoff=2.0), features(31), pos[edges[0]] - pos[edges[1]]
-    out = layer(x, batch=batch, batch_size=4, neighbors=NeighborList(edges, 31, offsets))
-    equal(out, performer_double_sum(layer, x, edges, offsets, batch), (x, *layer.parameters()), 1e-9, 1e-10)
+    twice = slice(9 if layer.position == "window" else 0)
+    edges = torch.stack([torch.cat([source, source[twice]]), torch.cat([target, target[twice]])])
+    offsets = pos[edges[0]] - pos[edges[1]]
+    out = layer(x, pos=pos, batch=batch, batch_size=5, neighbors=NeighborList(edges, 19, offsets))
+    expected = performer_double_sum(layer, x, edges, offsets, batch, pos=pos)
+    equal(out, expected, (x, *layer.parameters()), 1e-9, 1e-10)

@@ -3,7 +3,7 @@
 import pytest
 import space
 import torch
-from performers import EVERY, NEAR
+from performers import EVERY
 from tg_equiattn.integrations.pyg import RelativePerformerConv
 from torch_geometric.data import Batch, Data
 
@@ -26,11 +26,6 @@ def make_conv(randomise):
         return randomise(conv, 0.4).double().eval()
 
     return make
-
-
-@pytest.fixture(params=list(NEAR))
-def near_conv(request, make_conv):
-    return make_conv(**NEAR[request.param])
 
 
 @pytest.fixture(params=list(EVERY))

@@ -75,6 +75,15 @@ class Model(torch.nn.Module):
 MODES = {"mode": "regression", "task_level": "graph", "return_type": "raw"}
 
 
+def explained(algorithm, layer, graph, **masks):
+    model = Model(layer).double().eval()
+    model(**graph)
+    explainer = Explainer(
+        model, algorithm, explanation_type="model", edge_mask_type="object", model_config=MODES, **masks
+    )
+    return explainer(graph["x"], graph["edge_index"], pos=graph["pos"], batch=graph["batch"])
+
+
 @pytest.mark.parametrize("method", ["features", "pairs"])
 @pytest.mark.parametrize("kind", ["conv", "block"])
 def test_explanations(kind, method, make_conv, graph, randomise):
@@ -83,16 +92,10 @@ def test_explanations(kind, method, make_conv, graph, randomise):
     layer = make_conv(**options)
     if kind == "block":
         layer = randomise(RelativeGPSBlock(12, None, 3, attn_kwargs=options)).double().eval()
-    model = Model(layer).double().eval()
-    model(**graph)
     before = layer(**graph)
-    explainer = Explainer(
-        model, GNNExplainer(epochs=3), explanation_type="model", node_mask_type="attributes", edge_mask_type="object",
-        model_config=MODES,
-    )  # fmt: skip
-    explanation = explainer(graph["x"], graph["edge_index"], pos=graph["pos"], batch=graph["batch"])
-    assert explanation.edge_mask.shape == (graph["edge_index"].shape[1],)
-    assert len(explanation.edge_mask.unique()) > 2
+    mask = explained(GNNExplainer(epochs=3), layer, graph, node_mask_type="attributes").edge_mask
+    assert mask.shape == (graph["edge_index"].shape[1],)
+    assert len(mask.unique()) > 2
     torch.testing.assert_close(layer(**graph), before)  # the mask is gone
 
 
@@ -146,15 +149,6 @@ def test_a_masked_edge_is_no_edge(make_conv, graph, equal, error):
         conv.explain = None
         equal(masked, conv(**{**graph, "edge_index": graph["edge_index"][:, keep]}))
         assert error(masked, conv(**graph)) > 1e-3
-
-
-def explained(algorithm, layer, graph, **masks):
-    model = Model(layer).double().eval()
-    model(**graph)
-    explainer = Explainer(
-        model, algorithm, explanation_type="model", edge_mask_type="object", model_config=MODES, **masks
-    )
-    return explainer(graph["x"], graph["edge_index"], pos=graph["pos"], batch=graph["batch"])
 
 
 def test_attention_explainer_reads_near_weights(make_conv, graph):

@@ -63,25 +63,6 @@ def test_equals_all_images(dim, dims):
     torch.testing.assert_close(data.edge_attr[:, 0], data.edge_offset.norm(dim=1))
 
 
-def test_layers_take_the_edges():
-    """A convolution their lengths, attention by content their offsets, Ewald attention the cell."""
-    pytest.importorskip("vesin")
-    transform, sides = PeriodicRadiusGraph(2.0), (4.0, 5.0)
-    data = Batch.from_data_list(
-        [transform(Data(x=torch.randn(9, 8), pos=side * torch.rand(9, 3), cell=side * torch.eye(3))) for side in sides]
-    )
-    assert data.cell.shape == (2, 3, 3)
-    conv = GATv2Conv(8, 8, edge_dim=1, add_self_loops=False)
-    block = RelativeGPSBlock(8, conv, attn="ewald", attn_kwargs={"width": 1.0, "max_width": 2.0}).eval()
-    graph = {"x": data.x, "edge_index": data.edge_index, "batch": data.batch, "edge_attr": data.edge_attr}
-    out = block(**graph, pos=data.pos, cell=data.cell)
-    steps = torch.tensor(sides)[data.batch][:, None] * torch.randint(-2, 3, (18, 3))
-    torch.testing.assert_close(block(**graph, pos=data.pos + steps, cell=data.cell), out, atol=1e-4, rtol=1e-4)
-    performer = RelativePerformerConv(8, 8, pos_dim=3, offset="mlp", cutoff=2.0, method="pairs")
-    graph.pop("edge_attr")
-    assert performer(**graph, pos=data.pos, edge_offset=data.edge_offset, cell=data.cell).isfinite().all()
-
-
 def test_open_and_periodic_graphs_in_a_batch():
     """Cells of open directions are zero, and no attribute is of some graphs only. Each graph is as alone."""
     pytest.importorskip("vesin")
