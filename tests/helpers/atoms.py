@@ -1,6 +1,7 @@
 """Atoms as ASE has them: a crystal, a slab of it, two molecules apart; moved, strained and turned."""
 
 import numpy as np
+from ase import Atoms
 from ase.build import bulk, molecule
 
 
@@ -21,6 +22,12 @@ def waters(distance):
     first, second = molecule("H2O"), molecule("H2O")
     second.positions += [distance, 0, 0]
     return first + second
+
+
+def pull(energy):
+    """The energy that parts two ions from 12 to 20 A: no path of edges joins them."""
+    near, far = (energy(Atoms("NaCl", [[0, 0, 0], [0, 0, distance]])) for distance in (12.0, 20.0))
+    return far - near
 
 
 def differences(function, step=1e-3):

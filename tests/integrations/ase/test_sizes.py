@@ -58,13 +58,6 @@ def energy(atoms, calculator):
     return atoms.get_potential_energy()
 
 
-@pytest.mark.parametrize("other", ["num_gaussians", "num_coulomb"])
-def test_supercells(other, calculator):
-    calculator = calculator(**{other: 0})
-    one, many = energy(salt(), calculator), energy(salt().repeat((2, 1, 2)), calculator)
-    assert abs(many / one / 4 - 1) < 1e-6
-
-
 def test_dynamics(calculator):
     """Stress is a derivative. NVE keeps energies as well as the host's own model does (gain 0), or to 1e-5 of what
     long range adds, and by the square of the step."""

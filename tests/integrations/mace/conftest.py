@@ -8,11 +8,6 @@ from tg_equiattn.integrations.mace import add_long_range
 
 
 @pytest.fixture
-def make():
-    return make_mace
-
-
-@pytest.fixture
 def far():
     """A model with long range, of which every parameter counts."""
 

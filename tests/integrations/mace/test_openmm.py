@@ -13,10 +13,7 @@ import openmm
 from openmm import app, unit
 from openmmml import MLPotential
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
-    pytest.mark.usefixtures("double"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("double")]
 IONS = {"H": 0.4, "C": 0.0, "O": -0.8, "Na": 1.0, "Cl": -1.0}
 
 

@@ -9,10 +9,7 @@ from atoms import differences, salt
 from mace_models import batch_of
 from tg_equiattn.integrations.mace import LongRangeCalculator
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
-    pytest.mark.usefixtures("double"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("double")]
 
 
 def test_stress_of_slabs_is_of_their_own_cell(charged):

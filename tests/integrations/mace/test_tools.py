@@ -14,10 +14,7 @@ from space import error
 from tg_equiattn.integrations.mace import LongRangeCalculator, add_long_range, copy_long_range, select_head
 from tg_equiattn.integrations.mace.train import described, long_range_flags
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
-    pytest.mark.usefixtures("double"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("double")]
 
 
 @pytest.fixture

@@ -11,10 +11,7 @@ from atoms import salt
 from mace_models import batch_of, make_mace
 from tg_equiattn.integrations.mace import LongRangeCalculator, add_long_range
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
-    pytest.mark.usefixtures("double"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("double")]
 IONS = {"H": 0.4, "C": 0.0, "O": -0.8, "Na": 1.0, "Cl": -1.0}
 
 

@@ -7,15 +7,12 @@ import pytest
 import torch
 from ase.build import molecule
 from atoms import salt
-from nequip.scripts import _package_utils
 from nequip.train import MeanSquaredError, MetricsManager
-from nequip_models import energy, fit, frame, frames, labelled, layer_of, make, make_nequip
+from nequip_models import fit, frame, frames, labelled, layer_of, make, make_nequip
 from space import error
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("double")]
 CHARGES = {"Na": 0.7, "Cl": -0.7, "H": 0.4, "O": -0.8}
-COULOMB = 14.3996454785  # eV A
-SCALES = {"per_type_energy_scales": 1.3, "per_type_energy_shifts": 0.2}
 
 
 def charged(learn=False, **options):
@@ -79,27 +76,6 @@ def test_it_learns_from_born_charges():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.2 * losses[0]
-
-
-def test_packages(tmp_path):
-    """As nequip-package writes them: with this library's code, which loads without it."""
-    model, path = charged(True), tmp_path / "far.nequip.zip"
-    with torch.package.PackageExporter(path) as exporter:
-        exporter.mock([f"{name}.**" for name in _package_utils._MOCK_MODULES])
-        exporter.extern([f"{name}.**" for name in _package_utils._EXTERNAL_MODULES])
-        exporter.intern([f"{name}.**" for name in _package_utils._INTERNAL_MODULES])
-        exporter.save_pickle("model", "model.pkl", model, dependencies=True)
-    loaded = torch.package.PackageImporter(path).load_pickle("model", "model.pkl")
-    for atoms in (salt(), molecule("H2O")):
-        assert energy(loaded, atoms) == energy(model, atoms)
-
-
-def test_float32_and_copies():
-    model, single = charged(True), charged(True, dtype="float32")
-    single.load_state_dict(model.state_dict())
-    out, wanted = (m(frames(salt(), molecule("H2O"))) for m in (single, model))
-    assert error(out["total_energy"].double(), wanted["total_energy"]) < 1e-5
-    assert torch.equal(copy.deepcopy(model)(frame(salt()))["total_energy"], model(frame(salt()))["total_energy"])
 
 
 def test_what_is_refused():
