@@ -188,8 +188,9 @@ def _tile(
     at, dropout = settings
     if is_transformed():  # which has begun since the forward pass: views by strides have no rules there
         return _by_definition(at, dropout, query, key, value, table, elements, index, penalty, row, column)
-    if _has_three_factors(value, index, row):
-        results = _three_factors(at, query, key, value, table, elements, index, penalty)
+    # derivatives of higher order are those of the form below
+    if _has_three_factors(value, index, row) and not (known is None and torch.is_grad_enabled()):
+        results = _three_factors(at, query, key, value, table, elements, index, penalty, known is not None)
         if results is not None:
             return results
     (outputs, offsets), queries, pixels = table.shape[1:3], query_elements(index), query.shape[4:]
@@ -226,48 +227,76 @@ def _tile(
 
 
 def _has_three_factors(value: Tensor, index: Tensor | None, row: Tensor | None) -> bool:
-    """True on a CPU for relations with a sum over t, without dropout, if that is faster: for heads of few channels and
-    groups of 8 elements or more."""
-    most = 0 if row is not None or value.device.type != "cpu" else query_elements(index)
-    return most >= 8 and 4 * value.shape[2] <= 3 * most
+    """True on a CPU for relations with a sum over t, without dropout."""
+    return row is None and value.device.type == "cpu" and query_elements(index) > 1
 
 
-def _exponentials(x: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(x - top) and top, the maximum along the last axis. The clamp avoids subnormal products of two of them."""
-    top = x.detach().amax(-1, keepdim=True)
-    return (x - top).clamp_(min=0.5 * math.log(torch.finfo(x.dtype).tiny)).exp_(), top.squeeze(-1)
+def _exp_or_zero(x: Tensor) -> Tensor:
+    """exp(x) in place for x up to 0, and zero where products of two results would be subnormal: a CPU takes many times
+    as long for such numbers, and for exponentials of numbers so small."""
+    least = 0.5 * math.log(torch.finfo(x.dtype).tiny)
+    return torch.nn.functional.threshold_(x.clamp_(min=least).exp_(), 2 * math.exp(least), 0.0)
 
 
-def _three_factors(at, query, key, value, table, elements, index, penalty) -> tuple[Tensor, Tensor] | None:
-    """:func:`_tile` for relations with a sum over t, by small matrix products for each pixel.
+class _ThreeFactors(torch.autograd.Function):
+    """Softmax weights (b, e, H, S, D, *flat), added up over t, and log-sum-exps (b, e, H, T, *flat), with first
+    derivatives.
 
-    A weight is a product of three factors: of a query and a key, of a query and an offset, and of a query and an
-    element u. So a pixel has |H|^2 (2 D + 1) exponentials instead of |H|^3 D. Each factor is divided by its maximum. If
-    a sum of weights is then so small that it has lost precision, the result is ``None``.
+    Scores are sums of three terms: of a query and a key, (b, e, T, S, D, *flat), of a query and an offset,
+    (b, e, T, H, D, *flat), and of a query and an element u, (b, e, T, H, S, *flat). So weights are products of three
+    exponentials, and a pixel has |H|^2 (2 D + |H|) of these instead of |H|^3 D. They are in the memory of the terms, and
+    divided by their maxima. Where a sum of products is then so small that it has lost precision, the log-sum-exp is
+    minus infinity.
     """
+
+    @staticmethod
+    def forward(ctx: Any, *terms: Tensor) -> tuple[Tensor, Tensor]:
+        tops = [x.amax(axes, keepdim=True) for x, axes in zip(terms, ((3, 4), 4, 4), strict=True)]
+        content, offset, element = (_exp_or_zero(x.detach().sub_(top)) for x, top in zip(terms, tops, strict=True))
+        total = content.new_zeros(*offset.shape[:2], *element.shape[3:5], *content.shape[4:])
+        product, sums, masses = torch.empty_like(total), [], []
+        for of_content, of_offset, share in zip(*(x.unbind(2) for x in (content, offset, element)), strict=True):
+            torch.mul(of_content.unsqueeze(2), of_offset.unsqueeze(3), out=product)
+            sums.append(product.sum(4))
+            masses.append((sums[-1] * share).sum(3))
+            total.addcmul_(product, share.div_(masses[-1].unsqueeze(3)).unsqueeze(4))
+        ctx.save_for_backward(content, offset, element, *sums)
+        mass, least = torch.stack(masses, 3), 1e-9 if total.dtype == torch.float32 else 1e-130
+        lse = mass.log() + sum(tops[1:], tops[0]).squeeze(4).transpose(2, 3)
+        return total, lse.masked_fill_(mass <= least, -torch.inf)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        *factors, sums = *ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        grads, product, slope = [torch.empty_like(x) for x in factors], torch.empty_like(grad), torch.empty_like(grad)
+        each = (x.unbind(2) for x in (*factors, *grads))
+        for t, (content, offset, share, to_content, to_offset, to_element) in enumerate(zip(*each, strict=True)):
+            torch.mul(content.unsqueeze(2), offset.unsqueeze(3), out=product)
+            by_element = torch.mul(product, grad, out=slope).sum(4)
+            mean = (by_element * share).sum(3, keepdim=True) - grad_lse[:, :, :, t, None]
+            torch.mul(by_element.addcmul_(sums[t], mean, value=-1), share, out=to_element)
+            slope.addcmul_(product, mean.unsqueeze(4), value=-1).mul_(share.unsqueeze(4))
+            torch.sum(slope, 2, out=to_content)
+            torch.sum(slope, 3, out=to_offset)
+        return tuple(grads)
+
+
+def _three_factors(at, query, key, value, table, elements, index, penalty, empty) -> tuple[Tensor, Tensor] | None:
+    """:func:`_tile` for relations with a sum over t, with first derivatives; ``None`` where precision would be lost."""
     (outputs, queries, keys), offsets, pixels = index.shape, table.shape[2], query.shape[4:]
-    ones, near = torch.ones_like(key[:, :, :1]), torch.arange(math.prod(key.shape[5:]), device=key.device)
-    penalty = torch.zeros_like(ones) if penalty is None else penalty.unsqueeze(2).expand_as(ones)
-    near = torch.stack(at.views(near.view(key.shape[5:])), -1).flatten()
-    images = torch.cat([key, penalty, value, ones], 2).squeeze(3).flatten(4).permute(0, 1, 4, 2, 3)
-    windows = images.flatten(3).index_select(2, near).unflatten(2, (-1, offsets)).transpose(3, 4)  # the fastest to copy
-    windows = windows.unflatten(3, (-1, keys)).flatten(4)  # (b, e, pixels, channels, S D)
-    key, value = windows.split([key.shape[2] + 1, value.shape[2] + 1], 3)
-    query = query.flatten(4).permute(0, 1, 4, 2, 3).contiguous()  # (b, e, pixels, T, C + 1)
-    content, content_top = _exponentials(query @ key)
-    offset = (query @ table.flatten(1, 2).mT[:, None]).unflatten(4, (outputs, offsets))
-    offset, offset_top = _exponentials(offset + key[:, :, :, None, -1:, :offsets])  # its maximum has a valid key, too
-    element, element_top = _exponentials(query @ elements.mT[:, None])
-    order = index.permute(1, 2, 0) + elements.shape[1] * torch.arange(queries, device=index.device)[:, None, None]
-    element = element.flatten(3).index_select(3, order.flatten()).unflatten(3, (queries, 1, keys, outputs))
-    weighted = (content.unsqueeze(4) * value.unsqueeze(3)).unflatten(5, (keys, offsets)).flatten(4, 5)
-    sums = ((weighted @ offset.mT).unflatten(4, (-1, keys)) * element).sum(5)  # (b, e, pixels, T, Cv + 1, H)
-    out, mass = sums[:, :, :, :, :-1], sums[:, :, :, :, -1]
-    if not bool(mass.amin() > (1e-9 if mass.dtype == torch.float32 else 1e-130)):
-        return None
-    lse = mass.log() + (content_top + element_top).unsqueeze(4) + offset_top
-    out = (out / mass.unsqueeze(4)).sum(3).permute(0, 1, 3, 4, 2)
-    return out.unflatten(4, pixels), lse.permute(0, 1, 4, 3, 2).unflatten(4, pixels)
+    flat, lead, start = query.flatten(4), query.shape[:3], None
+    offset = torch.matmul(table.flatten(1, 2)[:, None], flat).view(*lead, outputs, offsets, *pixels)
+    if penalty is not None:  # of both terms, so that their maxima are those of valid keys
+        start = query.new_zeros(*lead, keys, offsets, *pixels)
+        for block in at.shifts.blocks:
+            for x in (start, offset.detach()):
+                _of_block(x, block, at.shifts.dim).add_(at.shifted(penalty, block))
+    content = Dot.apply(start, query[:, :, :, :-1].transpose(2, 3), key, at)
+    order = index.transpose(0, 1) + elements.shape[1] * torch.arange(queries, device=index.device)[:, None, None]
+    element = torch.matmul(elements[:, None], flat).flatten(2, 3).index_select(2, order.flatten())
+    total, lse = _ThreeFactors.apply(content, offset, element.view(*lead, outputs, keys, *pixels))
+    return (Sum.apply(total, value, at, empty), lse) if bool(lse.amin() > -torch.inf) else None
 
 
 def _by_definition(
@@ -292,7 +321,7 @@ def _plan(query, key, value, table, elements, index, penalty, row, column, *sett
     sizes = outputs, at.spatial[0], heads, batch
     each = key_elements(index) * table.shape[2] * math.prod(at.spatial[1:])  # scores of a row of an output
     if _has_three_factors(value, index, row):  # which are formed for all t and outputs at once
-        chunk = max(chunk // 8, each * outputs)
+        chunk = max(chunk // 2, each * outputs)
     elif queries > 1:  # their weights are added up in memory of their own
         chunk //= 2
     steps = [max(1, min(size, chunk // (each * math.prod(sizes[:n])))) for n, size in enumerate(sizes)]
