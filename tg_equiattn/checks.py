@@ -295,9 +295,9 @@ def described(x: object) -> str:
     return f"{x.dtype} of shape {tuple(x.shape)} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
 
 
-_DTYPES = {  # of tensors, by the words of errors
-    "floating point": Tensor.is_floating_point, "real numbers": lambda x: not x.is_complex() and x.dtype != torch.bool
-}  # fmt: skip
+_FLOATING = torch.float64, torch.float32, torch.float16, torch.bfloat16
+INTEGERS = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
+_DTYPES: dict[Any, tuple[torch.dtype, ...]] = {"floating point": _FLOATING, "real numbers": _FLOATING + INTEGERS}
 
 
 def tensor(
@@ -305,8 +305,8 @@ def tensor(
     note: str = "",
 ) -> None:  # fmt: skip
     """Raise ValueError unless value is a tensor of this kind, of one of these shapes, on this device."""
-    fits = isinstance(value, Tensor) and is_one_of(value.shape, shapes)
-    if not fits or not (_DTYPES[dtype](value) if isinstance(dtype, str) else value.dtype == dtype):
+    dtypes = _DTYPES.get(dtype, (dtype,))
+    if not isinstance(value, Tensor) or value.dtype not in dtypes or not is_one_of(value.shape, shapes):
         wanted = f"{str(dtype).removeprefix('torch.')} of shape {_any_of(shapes)}{note}"
         raise ValueError(f"{name} must be {wanted}, got {described(value)}")
     if device is not None and value.device != device:

@@ -62,7 +62,11 @@ def is_transformed(*arguments: Any) -> bool:
     gradient, as ``torch.autograd.grad(..., is_grads_batched=True)`` makes them."""
     if _in_functorch() or forward_ad._current_level >= 0:
         return True
-    return any(isinstance(x, Tensor) and is_legacy_batchedtensor(x) for x in arguments)
+    for x in arguments:  # faster than any() with a generator
+        batched = isinstance(x, Tensor) and is_legacy_batchedtensor(x)
+        if batched:
+            return True
+    return False
 
 
 def is_eager(*arguments: Any) -> bool:

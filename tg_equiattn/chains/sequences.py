@@ -174,7 +174,7 @@ class ChainArguments:
         for name in ("index", "chain"):
             value = getattr(self, name)
             if value is not None:
-                if isinstance(value, Tensor) and value.dtype in _INTEGERS:
+                if isinstance(value, Tensor) and value.dtype in checks.INTEGERS:
                     value = value.long()
                 checks.tensor(name, value, torch.int64, shape, device, " or of another integer type")
                 setattr(self, name, value)
@@ -196,9 +196,6 @@ class ChainArguments:
         index = None if self.index is None else self.index[order]
         ring = self.ring[order] if isinstance(self.ring, Tensor) else self.ring
         return order, _sequences_of(node_batch, replace(self, index=index, chain=self.chain[order], ring=ring))
-
-
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
@@ -240,8 +237,8 @@ class Sequences:
         zero, and the results at their places are not read."""
         dim = tensors[0].ndim - 1
         if self.slots is None:
-            return self.rows.mix(kernel, *(self.rows.zero_padding(x, dim) for x in tensors), dim=dim)
-        packed = (self.slots.pack(x, dim) for x in tensors)
+            return self.rows.mix(kernel, *[self.rows.zero_padding(x, dim) for x in tensors], dim=dim)
+        packed = [self.slots.pack(x, dim) for x in tensors]
         return self.slots.unpack(self.rows.mix(kernel, *packed, dim=dim), dim)
 
 

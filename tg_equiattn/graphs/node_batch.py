@@ -391,7 +391,10 @@ class Parts(NamedTuple):
     def pack(self, x: Shaped[Tensor, "*before nodes *after"], dim: int = 0) -> list[Tensor]:
         """Values of nodes, along an axis, in the slots (rows, length) of each group, zero where there is no node."""
         x = x if self.slots is None else self.slots.pack(x, dim)
-        parts = [x] if len(self.rows) == 1 else x.split([rows.count * rows.length for rows in self.rows], dim)
+        first, *others = self.rows
+        if not others:
+            return [x.unflatten(dim, (first.count, first.length))]
+        parts = x.split([rows.count * rows.length for rows in self.rows], dim)
         return [x.unflatten(dim, (rows.count, rows.length)) for x, rows in zip(parts, self.rows, strict=True)]
 
     def pack_together(self, tensors: Sequence[Tensor], dim: int = 0) -> list[Sequence[Tensor]]:
