@@ -355,7 +355,8 @@ def in_range(name: str, value: Tensor, highest: int | None, note: str = "") -> N
     if is_readable(value) and value.numel():
         low, high = map(int, value.aminmax())
         if low < 0 or (highest is not None and high > highest):
-            raise ValueError(f"{name} must be in [0, {highest}]{note}, got {low} to {high}")
+            wanted = "at least 0" if highest is None else f"in [0, {highest}]"
+            raise ValueError(f"{name} must be {wanted}{note}, got {low} to {high}")
 
 
 def pixel_mask(

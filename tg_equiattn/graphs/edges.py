@@ -90,7 +90,8 @@ def check_graph_of_edges(
     if batch is not None:
         if target.device != batch.device:
             raise ValueError(f"{name} must be on {batch.device} as the input is, got {target.device}")
-        if not checks.passes(lambda: torch.equal(batch[target], batch[source]), target, source, batch):
+        ends = target, source
+        if not checks.passes(lambda: torch.equal(*(batch.index_select(0, x) for x in ends)), *ends, batch):
             raise ValueError(f"{name} must not join nodes of different graphs of batch, got such a pair")
     if mask is not None and not checks.passes(lambda: (mask[target] & mask[source]).all(), target, source, mask):
         raise ValueError(f"{name} must join nodes that exist, got one beyond its graph's length")
