@@ -7,7 +7,6 @@
 # make docs      the documentation, in docs/_build/html; GALLERY=0 leaves out running the tutorials
 # make report    rebuild the tables of the docs and the figure of the README from the result rows in examples/results
 # make bench     time the layers against what they replace
-# make first-gpu   on a GPU, in nine minutes: is everything right there, and how fast is it; a report in out/first_gpu
 # Each sets up what it needs first, in .venv; later runs find it done. SCATTER=1 builds torch-scatter, too.
 PYTHON ?= python3
 VENV := .venv
@@ -19,7 +18,7 @@ SETUP := PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .c
 PYTEST := -m pytest --numprocesses auto --dist worksteal
 TESTS := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(RUN) $(PYTEST)
 
-.PHONY: demo test fast-tests test-all test-hosts test-oldest lint test-cuda first-gpu smoke docs bench report setup setup-all clean
+.PHONY: demo test fast-tests test-all test-hosts test-oldest lint test-cuda smoke docs bench report setup setup-all clean
 
 # One thread: on cores that others use too, waiting for a second one took several times as long.
 demo: setup
@@ -62,9 +61,6 @@ lint: setup-all
 test-cuda: setup-all
 	@$(RUN) -c "import torch; print('CUDA device:', torch.cuda.get_device_name() if torch.cuda.is_available() else 'none, running the CPU part')"
 	$(RUN) -m pytest -m device
-
-first-gpu: setup-all
-	$(RUN) -W ignore examples/benchmarks/first_gpu.py --device cuda
 
 smoke:
 	PYTHON=$(PYTHON) bash .ci/smoke $(EXTRAS)

@@ -1,7 +1,8 @@
-"""Launches and memory of layers on a GPU, counted without one.
+"""Launches and memory of layers on a GPU, counted without one; and their times on one.
 
 python examples/benchmarks/launches.py [LAYER ...]
 python examples/benchmarks/launches.py --compiled GroupAttention   # calls of compiled code
+python examples/benchmarks/launches.py --device cuda [--compiled] [LAYER ...]   # times at the large size
 
 Compiled code is that of a CPU, but with the formulas that accelerators get.
 """
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from measure import medians, once
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from tg_equiattn import nn as layers
 from tg_equiattn.grids import PixelGrid
@@ -161,6 +164,37 @@ def compiled(name: str) -> list[str]:
     return cells
 
 
+def timed(name: str, device: str, compiles: bool) -> list[str]:
+    """Milliseconds by the clock, milliseconds of the device and kernels: of a forward pass, and of a training step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    layer, cells = LAYERS[name], []
+    module = layer.make().to(device)
+    torch.compiler.reset()  # each layer is a program of its own
+    module = torch.compile(module) if compiles else module
+    inputs = {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in layer.given("large").items()}
+    inputs |= {n: torch.randn_like(x, requires_grad=True) for n, x in inputs.items() if is_feature(n, x)}
+
+    def forward() -> None:
+        with torch.no_grad():
+            module(**inputs)
+
+    def training() -> None:
+        sum(x.square().mean() for x in tree_leaves(module(**inputs)) if x is not None).backward()
+
+    for call in (forward, training):
+        seconds = medians({name: call}, 5, device)[name]
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+            once(call, device)
+        events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        cells += [f"{1e3 * seconds:.2f}", f"{sum(e.device_time for e in events) / 1e3:.2f}", f"{len(events):,}"]
+    return cells
+
+
+def is_feature(name: str, x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point() and name != "edge_offset"
+
+
 def row(name: str, found: dict[str, list[Any]]) -> str:
     """A row of the table: launches at both sizes, and the peak of memory at the large one."""
     cells = [f"{found[size][way].operations:,}" for way in range(2) for size in SIZES]
@@ -171,7 +205,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("layers", nargs="*", default=list(LAYERS), metavar="LAYER")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--device", help="cuda: time the layers there")
     args = parser.parse_args()
+    if args.device:
+        print("| layer | forward, ms | device | kernels | training, ms | device | kernels |" + f"\n{'|---' * 7}|")
+        for name in args.layers:
+            print(f"| {name} | {' | '.join(timed(name, args.device, args.compiled))} |", flush=True)
+        return
     if args.compiled:
         print("| layer | forward | training |\n|---|---|---|")
         for name in args.layers:

