@@ -6,7 +6,6 @@ import torch
 from attention_operands import group_attention
 
 from tg_equiattn import functional as F
-from tg_equiattn.chains.long_conv import long_convolution
 from tg_equiattn.chains.vector_attention import vector_attention
 from tg_equiattn.graphs import NeighborList
 from tg_equiattn.grids import Window
@@ -19,13 +18,6 @@ LOG3, WINDOW = math.log(3), Window(2, 3)
 
 def check(out, *wanted):
     torch.testing.assert_close(out.flatten(), torch.tensor(wanted), rtol=1e-5, atol=1e-5)
-
-
-def test_lifting_attention():
-    # queries 1 and keys 0, ln 3 weigh two pixels 1 : 3, with a bias of ln 3 to the right: (1 : 9) and (1 : 3)
-    query, key, value = (torch.tensor(x).view(1, 1, 1, 1, 1, 2) for x in ((1.0, 1.0), (0.0, LOG3), (0.0, 10.0)))
-    right = ((WINDOW.offsets() == torch.tensor([1, 0])).all(1) * LOG3)[None, None]
-    check(group_attention(query, key, value, torch.zeros(1, 9, 1), window=WINDOW, space_bias=right), 9.0, 7.5)
 
 
 def test_group_attention():
@@ -78,10 +70,3 @@ def test_vector_attention():
     a, (x, y, _) = 2**0.5 * LOG3, torch.eye(3)
     q, k, v = (torch.stack(rows).view(1, 1, 2, 3) for rows in ((x, x), (a * y, 0 * y), (x, x)))
     check(vector_attention(q, k, v, None), 0, 3 * a / 8, 0, 0, 3 * a / 8, 0)
-
-
-def test_hyena_convolution():
-    # the mean of q_j k_{i-j}: (1 · 3) / 2 and (1 · 4 + 2 · 3) / 2; circular, the first gets 2 · 4 / 2 more
-    q, k = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 4.0]]])
-    check(long_convolution(q, k, 1, None, "causal"), 1.5, 5.0)
-    check(long_convolution(q, k, 1, None, "circular"), 5.5, 5.0)

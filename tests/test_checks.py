@@ -24,7 +24,7 @@ from tg_equiattn.nn import (
 )
 from tg_equiattn.testing import act, dilation_errors, equivariance_error
 
-C4, WINDOW, ONE = cyclic(4), Window(2, 3), torch.ones(1, 2, 3, 4, 4)
+C4, ONE = cyclic(4), torch.ones(1, 2, 3, 4, 4)
 EDGES = torch.tensor([[1], [0]])
 X, BATCH = torch.ones(5, 3), torch.tensor([0, 0, 1, 1, 1])
 BOX = {"cell": 5 * torch.eye(3)}
@@ -61,6 +61,20 @@ def error_of(function, group=C4, **options):
 def turned_image(function):
     """Another function of images that are turned."""
     return lambda x: x if torch.equal(x, IMAGE) else function(x)
+
+
+BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
+KERNELS = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS}
+CUBE = torch.eye(3)
+
+
+def sums(cell=None, pbc=None, **options):
+    pos = torch.arange(18.0).view(6, 3).sin()
+    return lambda: EwaldAttention(2, 0, width=0.8, **options)(torch.ones(6, 2), None, pos=pos, cell=cell, pbc=pbc)
+
+
+def kernels(**change):
+    return lambda: F.Gaussian(**KERNELS | change)
 
 
 CASES = [
@@ -159,10 +173,29 @@ CASES = [
     ("input must be a floating point tensor, got torch.int64", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).long())),
     ("parameters must be float32 or float64 .*, got torch.float16", lambda: CliffordMLP(3, 5).half()(
         torch.ones(3, 8).half())),
+    ("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat", sums(method="direct", cell=CUBE)),
+    ("cell must be given with pbc, got None", sums(pbc=torch.ones(3) > 0)),
+    (r"cell must be .* \(3, 3\) or \(1, 3, 3\), got .* \(2, 3, 3\)", sums(cell=torch.ones(2, 3, 3))),
+    (r"cell must be floating point of shape \(3, 3\) or .*, got ndarray", sums(cell=CUBE.numpy())),
+    ("cell must be floating point of shape .*, got torch.int64", sums(cell=CUBE.long())),
+    ("cell must be finite", sums(cell=CUBE * math.nan)),
+    ("cell must have a volume", sums(cell=torch.ones(3, 3) + 1e-9 * CUBE)),
+    ("pbc must let graphs repeat along three directions, two or none, got one for graph 0: the potential of a wire",
+     sums(cell=CUBE, pbc=torch.tensor([True, False, False]))),
+    ("pbc must be bool", sums(cell=CUBE, pbc=torch.ones(3))),
+    (r"width must be larger, .* reciprocal vectors shorter than", sums(cell=1e4 * CUBE, method="ewald")),
+    (r"max_hkl must be larger .*; .* needs at least \(\d+, \d+, \d+\)", sums(cell=9 * CUBE, max_hkl=(2, 2, 2))),
+    ("bounds must be 4 pairs", kernels(bounds=BOUNDS[:3])),
+    (r"charges must be floating point of shape \(nodes,\), got", lambda: F.charge_energies(X, X, width=1.0)),
+    (r"pos must be real numbers of shape \(4, 3\), got", lambda: F.charge_energies(X[:4, 0], X, width=1.0)),
+    ("width must be a positive number, got 0", lambda: F.charge_energies(X[:, 0], X, width=0)),
+    ("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat",
+     lambda: F.charge_energies(X[:, 0], X, width=1.0, method="direct", **BOX)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("message", "call"), CASES)
+@pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
+@pytest.mark.parametrize(("message", "call"), CASES, ids=range(len(CASES)))
 def test_bad_arguments_are_refused(message, call):
     with pytest.raises(ValueError, match=message):
         call()

@@ -141,20 +141,14 @@ def test_vmap_and_gradients_of_samples(case):
             close(a[k], b)
 
 
+SCRIPTED = [
+    "GroupAttention", "PerformerBlock", "SE3Hyena", "VectorSelfAttention", "R2AttentionBlock", "GroupTransformer",
+    "RelativePerformerConv", "RelativeGPSBlock",
+]  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "GroupAttention",
-        "PerformerBlock",
-        "SE3Hyena",
-        "VectorSelfAttention",
-        "R2AttentionBlock",
-        "GroupTransformer",
-        "RelativePerformerConv",
-        "RelativeGPSBlock",
-    ],
-)
+@pytest.mark.parametrize("name", SCRIPTED)
 def test_torchscript_is_refused_with_what_to_use(name):
     """Those of e3nn in their own tests. Traces are refused in a model, too."""
     problem, wanted = Problem(name), r"does not support TorchScript .* use torch\.compile, or torch\.export"

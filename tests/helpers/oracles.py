@@ -242,19 +242,12 @@ def beyond(x, sizes):
     return torch.where(there.view(*there.shape, *[1] * (x.ndim - 2)), x.detach(), torch.nan).requires_grad_()
 
 
-def long_convolution(q, k, lengths, mode, multiply=None, norm="forward"):
-    """1/n sum_j q_j . k_{i-j}, one pair at a time; (B, N, C) of numbers, (B, N, C, 3) of vectors by cross products."""
-    if multiply is None:
-        multiply = torch.linalg.cross if q.ndim == 4 else torch.mul
-    out, size = [], q.shape[1]
+def long_convolution(q, k, lengths, mode):
+    """1/n sum_j q_j . k_{i-j} of (B, N, C), of (B, N, C, 3) by cross products; zeros beyond the lengths n."""
+    multiply, out = torch.linalg.cross if q.ndim == 4 else torch.mul, []
     for q_b, k_b, n in zip(q, k, lengths, strict=True):
-        factor = {"forward": n, "ortho": math.sqrt(n), "backward": 1}[norm]
-        places = [torch.zeros_like(multiply(q_b[0], k_b[0])) for _ in range(size)]
-        for j, m in itertools.product(range(n), repeat=2):
-            i = (j + m) % n if mode == "circular" else j + m
-            if i < n:
-                places[i] = places[i] + multiply(q_b[j], k_b[m]) / factor
-        out.append(torch.stack(places))
+        own = sequence_convolution(q_b[:n], k_b[:n], range(n), mode, multiply, "forward") if n else q_b[:0]
+        out.append(torch.cat([own, q_b.new_zeros(len(q_b) - n, *q_b.shape[1:])]))
     return torch.stack(out)
 
 

@@ -4,10 +4,8 @@ import math
 
 import pytest
 import torch
-from oracles import performer_double_sum
-from space import batch_of, error
+from space import error
 
-from tg_equiattn.graphs import NeighborList
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention
 
@@ -67,25 +65,6 @@ def test_sinusoid_by_features_is_relative_in_expectation(make):
     assert moved[0] > 1e-3
     assert moved[1] < moved[0] / 4
     assert apart[1] < apart[0] / 4
-
-
-@pytest.mark.parametrize("heads", [HEADS, 7])
-def test_clipped_by_definition(make, heads):
-    """On two graphs, whatever is drawn; pixels at ``cutoff`` or farther have one weight, wherever they are."""
-    layer = PerformerAttention(CHANNELS, OUT, heads, position="clipped", cutoff=CUTOFF, method="features")
-    layer = layer.double().eval()
-    batch = batch_of((len(GRID), len(GRID)))
-    x, pos = torch.randn(2 * len(GRID), CHANNELS, dtype=torch.float64), GRID.pos(dtype=torch.float64).repeat(2, 1)
-    near = GRID.neighbors(2)
-    edges = torch.stack([near.source, near.target])
-    for _ in range(2):
-        expected = performer_double_sum(layer, x, edges, pos[edges[0]] - pos[edges[1]], batch, pos=pos)
-        torch.testing.assert_close(layer(x, pos=pos, batch=batch), expected, rtol=0, atol=1e-11)
-        assert error(layer(x, pos=pos + MOVE, batch=batch), expected) < 1e-12
-        layer.redraw_features()
-    edges = edges[:, ::2]  # a wrong relation is another function
-    other = NeighborList(edges, len(x), pos[edges[0]] - pos[edges[1]])
-    assert error(layer(x, batch=batch, neighbors=other), layer(x, pos=pos, batch=batch)) > 1e-3
 
 
 def test_dropout_of_clipped_heads(make):

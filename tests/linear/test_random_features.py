@@ -122,10 +122,6 @@ def test_the_seed_survives_what_training_tools_do_to_buffers():
     for change in (torch.nn.Module.half, torch.nn.Module.bfloat16, torch.nn.Module.double):
         assert change(features).seed == seed
         assert torch.equal(directions(features), drawn)
-    with torch.device("meta"):
-        other = RandomFeatures(11, 5)
-    other.load_state_dict(features.state_dict(), assign=True)
-    assert torch.equal(directions(other), drawn)
 
 
 def test_any_digits_are_a_seed():
@@ -142,17 +138,6 @@ def test_any_digits_are_a_seed():
     three.seed_digits.copy_(torch.tensor([float("nan"), -3.0, 1e9, float("inf"), 254.6]))
     assert directions(three).isfinite().all()
     assert three.seed == 0x0000FFFFFF
-
-
-def test_an_ensemble_draws_from_the_seed_of_each_member():
-    members = [RandomFeatures(11, 5) for _ in range(2)]
-    _, buffers = torch.func.stack_module_state(members)
-    run = torch.vmap(lambda own: torch.func.functional_call(members[0], own, (CPU, torch.float64)))
-    for number in range(3):
-        drawn = run(buffers)
-        for directions_of_member, member in zip(drawn, members, strict=True):
-            assert torch.equal(directions_of_member, draw_directions(member.seed, number, 11, 5))
-        members[0].redraw_features()
 
 
 IMAGES = torch.linspace(0, 1, 4 * 35, dtype=torch.float64).view(4, 1, 5, 7).sin()

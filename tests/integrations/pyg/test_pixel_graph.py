@@ -26,12 +26,7 @@ def test_edges_are_those_of_the_grid(shape, distance, periodic):
 
 @pytest.mark.parametrize(
     ("shape", "distance", "spacing"),
-    [
-        ((3, 5, 7), 3, 1),
-        ((5, 7), 2.0, (0.5, 1.5)),
-        ((3, 5, 2), 3.1, (2.0, 0.75, 1.25)),
-        ((4, 5), 0.9, 0.3),
-    ],
+    [((3, 5, 7), 3, 1), ((5, 7), 2.0, (0.5, 1.5)), ((3, 5, 2), 3.1, (2.0, 0.75, 1.25)), ((4, 5), 0.9, 0.3)],
 )
 def test_volumes_and_unequal_spacing(shape, distance, spacing, make_conv, equal):
     """Voxels at (x, y, z), y up; near by distances in the unit of the spacing; edges and grid agree."""
