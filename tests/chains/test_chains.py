@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from clouds import S, V, close, dense, gradients, moved, one, permuted, sample
+from clouds import S, V, close, dense, gradients, one, permuted, sample
 from oracles import token_network
-from space import error, motion, move
+from space import error
 
 from tg_equiattn.nn import SE3Hyena, SE3HyenaOperator
 
@@ -20,19 +20,25 @@ def chained(name, sizes=SIZES):
     return {**x, "chain": 3 - 2 * chain, "index": torch.randint(1, 4, (n,)).cumsum(0) - 5 * chain}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_equals_the_definition(name, make, device):
-    """Double sums over the tokens that are there, with lags in differences of the index, for each chain by itself."""
-    layer, x = make(name), chained(name, [7])
+RINGS = [(name, n) for name in ("implicit", "implicit bare", "exponential", "attention, short") for n in (12, 14)]
+EVERY = [*((name, 7, {}) for name in NAMES), *((name, n, {"ring": True}) for name, n in RINGS)]
+
+
+@pytest.mark.parametrize(("name", "n", "own"), EVERY)
+def test_equals_the_definition(name, n, own, make, device):
+    """Double sums over the tokens that are there, with lags in differences of the index, for each chain by itself; in
+    rings the shortest way round."""
+    layer, x = make(name), chained(name, [n])
     inputs = [x[key].requires_grad_() for key in ("scalars", "vectors", "pos") if key in x] + list(layer.parameters())
     del x["batch"]
-    wanted = token_network(layer.module, **x)
+    wanted = token_network(layer.module, **x, **own)
     expected = gradients(wanted, inputs)
-    out = layer.to(device)(**{key: value.to(device) for key, value in x.items()})
+    out = layer.to(device)(**{key: value.to(device) for key, value in x.items()}, **own)
     close([part.cpu() for part in out], wanted, 1e-10)
     close([g.cpu() for g in gradients(out, inputs)], [g.cpu() for g in expected], 1e-7)
     if name != "attention":
-        plain = layer(**{key: value.to(device) for key, value in x.items() if key not in ("index", "chain")})
+        others = () if own else ("index", "chain")
+        plain = layer(**{key: value.to(device) for key, value in x.items() if key not in others})
         assert error([part.cpu() for part in plain], wanted) > 1e-4
 
 
@@ -74,30 +80,6 @@ def test_any_integer_type(dtype, make):
     layer, x = make("implicit"), sample("causal", [6])
     index, chain = RISING + 200, TWO
     close(layer(**x, index=index.to(dtype), chain=chain.to(dtype)), layer(**x, index=index, chain=chain), 0)
-
-
-@pytest.mark.parametrize("name", ["plain", "model", "implicit causal", "local"])
-def test_equivariant(name, make):
-    for reflect in (False, True):
-        layer, x, r = make(name), chained(name), motion(torch.float64, reflect)
-        scalars, vectors = layer(**x)
-        shift = torch.randn(3, 3, dtype=torch.float64)
-        assert error(layer(**moved(x, r, shift)), (scalars, move(vectors, r))) <= 1e-10
-
-
-@pytest.mark.parametrize("name", ["implicit", "implicit bare", "exponential", "attention, short"])
-@pytest.mark.parametrize("n", [6, 7])
-def test_rings_equal_the_definition(name, n, make, device):
-    """Double sums with lags the shortest way round, of two rings with missing tokens."""
-    layer, x = make(name), chained(name, [2 * n])
-    inputs = [x[key].requires_grad_() for key in ("scalars", "vectors", "pos")] + list(layer.parameters())
-    del x["batch"]
-    wanted = token_network(layer.module, **x, ring=True)
-    expected = gradients(wanted, inputs)
-    out = layer.to(device)(**{key: value.to(device) for key, value in x.items()}, ring=True)
-    close([part.cpu() for part in out], wanted, 1e-10)
-    close([g.cpu() for g in gradients(out, inputs)], [g.cpu() for g in expected], 1e-7)
-    assert error(layer(**{key: value.to(device) for key, value in x.items()}), wanted) > 1e-4
 
 
 def rings(name, make):

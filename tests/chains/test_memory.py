@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from clouds import S, V, close, gradients, sample
-from space import error, motion, move
+from clouds import S, V, close, gradients
+from space import error, motion
 
 from tg_equiattn.chains.clifford import Grades
 from tg_equiattn.chains.operator import MixedProducts, TokenOperator
@@ -109,13 +109,6 @@ def test_steps_refuse_other_layers(message, layer):
         layer().step(None, torch.ones(2, S), torch.ones(2, V, 3))
 
 
-def test_checkpoints_of_the_published_operator_are_refused_by_the_name_of_the_argument():
-    """A stored checkpoint of it loads where the argument says so (tests/test_golden.py)."""
-    published = SE3HyenaOperator(S, V, filter="implicit", mixed_products=False)
-    with pytest.raises(ValueError, match="mixed_products=True, like this one, got False"):
-        SE3HyenaOperator(S, V, filter="implicit").load_state_dict(published.state_dict())
-
-
 @pytest.mark.parametrize("name", [pytest.param("implicit causal model", marks=pytest.mark.slow), "exponential causal"])
 def test_causal_layers_compile_for_all_lengths(name, make):
     """In one graph; two are made, for one and for all sizes. Outputs and gradients are those of eager calls."""
@@ -133,10 +126,3 @@ def test_causal_layers_compile_for_all_lengths(name, make):
         close(got, wanted, 1e-10)
         close(gradients(got, inputs), gradients(wanted, inputs), 1e-9)
     assert len(graphs) <= 2
-
-
-def test_equivariant_with_mirrors(make):
-    for reflect in (False, True):
-        layer, x, r = make("exponential causal"), sample("causal", [13]), motion(torch.float64, reflect)
-        scalars, vectors = layer(**x)
-        assert error(layer(x["scalars"], move(x["vectors"], r)), (scalars, move(vectors, r))) <= 1e-10
