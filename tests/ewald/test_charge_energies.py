@@ -171,16 +171,6 @@ def test_more_pairs_and_waves_than_a_tile_has():
     assert error(many, charge_energies(charges, pos, cell=CELL, **own).repeat(64)) < 1e-12
 
 
-def test_graphs_of_a_batch_are_what_they_are_alone():
-    charges, pos = torch.randn(13, dtype=torch.float64), 3 * torch.rand(13, 3, dtype=torch.float64)
-    batch, pbc = batch_of([5, 1, 7]), torch.tensor([[True] * 3, [False] * 3, [True] * 3])
-    together = charge_energies(charges, pos, batch, width=WIDTH, cell=CELL.expand(3, 3, 3), pbc=pbc)
-    for n in range(3):
-        here = batch == n
-        alone = charge_energies(charges[here], pos[here], width=WIDTH, cell=CELL, pbc=pbc[n])
-        assert error(together[here], alone) < 1e-12
-
-
 @pytest.mark.parametrize("name", WIDE)
 @pytest.mark.parametrize("promised", [1e-4, 1e-10])
 def test_molecules_in_wide_cells(name, promised):
@@ -209,15 +199,3 @@ def test_batches_that_mix_boxes_crystals_and_molecules():
         here = batch == n
         alone = charge_energies(charges[here], pos[here], width=WIDTH, cell=cell[n], pbc=pbc[n])
         assert error(together[here], alone) < 1e-12
-
-
-def test_what_is_refused():
-    charges, pos = ions()
-    with pytest.raises(ValueError, match=r"charges must be floating point of shape \(nodes,\), got"):
-        charge_energies(charges[:, None], pos, width=WIDTH)
-    with pytest.raises(ValueError, match=r"pos must be real numbers of shape \(7, 3\), got"):
-        charge_energies(charges, pos[:5], width=WIDTH)
-    with pytest.raises(ValueError, match="width must be a positive number, got 0"):
-        charge_energies(charges, pos, width=0)
-    with pytest.raises(ValueError, match="method must be 'auto', 'ewald' or 'nufft' for graphs that repeat"):
-        charge_energies(charges, pos, width=WIDTH, cell=CELL, method="direct")

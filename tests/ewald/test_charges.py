@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from ewald import bonds
 from space import error, motion
 
 from tg_equiattn.functional import charge_energies
@@ -35,19 +36,9 @@ def cloud(repeat=1):
     return elements.repeat(repeat), places, features.repeat(repeat, 1)
 
 
-def edges(pos, cell=None, pbc=(True, True, True)):
-    """All pairs of nodes and images within the cutoff: their nodes and vectors."""
-    steps = [torch.arange(-5.0, 6.0) if cell is not None and p else torch.zeros(1) for p in pbc]
-    shifts = torch.cartesian_prod(*steps) @ (torch.zeros(3, 3) if cell is None else cell)
-    vectors = pos[None, :, None] - pos[:, None, None] + shifts
-    length = vectors.detach().norm(dim=3)
-    first, second, image = ((length > 0) & (length < CUTOFF)).nonzero().T
-    return {"edge_index": torch.stack([first, second]), "edge_vectors": vectors[first, second, image]}
-
-
 def call(made, elements, pos, features, cell=None, pbc=None):
     own = {} if cell is None else {"cell": cell, "pbc": torch.ones(3, dtype=torch.bool) if pbc is None else pbc}
-    near = edges(pos, cell, [True] * 3 if pbc is None else pbc.tolist())
+    near = bonds(pos, CUTOFF, cell, [True] * 3 if pbc is None else pbc.tolist())
     return made(elements, pos, features=features, **near, **own)
 
 
@@ -57,7 +48,7 @@ def test_charges_and_dipoles_are_sums_over_edges():
     out = call(made, elements, pos, features, CELL)
     charges = [1.2 * (0.9, -0.3)[z] for z in elements]
     dipole = sum(q * x for q, x in zip(charges, pos, strict=True))
-    near = edges(pos, CELL)
+    near = bonds(pos, CUTOFF, CELL)
     for (i, j), vector in zip(near["edge_index"].T.tolist(), near["edge_vectors"], strict=True):
         own = (made.weights.detach() * (features[i] - features[j])).mean() / 0.7
         moved = (1 - (vector.norm() / CUTOFF) ** 2) ** 3 / 3.0 * own
@@ -133,13 +124,13 @@ def test_a_layer_without_scalars_holds_its_charges():
 
 def test_what_is_refused():
     made, (elements, pos, features) = layer(), cloud()
-    near = edges(pos)
+    near = bonds(pos, CUTOFF)
     with pytest.raises(ValueError, match="features must be given, since charges are learned from features and edges"):
         made(elements, pos, **near)
     with pytest.raises(ValueError, match=r"graph 0 they sum to 0\.9, and no total_charge is given"):
-        made(elements[:1], pos[:1], features=features[:1], **edges(pos[:1]))
+        made(elements[:1], pos[:1], features=features[:1], **bonds(pos[:1], CUTOFF))
     with pytest.raises(ValueError, match=r"graph 0 they sum to 0\.9, and total_charge is 2"):
-        made(elements[:1], pos[:1], features=features[:1], total_charge=torch.tensor([2.0]), **edges(pos[:1]))
+        made(elements[:1], pos[:1], features=features[:1], total_charge=torch.tensor([2.0]), **bonds(pos[:1], CUTOFF))
     with pytest.raises(ValueError, match="cutoff must be given with scalars, got None"):
         ChargeInteraction(CHARGES, width=1.0, scalars=2)
     with pytest.raises(ValueError, match="charges must be a dictionary of numbers, got"):
@@ -150,7 +141,7 @@ def test_what_is_refused():
 def test_edges_must_be_in_both_directions(cell):
     """One edge of a full list is enough, and so is an image; a ring of edges balances at every node and is no list."""
     made, (elements, pos, features) = layer(), cloud()
-    own, near = {"features": features} | ({} if cell is None else {"cell": cell}), edges(pos, cell)
+    own, near = {"features": features} | ({} if cell is None else {"cell": cell}), bonds(pos, CUTOFF, cell)
     index, vectors = near["edge_index"], near["edge_vectors"]
     made(elements, pos, **own, **near)
     made(elements, pos, **own, edge_index=index.flip(1), edge_vectors=vectors.flip(0))
@@ -169,7 +160,7 @@ def test_edges_must_be_in_both_directions(cell):
 
 def test_inputs_that_would_be_broadcast_or_misread():
     made, (elements, pos, features), batch = layer(), cloud(), torch.tensor([0] * 4 + [1] * 4)
-    near = edges(pos)
+    near = bonds(pos, CUTOFF)
     within = batch[near["edge_index"][0]] == batch[near["edge_index"][1]]
     given = {"edge_index": near["edge_index"][:, within], "edge_vectors": near["edge_vectors"][within]}
     given["features"] = features

@@ -72,6 +72,7 @@ KINDS = [
     ("ewald", (Gaussian, Coulomb)),
     ("ewald", (Coulomb, Hat)),
     ("nufft", (Gaussian, Coulomb)),
+    ("nufft", (Coulomb, Hat)),
 ]
 
 

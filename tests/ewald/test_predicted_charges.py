@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from ewald import bonds
 from space import error, motion
 
 from tg_equiattn.functional import charge_energies
@@ -30,15 +31,8 @@ def cloud(nodes=8):
     return torch.arange(nodes) % 2, 3 * torch.rand(nodes, 3), torch.randn(nodes, 3)
 
 
-def near(pos):
-    vectors = pos[None] - pos[:, None]
-    length = vectors.detach().norm(dim=2)
-    first, second = ((length > 0) & (length < CUTOFF)).nonzero().T
-    return {"edge_index": torch.stack([first, second]), "edge_vectors": vectors[first, second]}
-
-
 def call(made, elements, pos, features, charge, **options):
-    return made(elements, pos, features=features, total_charge=torch.tensor([charge]), **near(pos), **options)
+    return made(elements, pos, features=features, total_charge=torch.tensor([charge]), **bonds(pos, CUTOFF), **options)
 
 
 def test_charges_are_the_formula():
@@ -48,7 +42,7 @@ def test_charges_are_the_formula():
     x = features / made.feature_size
     own = [0.1 * (made.constants[z] + made.linear(f) + made.perceptron(f)) for z, f in zip(elements, x, strict=True)]
     q, w = [o[0] for o in own], [torch.nn.functional.softplus(o[1]) + 0.01 for o in own]
-    edges = near(pos)
+    edges = bonds(pos, CUTOFF)
     moved = [torch.zeros(())] * 8
     for (i, j), vector in zip(edges["edge_index"].T.tolist(), edges["edge_vectors"], strict=True):
         fade = (1 - (vector.norm() / CUTOFF) ** 2) ** 3
@@ -95,6 +89,6 @@ def test_crystals():
 def test_what_is_refused():
     made, (elements, pos, features) = layer(), cloud()
     with pytest.raises(ValueError, match="total_charge must be given for predicted charges, which sum to it, got None"):
-        made(elements, pos, features=features, **near(pos))
+        made(elements, pos, features=features, **bonds(pos, CUTOFF))
     with pytest.raises(ValueError, match="features must be given, since charges are learned from features and edges"):
-        made(elements, pos, total_charge=torch.zeros(1), **near(pos))
+        made(elements, pos, total_charge=torch.zeros(1), **bonds(pos, CUTOFF))

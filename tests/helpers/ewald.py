@@ -20,6 +20,16 @@ def lattice(cell, reach):
     return vectors[vectors.norm(dim=1) < reach]
 
 
+def bonds(pos, cutoff, cell=None, pbc=(True, True, True)):
+    """Nodes and vectors of all pairs of nodes and images within a cutoff."""
+    steps = [torch.arange(-5.0, 6.0) if cell is not None and p else torch.zeros(1) for p in pbc]
+    shifts = torch.cartesian_prod(*steps) @ (torch.zeros(3, 3) if cell is None else cell)
+    vectors = pos[None, :, None] - pos[:, None, None] + shifts
+    length = vectors.detach().norm(dim=3)
+    first, second, image = ((length > 0) & (length < cutoff)).nonzero().T
+    return {"edge_index": torch.stack([first, second]), "edge_vectors": vectors[first, second, image]}
+
+
 def by_torch_pme(charges, positions, cell, softness):
     """Energy of a cell of Gaussian charges by torch-pme's waves, of which none is longer than exp(-5.5^2)."""
     from torchpme import CoulombPotential, EwaldCalculator

@@ -70,7 +70,6 @@ def test_bad_irreps():
 @pytest.mark.parametrize(
     ("message", "make"),
     [
-        ("short_conv must be None or an odd", lambda: TensorProductHyenaOperator(INSIDE, OUTSIDE, short_conv=2)),
         (
             "attn_kwargs must be .*'filter'.*, got 'norm'",
             lambda: IrrepsSE3Hyena(INSIDE, OUTSIDE, attn_kwargs={"norm": "ortho"}),

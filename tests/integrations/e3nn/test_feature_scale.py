@@ -125,13 +125,6 @@ def test_a_wrong_unit_warns_once(kind):
         layer(torch.randn(40, 4), 380 * pos, chain=chain)
 
 
-def test_length_has_another_name_now():
-    for kind in WITH_LENGTH.values():
-        channels = (4, 2) if kind is WITH_LENGTH["core model"] else ("4x0e", "4x0e")
-        with pytest.raises(TypeError, match="did you mean 'length_scale'"):
-            kind(*channels, length=2)
-
-
 def test_checkpoints_with_the_old_name_load():
     layer, other = (e3nn.IrrepsSE3HyenaOperator("4x0e", "4x0e", length_scale=scale) for scale in (3.8, 1.0))
     state = layer.state_dict()

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from ewald import bonds
 from space import error, motion
 from tg_equiattn.integrations.e3nn.atoms_attention import Atoms, AtomsEwaldAttention
 
@@ -29,13 +30,9 @@ def attention():
 
 def atoms_of(pos, elements, charge=None, batch=None):
     """Edges of all pairs within the cutoff and within one graph."""
-    vectors = pos[None] - pos[:, None]
-    square = vectors.square().sum(2)
-    near = (square < 4.0) & (square > 0)
-    if batch is not None:
-        near &= batch[None] == batch[:, None]
-    first, second = near.nonzero().T
-    return Atoms(elements, torch.stack([first, second]), vectors[first, second], charge)
+    edge_index, vectors = bonds(pos, 2.0).values()
+    kept = slice(None) if batch is None else batch[edge_index[0]] == batch[edge_index[1]]
+    return Atoms(elements, edge_index[:, kept], vectors[kept], charge)
 
 
 def crystal_ball(radius):
