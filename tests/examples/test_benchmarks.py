@@ -1,28 +1,10 @@
 """The benchmarks: --device, rows of tables, small runs."""
 
-import argparse
-
 import long_context
 import pytest
 import torch
 from defaults import CASES, measure, tiny
-from harness.devices import add_device, checked_device, index_of
 from running import run
-
-
-def test_device_flag(capsys):
-    assert [index_of(name) for name in ("cuda", "cuda:0", "cuda:3")] == [0, 0, 3]
-    parser = argparse.ArgumentParser()
-    add_device(parser)
-    assert parser.parse_args([]).device == "cpu"
-    assert parser.parse_args(["--device", "cpu"]).device == "cpu"
-    for name in ("meta", "nonsense", "cuda:", "cuda:x", "CUDA", "cpu:0"):
-        with pytest.raises(SystemExit):
-            parser.parse_args(["--device", name])
-        assert f"--device must be cpu, cuda or cuda:N, got {name!r}" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"torch sees \d CUDA devices"):
-        checked_device("cuda:99")
-
 
 RUNS = {  # flags; how rows begin and how many there are
     "graph_attention": (["--loads", "molecules", "--variants", "dense", "pairs, mlp"], ("| dense ", "| pairs, "), 4),

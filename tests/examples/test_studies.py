@@ -1,4 +1,4 @@
-"""What every study has in common: presets, settings that are refused, models of one size, rows, tables and figures."""
+"""What every study has in common: presets, models of one size, rows, tables and figures."""
 
 import math
 import re
@@ -10,34 +10,6 @@ from harness.settings import parse
 from harness.training import parameters
 from report import STUDIES, kind_of
 from running import rows_of, run, run_here
-
-REFUSED = [
-    ("rotated_digits", {"size": 9}, "--size must be even, as the models pool 2 x 2, got 9"),
-    ("pixel_graphs", {"heads": 3}, "--channels must"),
-    ("pyg_mixed_model", {"canvas": 19}, "--canvas must"),
-    ("associative_recall", {"lengths": (32, 7)}, "--lengths must be even and at least 2, got \\[32, 7\\]"),
-    ("long_range", {"charges": 7}, "--charges must be even"),
-    ("molecules", {"most": 10}, "--most must be at least 2 and --fewest 20, got 10"),
-    ("far_digits", {"gap": 13}, "--gap must be at least 14, which windows do not bridge, got 13"),
-    ("matching", {"cells": (4, 10)}, "--cells must be in 2 ... 9, got 10"),
-    (
-        "real_molecules",
-        {"kernels": (1, 2)},
-        "--kernels must be numbers of .* and of oscillating Gaussians, got \\[1, 2\\]",
-    ),
-    ("proteins", {"residues": (40, 400)}, "--residues must be more than --neighbors 10 and rise, .* got 40 400"),
-    ("surfaces", {"neighbors": 40}, "--residues must be more than --neighbors 40 and rise, got 40 120"),
-    ("micrographs", {"side": 60}, "--side must be a multiple of 8 and at least 64, got 60"),
-    ("depots", {"nodes": 8}, "--nodes must be at least --colours 6 and more than --k 8, got 8"),
-]
-
-
-@pytest.mark.parametrize(("name", "wrong", "said"), REFUSED)
-def test_settings_that_cannot_be(name, wrong, said):
-    """What all studies refuse, and that presets can be, is the harness's test."""
-    with pytest.raises(ValueError, match=said):
-        kind_of(import_module(name))(**wrong).check()
-
 
 SIZES = {  # the largest model's parameters over the smallest's, which in depots is ours by random features
     "far_digits": 1.1, "matching": 1.15, "depots": 1.3, "molecules": 1.2, "micrographs": 1.45,
