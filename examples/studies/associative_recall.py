@@ -120,21 +120,11 @@ PRESETS = {
         lengths=(6, 10), train=32, held_out=8, epochs=1, vectors=4, scalars=3, num_layers=1, blocks=1
     ),
     "study": AssociativeRecall(
-        lengths=(32, 64, 128, 256),
-        curriculum=True,
-        train=640,
-        batch=8,
-        epochs=16,
-        learning_rate=0.01,
-        warmup=0.3,
-        clip=1.0,
-        vectors=16,
-        num_layers=2,
-        blocks=1,
-        results=study.committed("associative_recall"),
+        lengths=(32, 64, 128, 256), curriculum=True, train=640, batch=8, epochs=16, learning_rate=0.01, warmup=0.3,
+        clip=1.0, vectors=16, num_layers=2, blocks=1, results=study.committed("associative_recall"),
     ),
     "full": AssociativeRecall(lengths=(32, 64, 128, 256), epochs=300, learning_rate=0.001, vectors=128, blocks=1),
-}
+}  # fmt: skip
 
 
 def vocabularies(count: int, size: int, generator: torch.Generator) -> Tensor:

@@ -29,7 +29,7 @@ from baselines.message_passing import HIDDEN, ChannelwiseMessagePassing
 from data.soft_charges import Clouds, soft_charges
 from e3nn import o3
 from harness import study
-from harness.loading import tensor_batches
+from harness.loading import parted, tensor_batches
 from harness.results import Row
 from harness.settings import Settings
 from harness.tables import grouped, in_order, markdown, mean_and_spread
@@ -186,7 +186,7 @@ def clouds(settings: LongRange) -> list[Clouds]:
         soft_charges(counts[2], n * settings.charges, n ** (1 / 3) * settings.side, settings.softness, SEED + 1)
         for n in TIMES
     ]
-    return [*(Clouds(*part) for part in zip(*(x.split(counts) for x in every), strict=True)), *larger]
+    return [*(Clouds(*part) for part in parted(every, counts)), *larger]
 
 
 def tensors(part: Clouds, spreads: tuple[float, float], task: str) -> list[Tensor]:

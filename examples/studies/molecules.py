@@ -31,7 +31,7 @@ import torch
 from baselines.graph_potentials import KINDS, Edges, GraphPotential
 from data.lennard_jones import LENGTHS, SIZES, Molecules, lennard_jones
 from harness import study
-from harness.loading import Batches, graph_batches
+from harness.loading import Batches, graph_batches, parted
 from harness.results import Row
 from harness.settings import Settings
 from harness.tables import at_best_rates, in_order, markdown, mean_and_spread
@@ -149,7 +149,7 @@ def data(settings: MoleculesStudy) -> tuple[list[list[Data]], float]:
     """Molecules to train on, to choose the epoch and to test on; and the unit of energies in that of forces."""
     counts = settings.train, settings.train // 4, settings.train // 4
     every = lennard_jones(sum(counts), settings.fewest, settings.most, SEED, temperature=settings.temperature)
-    parts = [Molecules(*part) for part in zip(*(x.split(counts) for x in every), strict=True)]
+    parts = [Molecules(*part) for part in parted(every, counts)]
     first = parts[0]
     explained = torch.linalg.lstsq(composition(first), first.energies, driver="gelsd").solution
     spread = float((first.energies - composition(first) @ explained).std())

@@ -26,7 +26,7 @@ from baselines.published_norm import divided_by_length
 from baselines.sequence_models import Hyena, Transformer
 from data.charged_particles import STEPS, cached, linear_error
 from harness import study
-from harness.loading import tensor_batches
+from harness.loading import parted, tensor_batches
 from harness.results import Row
 from harness.settings import Settings
 from harness.tables import grouped, markdown, mean_and_spread, published
@@ -150,7 +150,7 @@ def systems(settings: NBody) -> list[list[Tensor]]:
     data = cached(sum(counts), SEED, settings.particles, STEPS, settings.cache, settings.progress)
     first, last = 31, 41  # frame f of the standard task, which leads from 30 to 40, is step 100 (f + 1)
     tensors = data.charges, data.velocities[:, first], data.positions[:, first], data.positions[:, last]
-    return [list(part) for part in zip(*(x.float().split(counts) for x in tensors), strict=True)]
+    return [list(part) for part in parted([x.float() for x in tensors], counts)]
 
 
 def complete_graphs(count: int, particles: int, device: torch.device) -> Tensor:
@@ -235,14 +235,8 @@ def by_model(rows: list[Row]) -> dict[str, list[Row]]:
 
 def table(rows: list[Row]) -> str:
     """The paper's Table 1, and ratios to linear motion."""
-    header = [
-        "method",
-        "MSE",
-        "of linear motion's",
-        "parameters",
-        "SE(3)-Hyena paper, other data",
-        "published, this task",
-    ]
+    header = ["method", "MSE", "of linear motion's", "parameters"]
+    header += ["SE(3)-Hyena paper, other data", "published, this task"]
     paper, others = published("SE(3)-Hyena Table 1"), published("n-body, standard task")
     linear, groups = rows[0].more["linear"][0], by_model(rows)
     lines = []

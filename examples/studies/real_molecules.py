@@ -54,15 +54,8 @@ class RealMoleculesStudy(Settings):
     SWEEP: ClassVar[tuple[str, ...]] = ("sets", "models", "seeds")
     MAY_BE_ZERO: ClassVar[tuple[str, ...]] = (*Settings.MAY_BE_ZERO, "after")
     SHOWN: ClassVar[tuple[str, ...]] = (
-        "learning_rate",
-        "width",
-        "max_width",
-        "kernels",
-        "after",
-        "batch",
-        "epochs",
-        "irreps",
-    )
+        "learning_rate", "width", "max_width", "kernels", "after", "batch", "epochs", "irreps",
+    )  # fmt: skip
     HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
 
     sets: tuple[Set, ...] = ("Lennard-Jones",)
@@ -117,11 +110,7 @@ OWN: dict[str, Any] = {
 }  # fmt: skip
 SUITED: dict[str, dict[str, Any]] = {
     "cumulenes": {
-        "irreps": "16x0e + 16x1o + 16x2e",
-        "cutoff": 3.0,
-        "width": 1.5,
-        "max_width": 12.0,
-        "kernels": (0, 0, 24),
+        "irreps": "16x0e + 16x1o + 16x2e", "cutoff": 3.0, "width": 1.5, "max_width": 12.0, "kernels": (0, 0, 24),
         "epochs": 120,
     },
     "C9H4": {"cutoff": 3.0, "width": 1.5, "max_width": 12.0, "epochs": 150},
@@ -131,7 +120,7 @@ SUITED: dict[str, dict[str, Any]] = {
     "chains": {"cutoff": 3.0, "width": 1.5, "max_width": 12.0},
     "salt": {"cutoff": 4.0, "epochs": 40},
     "Lennard-Jones": {"cutoff": 2.0, "width": 1.0, "max_width": 8.0, "epochs": 10},
-}
+}  # fmt: skip
 
 
 PRESETS = {

@@ -61,15 +61,8 @@ class RotatedDigits(Settings):
     SWEEP: ClassVar[tuple[str, ...]] = ("models", "relation", "locality", "seeds")
     MAY_BE_ZERO: ClassVar[tuple[str, ...]] = (*Settings.MAY_BE_ZERO, "content_heads")
     SHOWN: ClassVar[tuple[str, ...]] = (
-        "epochs",
-        "learning_rate",
-        "heads",
-        "head_channels",
-        "content_heads",
-        "channels",
-        "blocks",
-        "data",
-    )
+        "epochs", "learning_rate", "heads", "head_channels", "content_heads", "channels", "blocks", "data",
+    )  # fmt: skip
 
     models: tuple[Model, ...] = ("Z2_SA", "R4_SA", "R4M_SA")
     """which to train; a G-CNN is escnn's, with 3 x 3 convolutions and at least as many parameters as the attention"""
@@ -174,25 +167,15 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="relation='gsa'")
         count = -(-settings.heads // 8) if settings.content_heads is None else settings.content_heads
-        model = GroupTransformer(
-            group_from_gspace(gspace),
-            1,
-            10,
-            channels=(settings.channels,) * settings.blocks,
-            heads=settings.heads,
-            kernel_size=settings.kernel_size,
-            relation="frame" if relation == "separable" else relation,
-            pools=(0,),
-            norm="batch",
-            attn_kwargs={
-                "head_channels": settings.head_channels,
-                "content_heads": {"separable": 0, "frame": count}.get(relation),
-                "encoding": "joint",
-                "window_shape": "square",  # as the papers, with 8 and 12 rotations too
-                "locality": locality,
-            },
-        )
-    return model
+        attention = {
+            "head_channels": settings.head_channels, "content_heads": {"separable": 0, "frame": count}.get(relation),
+            "encoding": "joint", "locality": locality, "window_shape": "square",  # as the papers, with 8 rotations too
+        }  # fmt: skip
+        return GroupTransformer(
+            group_from_gspace(gspace), 1, 10, channels=(settings.channels,) * settings.blocks, heads=settings.heads,
+            kernel_size=settings.kernel_size, relation="frame" if relation == "separable" else relation, pools=(0,),
+            norm="batch", attn_kwargs=attention,
+        )  # fmt: skip
 
 
 def predict(model: torch.nn.Module, batch: Part) -> tuple[Tensor, Tensor]:
@@ -281,15 +264,8 @@ def accuracy(rows: list[Row]) -> str:
         cells = [values([row for row in group if kind(row) == k and not is_convolution(row)]) for k in kinds]
         counts = dict.fromkeys(f"{row.parameters:,}" for row in group)
         plain = values([row for row in group if is_convolution(row)])
-        lines.append(
-            [
-                model_of(group[0]),
-                plain,
-                *cells,
-                " to ".join(counts),
-                *(known.get((name, column), "-") for column in columns),
-            ]
-        )
+        beside = (known.get((name, column), "-") for column in columns)
+        lines.append([model_of(group[0]), plain, *cells, " to ".join(counts), *beside])
     head = ["model", "convolutions", *kinds, "parameters", *(f"{c} paper, rotMNIST" for c in columns)]
     return markdown(head, lines)
 

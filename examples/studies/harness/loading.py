@@ -65,6 +65,11 @@ class FreshBatches(Batches):
         yield from super().__iter__()
 
 
+def parted(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    """Tensors of several parts of a data set, so many examples each."""
+    return list(zip(*(x.split(counts) for x in tensors), strict=True))
+
+
 def tensor_batches(
     tensors: Sequence[Tensor], size: int, seed: int | None = None, augment: Augment | None = None, device: str = "cpu"
 ) -> Batches:
