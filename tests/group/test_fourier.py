@@ -118,9 +118,13 @@ def test_coefficients_and_gain():
     layer, _ = both(group)
     basis, gain = fourier_basis(group)[0], torch.randn(3, dtype=torch.float64)
     x = torch.randn(7, 3, 24, dtype=torch.float64)
-    coefficients = layer.multiply((basis.T @ x.transpose(1, 2)).flatten(1), gain)
-    found = (basis @ coefficients.unflatten(1, (24, 5))).transpose(1, 2)
+    rows = (basis.T @ x.transpose(1, 2)).flatten(1)
+    coordinates = layer.to_coordinates(rows, gain)
+    found = (basis @ coordinates.flatten(1)).view(24, 7, 5).permute(1, 2, 0)
     torch.testing.assert_close(found, layer(gain[:, None] * x), rtol=0, atol=1e-12)
+    back, _ = both(group, 5, 3)
+    found = (basis @ back.to_rows(coordinates).unflatten(1, (24, 3))).transpose(1, 2)
+    torch.testing.assert_close(found, back(layer(gain[:, None] * x)), rtol=0, atol=1e-12)
 
 
 def test_half_precision():

@@ -22,7 +22,7 @@ from ..grids import Window
 from ..groups import FiniteGroup, Group
 from ..modules import LayerNorm
 from ..shapes import Float, Num
-from ..torch_state import by_form, full_precision
+from ..torch_state import by_form, full_precision, is_autocast
 
 ENCODINGS = ("axial", "joint")  # of offsets; rotary positions have a class of their own
 CONTENT = 0.3  # initial scale of queries with locality, so that positions determine the weights at the start
@@ -254,6 +254,56 @@ def _by_complex_numbers(pairs: Float[Tensor, "*any 2"], angles: Float[Tensor, "*
 
 
 _rotated_pairs = by_form(_by_parts, _by_complex_numbers)  # compilers and exporters lack complex numbers
+
+
+def _elements(
+    x: Float[Tensor, "H B tokens heads C"], basis: Float[Tensor, "H H"], angles: Float[Tensor, "... tokens some C/2"],
+    count: int,
+) -> Float[Tensor, "H B tokens heads C"]:  # fmt: skip
+    """Transform Fourier coefficients to group elements, and rotate the first ``count`` heads. Angles repeat."""
+    first, others = (basis @ x.flatten(1)).view(x.shape).tensor_split((count,), 3)
+    pairs = first.unflatten(3, (-1, angles.shape[3]))
+    return torch.cat([rotated(pairs, angles.unsqueeze(3)).flatten(3, 4).to(x.dtype), others], 3)
+
+
+class _Elements(torch.autograd.Function):
+    """In place, so that heads that are not rotated are not copied, and the input is not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, basis: Tensor, phases: Tensor, count: int) -> Tensor:
+        out = (basis @ x.flatten(1)).view(x.shape)
+        _pairs(out, phases, count).mul_(phases)
+        ctx.save_for_backward(out, basis, phases)
+        ctx.count = count
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (out, basis, phases), count, to_phases = ctx.saved_tensors, ctx.count, None
+        grad = grad.contiguous()
+        if ctx.needs_input_grad[2]:
+            product = _pairs(out, phases, count).conj() * _pairs(grad, phases, count)
+            total = torch.view_as_complex(
+                torch.view_as_real(product).sum(3, keepdim=True).sum_to_size(*phases.shape, 2)
+            )
+            to_phases = total * phases  # the input is the output, rotated back
+        back = grad.clone()
+        _pairs(back, phases, count).mul_(phases.conj())
+        return (basis.T @ back.view(len(basis), -1)).view(out.shape), None, to_phases, None
+
+
+def _pairs(x: Tensor, phases: Tensor, count: int) -> Tensor:
+    """The pairs of channels of the first heads as complex numbers: a view."""
+    return torch.view_as_complex(x[..., :count, :].view(*x.shape[:3], -1, *phases.shape[4:], 2))
+
+
+def _in_place(x: Tensor, basis: Tensor, angles: Tensor, count: int) -> Tensor:
+    if x.dtype != angles.dtype or x.shape[-1] % 2 or is_autocast(x):
+        return _elements(x, basis, angles, count)
+    return _Elements.apply(x, basis, torch.complex(angles.cos(), angles.sin()).unsqueeze(3), count)
+
+
+rotated_elements = by_form(_elements, _in_place)
 
 
 def starting_offsets(heads: int, window: Window, elements: int = 1) -> list[tuple[tuple[int, ...], int, int]]:

@@ -18,17 +18,10 @@ from ..modules import NotScriptable
 from ..shapes import Bool, Float, Int
 from ..softmax_attention import softmax_attention_of_heads
 from ..torch_state import Tables, full_precision
-from .encodings import RotaryEncoding, relation_index, rotated
-from .fourier import fourier_basis
+from .encodings import RotaryEncoding, relation_index, rotated_elements
+from .fourier import fourier_basis, gelu, normalised
 from .layers import GroupLinear, Masked
 from .windows import Checked, Mask, enter, zero_where_masked
-
-EPS = 1e-6
-
-
-def _normalised(x: Float[Tensor, "tokens H*C"]) -> Float[Tensor, "tokens H*C"]:
-    """Divide by the root mean square over group elements and channels, which is the same in the Fourier basis."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
 
 
 @checks.arguments
@@ -128,30 +121,24 @@ class FrameTransformerBlock(NotScriptable, Masked, nn.Module):
         """Apply the block to Fourier coefficients, which come before channels. Numbers at masked tokens are finite."""
         batch, tokens, _ = x.shape
         angles = self.encoding(positions, self.matrices(x.device, torch.promote_types(x.dtype, torch.float32)))
+        basis = self.out.fourier(x.device, x.dtype)[0]
 
         def attention(y: Tensor) -> Tensor:
-            y = self._to_group(self.qkv.multiply(y, self.gains[0]))
-            y = y.unflatten(2, (3 * self.heads, -1)).unflatten(0, (batch, tokens))  # (B, tokens, |H|, 3 heads, C)
-            qk, v = y.split((2 * self.heads, self.heads), 3)
-            q, k = rotated(qk.unflatten(3, (2, -1)), angles.unsqueeze(3)).to(v.dtype).unbind(3)
-            q, k, v = (t.flatten(2, 3).transpose(1, 2) for t in (q, k, v))
-            keys = None if mask is None else mask.expand(batch, -1)
-            attended = softmax_attention_of_heads(q, k, v, keys, scale=q.shape[-1] ** -0.5).transpose(1, 2)
-            return self.out.multiply(self._to_fourier(attended.reshape(batch * tokens, len(self.group), -1)))
+            y = self.qkv.to_coordinates(y, self.gains[0])
+            y = y.unflatten(2, (3 * self.heads, -1)).unflatten(1, (batch, tokens))
+            qkv = rotated_elements(y, basis, angles.movedim(-3, 0), 2 * self.heads).flatten(0, 1).transpose(1, 2)
+            q, k, v = qkv.chunk(3, 1)
+            keys = None if mask is None else mask.expand(len(self.group), batch, -1).flatten(0, 1)
+            attended = softmax_attention_of_heads(q, k, v, keys, scale=v.shape[-1] ** -0.5).transpose(1, 2)
+            return self.out.to_rows((basis.T @ attended.reshape(len(basis), -1)).view(len(basis), batch * tokens, -1))
 
         def mlp(y: Tensor) -> Tensor:
-            return self.down.multiply(self._to_fourier(F.gelu(self._to_group(self.up.multiply(y, self.gains[1])))))
+            return self.down.to_rows(gelu(self.up.to_coordinates(y, self.gains[1]), basis))
 
         rows = x.flatten(0, 1)
         for branch in (attention, mlp):
-            rows = rows + self._dropped(branch(_normalised(rows)), batch)
+            rows = rows + self._dropped(branch(normalised(rows)), batch)
         return rows.view(x.shape)
-
-    def _to_group(self, x: Float[Tensor, "rows H*C"]) -> Float[Tensor, "rows H C"]:
-        return self.out.fourier(x.device, x.dtype)[0] @ x.unflatten(1, (len(self.group), -1))
-
-    def _to_fourier(self, x: Float[Tensor, "rows H C"]) -> Float[Tensor, "rows H*C"]:
-        return (self.out.fourier(x.device, x.dtype)[0].T @ x).flatten(1)
 
     def _dropped(self, x: Float[Tensor, "rows H*C"], batch: int) -> Tensor:
         if not self.training:
@@ -272,8 +259,8 @@ class FrameTransformer(NotScriptable, Masked, nn.Module):
         rows, patches = self._coefficients(x, mask)
         basis = self.fourier(rows.device, rows.dtype)[0]
         if not self.pool:
-            out = self._on_grid(cast(GroupLinear, self.head).multiply(rows, self.gain), x)
-            return zero_where_masked(out, patches)
+            out = cast(GroupLinear, self.head).to_coordinates(rows.flatten(0, 1), self.gain)
+            return zero_where_masked(self._on_grid(out.unflatten(1, rows.shape[:2]), x), patches)
         if patches is None:
             mean = rows.mean(1)
         else:
@@ -284,7 +271,10 @@ class FrameTransformer(NotScriptable, Masked, nn.Module):
     def features(self, x: Tensor, mask: Mask = None) -> Tensor:
         """The regular features of patches before the last map, ``(B, channels, |H|, *spatial / patch_size)``."""
         rows, patches = self._coefficients(x, mask)
-        return zero_where_masked(self._on_grid(rows, x) * self.gain.view(-1, *[1] * (1 + self.group.dim)), patches)
+        coordinates = rows.unflatten(2, (len(self.group), -1)).movedim(2, 0)
+        return zero_where_masked(
+            self._on_grid(coordinates, x) * self.gain.view(-1, *[1] * (1 + self.group.dim)), patches
+        )
 
     def _grid(self, spatial: Sequence[int]) -> list[int]:
         return [side // self.patch_size for side in spatial]
@@ -312,7 +302,7 @@ class FrameTransformer(NotScriptable, Masked, nn.Module):
         keys = None if patches is None else patches.pixels.flatten(1)
         for block in self.blocks:
             rows = cast(FrameTransformerBlock, block).transform(rows, places[None], keys)
-        return _normalised(rows), patches
+        return normalised(rows), patches
 
     def _patches(self, x: Float[Tensor, "B channels *spatial"]) -> Float[Tensor, "B patches channels*pixels"]:
         dim, side = self.group.dim, self.patch_size
@@ -321,9 +311,9 @@ class FrameTransformer(NotScriptable, Masked, nn.Module):
         grid, pixels = range(2, 2 + 2 * dim, 2), range(3, 3 + 2 * dim, 2)
         return x.permute(0, *grid, 1, *pixels).flatten(1 + dim).flatten(1, dim)
 
-    def _on_grid(self, rows: Tensor, x: Tensor) -> Float[Tensor, "B C H *grid"]:
-        basis = self.fourier(rows.device, rows.dtype)[0]
-        out = (basis @ rows.unflatten(2, (len(basis), -1))).permute(0, 3, 2, 1)
+    def _on_grid(self, coordinates: Float[Tensor, "H B patches C"], x: Tensor) -> Float[Tensor, "B C H *grid"]:
+        basis = self.fourier(coordinates.device, coordinates.dtype)[0]
+        out = (basis @ coordinates.flatten(1)).view(coordinates.shape).permute(1, 3, 0, 2)
         return out.reshape(*out.shape[:3], *self._grid(x.shape[-self.group.dim :]))
 
     def extra_repr(self) -> str:

@@ -16,7 +16,7 @@ from ..modules import StoresSettings
 from ..shapes import Float
 from ..torch_state import Tables
 from .encodings import relation_index
-from .fourier import block_matrices, block_product, block_product_of_pixels, fourier_basis, irreps
+from .fourier import block_matrices, block_product_of_pixels, fourier_basis, irreps, to_coordinates, to_rows
 from .windows import Checked, Mask, enter, fill_where_masked, leave, zero_where_masked
 
 
@@ -441,10 +441,14 @@ class GroupLinear(StoresSettings):
         dtype = torch.promote_types(weight.dtype, torch.float32)
         return block_matrices(weight, self.fourier(weight.device, dtype)[1], self.irreps)
 
-    def multiply(self, x: Tensor, gain: Tensor | None = None) -> Tensor:
-        """Apply the map, after a gain of the input channels, to Fourier coefficients, ``(..., |H| in_channels)`` ->
-        ``(..., |H| out_channels)``. Coefficients come before channels."""
-        return block_product(x, self.blocks(gain), self.bias, self.irreps)
+    def to_coordinates(self, x: Float[Tensor, "rows H*in"], gain: Tensor | None = None) -> Float[Tensor, "H rows out"]:
+        """Apply the map, after a gain of the input channels, to rows of Fourier coefficients, which come before
+        channels. Coefficients are the first axis of the result."""
+        return to_coordinates(x, self.blocks(gain), self.bias, self.irreps)
+
+    def to_rows(self, x: Float[Tensor, "H rows in"]) -> Float[Tensor, "rows H*out"]:
+        """Apply the map to Fourier coefficients, which are the first axis. The results are rows."""
+        return to_rows(x, self.blocks(), self.bias, self.irreps)
 
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         elements = self.weight.shape[-1]
