@@ -410,8 +410,43 @@ def clifford_block(block, x):
     return block.scale[:, None] * z / (size + 1e-6)[:, None, None]
 
 
+def gated_products(layer, grades):
+    """A GatedProducts from its parameters, of four tensors (N, channels, components)."""
+    scalars, rest = grades[0], [grades[0][:, :0], *grades[1:]]
+    invariants = [scalars[..., 0], *((part.square().sum(-1) + 1e-4).sqrt() for part in grades[1:])]
+    if any(part.shape[1] for part in rest):
+        factors = [
+            x if x.shape[1] else x.new_zeros(len(x), 16, n)
+            for x, n in zip(clifford_linear(layer.factors, rest), SIZES, strict=True)
+        ]
+        p, q = torch.cat(factors, -1).split(8, 1)
+        p = p / (1 + p.square().sum(-1, keepdim=True)).sqrt()
+        products = [
+            weight[:, None] * grade(pauli_product(grade(p, i), grade(q, k)), j)
+            for weight, (i, k, j) in zip(layer.paths, grade_paths(), strict=True)
+        ]
+        products = [x[:, :n] for x, n in zip(sum(products).split(SIZES, -1), layer.products, strict=True)]
+        invariants.append(products[0][..., 0])
+        rest = beside(rest, [products[0][:, :0], *products[1:]])
+    x = torch.cat(invariants, 1)
+    hidden = F.silu(F.linear(x / (1 + x**2).sqrt(), layer.inside.weight, layer.inside.bias))
+    out, *gates = F.linear(hidden, layer.outside.weight, layer.outside.bias).split(list(layer.out_grades), 1)
+    mixed = clifford_linear(layer.mix, rest)[1:]
+    return [out[..., None], *(gate[..., None] * x for gate, x in zip(gates, mixed, strict=True))]
+
+
+def bounded(grades):
+    """Tokens divided by sqrt(1 + the mean square of their numbers)."""
+    size = (1 + torch.cat([part.flatten(1) for part in grades], 1).square().mean(1)).sqrt()
+    return [part / size[:, None, None] for part in grades]
+
+
 def clifford_mlp(mlp, grades):
-    """A MultivectorMLP from its parameters, of four tensors (N, channels, components)."""
+    """A MultivectorMLP or GatedMLP from its parameters, of four tensors (N, channels, components)."""
+    if not hasattr(mlp, "embed"):
+        for layer in mlp:
+            grades = gated_products(layer, grades)
+        return grades
     embedded = clifford_linear(mlp.embed, grades)
     x = torch.cat([x if x.shape[1] else x.new_zeros(len(x), mlp.hidden, x.shape[2]) for x in embedded], -1)
     for block in mlp.blocks:
@@ -451,11 +486,12 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, c
     """An operator from its parameters, of one graph: four tensors and centred positions."""
     index = torch.arange(len(pos)) if index is None else index
     chain = torch.zeros(len(pos)).long() if chain is None else chain
-    n, attention = len(pos), operator.gate is None
+    n, attention = len(pos), operator.options.attention
     if edge_index is not None:
         x = local_context(operator.local, x, pos, edge_index, edge_attr)
     here = beside(x, only(vectors=pos[:, None]))
-    projected = clifford_mlp(operator.project, here)
+    mixed = operator.products is not None
+    projected = (clifford_linear if mixed else clifford_mlp)(operator.project, here)
     by_lag = not attention and operator.filters is not None
     causal = operator.options.causal
     if operator.short_conv is not None:
@@ -466,6 +502,8 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, c
             for part, weight in zip(projected, weights, strict=True)
         ]
     query, key, value = zip(*(part.chunk(3, 1) for part in projected), strict=True)
+    if mixed:
+        query, value = bounded(query), bounded(value)
     if attention:
         f = torch.softmax(query[0][..., 0] @ key[0][..., 0].T / math.sqrt(max(1, query[0].shape[1])), -1)
         scalars = (f @ value[0][..., 0])[..., None]
@@ -484,15 +522,18 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None, index=None, c
             return in_chains(conv, index, chain, q, k)
 
         u, w = convolution("scalars", q0, k0, torch.mul), convolution("vectors", q1, k1, torch.linalg.cross)
-        gate = torch.sigmoid(clifford_mlp(operator.gate, only(scalars=u, bivectors=w))[0])
-        scalars = gate[:, : u.shape[1]] * u[..., None] * value[0]
-        vectors = torch.linalg.cross(gate[:, u.shape[1] :] * w, value[1])
-        if by_lag and operator.products is not None:
+        if not mixed:
+            gate = torch.sigmoid(clifford_mlp(operator.gate, only(scalars=u, bivectors=w))[0])
+            u, w = gate[:, : u.shape[1], 0] * u, gate[:, u.shape[1] :] * w
+        scalars, vectors = u[..., None] * value[0], torch.linalg.cross(w, value[1])
+        if mixed:
             sums = lambda k, index: implicit_sums(operator.filters["vectors"], k, index, ring=ring)  # noqa: E731
             scale = clifford_linear(operator.products.gates, only(scalars=value[0][..., 0]))[0]
             vectors = vectors + scale * in_chains(sums, index, chain, k1)
     if operator.shortcut is not None:
         x = clifford_linear(operator.shortcut, x if operator.shortcut.in_grades == operator.in_grades else here)
+    if mixed:
+        return clifford_mlp(operator.out, beside(x, [scalars, vectors, x[2][:, :0], x[3][:, :0]]))
     return clifford_mlp(operator.out, [x[0] + scalars, x[1] + vectors, x[2], x[3]])
 
 

@@ -27,6 +27,8 @@ from . import clifford_algebra as algebra
 Parts = list[Tensor]
 GRADE_NAMES = ("0e", "1o", "1e", "0o")
 FEW_NUMBERS = 1 << 17, 1 << 11  # on accelerators, on CPUs: channels times tokens for which calls take most of the time
+PRODUCTS, GATE_WIDTH = 8, 32  # of gated products: channels of factors, and the width of the network
+SMOOTH = 1e-4  # added to squared norms that enter gates
 BLOCK_NUMBERS = 120_000  # channels times tokens of a tile on a CPU
 
 
@@ -233,6 +235,80 @@ class MultivectorMLP(nn.Module):
     def reference_parameter(self) -> Tensor:
         """A parameter with the dtype and device that the input must have."""
         return next(self.out.parameters())
+
+
+class GatedProducts(nn.Module):
+    r"""Linear maps of vectors and of their products, times gates that a network computes from invariants.
+
+    .. math::
+        y = g \odot W\, [x,\; \langle p\, q \rangle], \qquad
+        (f', g) = \mathrm{MLP}\big(b([f,\; \|x\|,\; \langle p\, q \rangle_0])\big)
+
+    Here f are scalars, and x vectors of both parities and pseudoscalars. p and q are linear maps of x, and their
+    geometric products are formed channel by channel. p = b(p') and b(z) = z / sqrt(1 + |z|^2): gates are bounded, and
+    y grows linearly with x. With constant gates and W = 0 for products, y is a linear map of x.
+    """
+
+    def __init__(self, in_grades: Grades, out_grades: Grades) -> None:
+        super().__init__()
+        self.in_grades, self.out_grades = in_grades, out_grades
+        self.grades = [grade for grade in (1, 2, 3) if in_grades[grade]]
+        factors, products = (
+            Grades(*(PRODUCTS * (grade in some) for grade in range(4)))
+            for some in (self.grades, algebra.grades_of_products(self.grades) if self.grades else [])
+        )
+        self.factors = CliffordLinear(in_grades._replace(scalars=0), factors.times(2), bias=False)
+        self.paths = nn.Parameter(torch.empty(len(algebra.PATHS), PRODUCTS if self.grades else 0))
+        self.products, inside = products, in_grades.plus(products)
+        self.mix = CliffordLinear(inside._replace(scalars=0), out_grades._replace(scalars=0), bias=False)
+        self.inside = nn.Linear(products.scalars + sum(in_grades), GATE_WIDTH)
+        self.outside = nn.Linear(GATE_WIDTH, sum(out_grades))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        reset_children(self)
+        nn.init.normal_(self.paths, std=0.5)
+        nn.init.ones_(self.outside.bias[self.out_grades.scalars :])
+
+    def forward(self, parts: Parts) -> Parts:
+        nothing, vectors = parts[0][:, :0], parts[1:]
+        invariants = [parts[0][0], *((part * part).sum(0).add(SMOOTH).sqrt() for part in vectors)]
+        if self.grades:
+            pairs = [part.chunk(2, 1) for part in self.factors([nothing, *vectors])[1:]]
+            p, q = (torch.cat(factor) for factor in zip(*(pairs[grade - 1] for grade in self.grades), strict=True))
+            p = p * (1 + (p * p).sum(0)).rsqrt()
+            z = algebra.channelwise_product(self.paths, p, q, self.grades)
+            counts = [size * (n > 0) for size, n in zip(algebra.GRADE_SIZES, self.products, strict=True)]
+            first, *rest = z.split_with_sizes(counts)
+            invariants.append(first[0])
+            vectors = [torch.cat([x, y], 1) if y.shape[0] else x for x, y in zip(vectors, rest, strict=True)]
+        x = torch.cat(invariants)
+        hidden = torch.addmm(self.inside.bias[:, None], self.inside.weight, x * (1 + x * x).rsqrt())
+        out = torch.addmm(self.outside.bias[:, None], self.outside.weight, nn.functional.silu(hidden))
+        scalars, *gates = out[None].split_with_sizes(list(self.out_grades), 1)
+        mixed = self.mix([nothing, *vectors])[1:]
+        return [scalars, *(gate * y for gate, y in zip(gates, mixed, strict=True))]
+
+
+class GatedMLP(nn.Sequential):
+    """Some :class:`GatedProducts`, the last of which gives the output, on parts by grade. Between them are ``hidden``
+    channels of each grade."""
+
+    def __init__(self, in_grades: Grades, out_grades: Grades, hidden: int, num_blocks: int = 1) -> None:
+        grades = [in_grades]
+        for _ in range(num_blocks - 1):
+            grades.append(Grades(*[hidden] * 4).only(grades[-1].reachable(1)))
+        super().__init__(*(GatedProducts(*pair) for pair in itertools.pairwise([*grades, out_grades])))
+        self.in_grades, self.out_grades, self.hidden = in_grades, out_grades, hidden
+
+    @property
+    def blocks(self) -> GatedMLP:
+        """What counts products."""
+        return self
+
+    def tokens_per_block(self, device: torch.device) -> int:
+        """The number of tokens of a tile."""
+        return max(64, tile_numbers(device, BLOCK_NUMBERS, 10 * algebra.COMPONENTS) // self.hidden)
 
 
 @checks.arguments

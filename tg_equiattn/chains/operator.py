@@ -23,7 +23,17 @@ from ..shapes import Float, Int
 from ..softmax_attention import softmax_attention
 from ..tiles import joined, map_tiles
 from ..torch_state import full_precision
-from .clifford import GRADE_NAMES, POSITION, CliffordLinear, Grades, MultivectorMLP, features, with_position
+from .clifford import (
+    GRADE_NAMES,
+    POSITION,
+    CliffordLinear,
+    GatedMLP,
+    Grades,
+    MultivectorMLP,
+    features,
+    join_channels,
+    with_position,
+)
 from .clifford_algebra import cross_product
 from .convolutions import LAG_FILTERS, ExponentialFilter, ShortConv
 from .local_context import LocalContext
@@ -143,7 +153,7 @@ class TokenOperator(TokenNetwork):
     also multiply the convolved vectors (:class:`MixedProducts`).
     """
 
-    out: MultivectorMLP
+    out: MultivectorMLP | GatedMLP
     gate: MultivectorMLP | None
     filters: nn.ModuleDict | None
 
@@ -154,44 +164,54 @@ class TokenOperator(TokenNetwork):
         if options.local_context:
             self.local = LocalContext(in_grades, width, options.edge_channels, num_blocks)
         # with a filter of the lag, tokens of zeros must have no effect, so there is no bias
-        bias = not options.by_lag
-        self.project = MultivectorMLP(in_grades.plus(POSITION), hidden.times(3), width, num_blocks, bias)
+        inside, mixed = (in_grades.plus(POSITION), hidden.times(3)), options.mixes_by_lag
+        self.project: CliffordLinear | MultivectorMLP
+        if mixed:
+            self.project = CliffordLinear(*inside, bias=False)
+        else:
+            self.project = MultivectorMLP(*inside, width, num_blocks, bias=not options.by_lag)
         # if the input has no vectors, the residual has positions as vectors
         start = in_grades if in_grades.vectors or options.causal else in_grades.plus(POSITION)
         self.shortcut = None if in_grades == hidden else CliffordLinear(start, hidden, bias=False)
         self.short_conv: ShortConv | None = None
         if options.short_conv is not None:
             self.short_conv = ShortConv(_channels(hidden), options.short_conv, options.causal)
-        self.out = MultivectorMLP(hidden, out_grades, width, num_blocks)
+        mlp, channels = (GatedMLP, hidden.times(2)) if mixed else (MultivectorMLP, hidden)
+        self.out = mlp(channels, out_grades, width, num_blocks)
         self.placement.needs_positions = self.reachable(in_grades) != out_grades
         self.scalars, vectors = hidden.scalars + hidden.pseudoscalars, hidden.vectors + hidden.bivectors
         self.gate, self.filters, self.norm = None, None, options.norm
-        if not options.attention:
-            mixed = Grades(scalars=self.scalars, bivectors=vectors)
-            self.gate = MultivectorMLP(mixed, Grades(self.scalars + vectors), GATE_CHANNELS, num_blocks)
+        if not options.attention and not mixed:
+            of_mixed = Grades(scalars=self.scalars, bivectors=vectors)
+            self.gate = MultivectorMLP(of_mixed, Grades(self.scalars + vectors), GATE_CHANNELS, num_blocks)
         self.products: MixedProducts | None = None
         if options.by_lag:
             make, kinds = LAG_FILTERS[options.filter], {"scalars": self.scalars, "vectors": vectors}
             self.filters = nn.ModuleDict({kind: make(n, options.causal) for kind, n in kinds.items() if n})
-            self.products = MixedProducts(hidden) if options.mixed_products and vectors else None
+            self.products = MixedProducts(hidden) if mixed else None
 
     def settings(self) -> dict[str, Any]:
-        more = {"causal": self.options.causal, "mixed_products": self.products is not None}
-        return super().settings() | more | {"filter": None if self.options.attention else self.options.filter}
+        options, mixed = self.options, self.options.mixes_by_lag
+        return super().settings() | {
+            "causal": options.causal, "mixed_products": mixed, "projections": "linear" if mixed else "Clifford MLP",
+            "filter": None if options.attention else options.filter,
+        }  # fmt: skip
 
     def reachable(self, grades: Grades) -> Grades:
         products = len(self.out.blocks)
-        return self.out_grades.only(self.hidden_grades.only(grades.reachable(products)).reachable(products))
+        if not self.options.mixes_by_lag:
+            return self.out_grades.only(self.hidden_grades.only(grades.reachable(products)).reachable(products))
+        return self.out_grades.only(self.hidden_grades.only(grades.reachable(0)).times(2).reachable(products))
 
     def forward(self, x: Float[Tensor, "dim tokens"], tokens: TokenBatch) -> Float[Tensor, "out tokens"]:
         pos = tokens.pos
         if self.local is not None and tokens.edges is not None:
             x = self.local(x, pos, tokens.edges)
-        step = self.project.tokens_per_block(x.device)
+        step = self.out.tokens_per_block(x.device)
         projected = map_tiles(_project, step, (x, pos), self.project, self.in_grades, dim=-1)
         if self.short_conv is not None:
             projected = self.short_conv(projected.flatten(0, 1), tokens.sequences).view_as(projected)
-        query, key, value = projected.unbind()
+        query, key, value = self._split(projected)
         if self.filters is not None:
             keys = dict(zip(("scalars", "vectors"), split_features(key, self.scalars), strict=True))
             for kind, filter in self.filters.items():
@@ -211,12 +231,17 @@ class TokenOperator(TokenNetwork):
         if self.short_conv is not None:
             recent, flat = self.short_conv.step(recent, projected.flatten(0, 1))
             projected = flat.view_as(projected)
-        query, key, value = projected.unbind()
+        query, key, value = self._split(projected)
         keys = dict(zip(("scalars", "vectors"), split_features(key, self.scalars), strict=True))
         for n, (kind, filter) in enumerate(cast(nn.ModuleDict, self.filters).items()):
             sums[n], keys[kind] = cast(ExponentialFilter, filter).step(sums[n], keys[kind])
         nodes = x, pos, *split_features(value, self.scalars), *self._by_query(query, keys)
         return (recent, *sums), _finish(*nodes, *self._rest)
+
+    def _split(self, projected: Float[Tensor, "3 features tokens"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value. With mixed products, queries and values are bounded, so outputs grow linearly."""
+        query, key, value = projected.unbind()
+        return (query, key, value) if self.products is None else (_bounded(query), key, _bounded(value))
 
     @property
     def _rest(self) -> tuple[Any, ...]:
@@ -309,7 +334,13 @@ def _channels(hidden: Grades) -> list[int]:
     return [first[g] + n * hidden[g] + channel for n in range(3) for g in order for channel in range(hidden[g])]
 
 
-def _project(x: Tensor, pos: Tensor, project: MultivectorMLP, grades: Grades) -> Float[Tensor, "3 features tokens"]:
+def _bounded(x: Float[Tensor, "features tokens"]) -> Float[Tensor, "features tokens"]:
+    return x * (1 + (x * x).mean(0)).rsqrt()
+
+
+def _project(
+    x: Tensor, pos: Tensor, project: CliffordLinear | MultivectorMLP, grades: Grades
+) -> Float[Tensor, "3 features tokens"]:
     parts = project(with_position(grades.parts(x), pos))
     components = [part.view(len(part), 3, part.shape[1] // 3, part.shape[2]).unbind() for part in parts]
     rows = [*components[0], *components[3]]
@@ -321,21 +352,25 @@ def _project(x: Tensor, pos: Tensor, project: MultivectorMLP, grades: Grades) ->
 def _finish(
     x: Tensor, pos: Tensor, value_scalars: Tensor, value_vectors: Tensor, scalars: Tensor, vectors: Tensor,
     convolved: Tensor, gate: MultivectorMLP | None, products: MixedProducts | None, grades: Grades, hidden: Grades,
-    shortcut: CliffordLinear | None, out: MultivectorMLP,
+    shortcut: CliffordLinear | None, out: MultivectorMLP | GatedMLP,
 ) -> Tensor:  # fmt: skip
     """The output from values and mixed features, scalars and vectors of both parities."""
     if gate is not None:
         count, none = scalars.shape[0], vectors[:, :0]
         gates = torch.sigmoid(gate([scalars[None], none, vectors, none[:1]])[0])
         of_scalars, of_vectors = gates.split_with_sizes([count, gates.shape[1] - count], 1)
-        scalars = of_scalars[0] * scalars * value_scalars
-        vectors = cross_product(of_vectors * vectors, value_vectors, 0)
-        vectors = vectors if products is None else vectors + products(value_scalars, convolved)
+        scalars, vectors = of_scalars[0] * scalars, of_vectors * vectors
+    if gate is not None or products is not None:
+        scalars, vectors = scalars * value_scalars, cross_product(vectors, value_vectors, 0)
+    if products is not None:
+        vectors = vectors + products(value_scalars, convolved)
     parts = grades.parts(x)
     if shortcut is not None:
         parts = shortcut(parts if shortcut.in_grades == grades else with_position(parts, pos))
     updates = [*scalars[None].split([hidden.scalars, hidden.pseudoscalars], 1)]
     updates[1:1] = vectors.split([hidden.vectors, hidden.bivectors], 1)
+    if products is not None:
+        return features(out(join_channels(parts, updates)))
     return features(out([part + update for part, update in zip(parts, updates, strict=True)]))
 
 
@@ -343,7 +378,7 @@ def _finish(
 class TokenModel(TokenNetwork):
     """A model: linear embedding, operators with residual connections, pooling and a Clifford MLP (Figure 2b)."""
 
-    out: MultivectorMLP
+    out: MultivectorMLP | GatedMLP
 
     def __init__(
         self, in_grades: Grades, out_grades: Grades, hidden_grades: Grades, *, num_layers: checks.Count = 3,
@@ -365,7 +400,8 @@ class TokenModel(TokenNetwork):
         inside = dataclasses.replace(options, length_scale=1.0)  # positions have been divided
         grades = hidden_grades, hidden_grades, hidden_grades
         self.operators = nn.ModuleList(TokenOperator(*grades, inside) for _ in range(num_layers))
-        self.out = MultivectorMLP(hidden_grades, out_grades, max(1, *hidden_grades), options.num_blocks)
+        mlp = GatedMLP if options.mixes_by_lag else MultivectorMLP
+        self.out = mlp(hidden_grades, out_grades, max(1, *hidden_grades), options.num_blocks)
         self.placement.needs_positions = self.reachable(in_grades) != out_grades
 
     def reachable(self, grades: Grades) -> Grades:
@@ -396,5 +432,5 @@ class TokenModel(TokenNetwork):
         return tuple(states), _read_out(x, self.out, self.hidden_grades)
 
 
-def _read_out(x: Tensor, out: MultivectorMLP, grades: Grades) -> Tensor:
+def _read_out(x: Tensor, out: MultivectorMLP | GatedMLP, grades: Grades) -> Tensor:
     return features(out(grades.parts(x)))

@@ -53,6 +53,11 @@ class OperatorSettings:
         """True for a long convolution with a filter of the lag."""
         return not self.attention and self.filter != "data"
 
+    @property
+    def mixes_by_lag(self) -> bool:
+        """True for the operator that is linear in convolved keys, with products of scalars and vectors."""
+        return self.by_lag and self.mixed_products
+
     def check_steps(self) -> None:
         """Raise ValueError if outputs cannot be computed token by token."""
         if self.attention:
