@@ -61,17 +61,25 @@ def draw(path: Path) -> None:
         nodes.set_xticks(list(columns.values()), ["1", "2", "4"])
         nodes.minorticks_off()
 
-        kinds = {"like ions": "like\nions", "unlike ions": "unlike\nions"}
-        kinds |= {"an ion and a molecule": "ion and\nmolecule", "two molecules": "two\nmolecules"}
-        models = {"predicted": ("with predicted charges (ours)", "C0", -0.2)}
-        models |= {"MACE": ("MACE alone", "0.75", 0.2)}
-        for name, (label, color, shift) in models.items():
-            found = cells("ion_pairs/pairs", "ions and molecules", name, "0.02")
-            heights, places = [number(found[kind]) for kind in kinds], range(len(kinds))
-            ions.bar([x + shift for x in places], heights, 0.4, label=label, color=color)
-        ions.set(title="Forces between fragments", yscale="log")
-        ions.set(ylabel="error of the net force, meV/Å")
-        ions.set_xticks(range(len(kinds)), kinds.values(), fontsize=9.5)
+        models = {"searched": ('charges, learn="scale" (ours)', "C0")}
+        models |= {
+            "torch-pme": ("MACE, charges of DFT by hand", "0.5"),
+            "MACE": ("MACE alone", "0.8"),
+        }
+        for place, (name, (label, color)) in enumerate(models.items()):
+            for x, crystal in enumerate(("NaCl", "MgO")):
+                height = number(cells("polar_crystals/phonons", crystal, name)["512 atoms"])
+                bar = ions.bar(
+                    x + 0.27 * (place - 1),
+                    height,
+                    0.27,
+                    color=color,
+                    label=label if x == 0 else None,
+                )
+                ions.bar_label(bar, fmt="%.1f", fontsize=12)
+        ions.set(title="Forces in cells of 512 atoms", yscale="log", ylim=(1, 50))
+        ions.set(ylabel="error, meV/Å")
+        ions.set_xticks(range(2), ("NaCl", "MgO"))
         for axis in (pair, nodes, ions):
             axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), frameon=False)
             axis.spines[["top", "right"]].set_visible(False)

@@ -12,7 +12,7 @@ from whole_models import MODELS, Fixed
 
 from tg_equiattn.nn import GroupAttention
 
-PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 # of one case a name float32, whose variants convert numbers where the first does; of the core's variants float64
 VARIED = besides([name for name in CASES if " " not in name])
 OTHERS = besides([name for name, case in CASES.items() if " " in name and case.host == "torch"])

@@ -1,4 +1,4 @@
-"""One call passes through few files, as the page "How a call runs" says."""
+"""One call passes through few files, as CONTRIBUTING.md says."""
 
 import sys
 from pathlib import Path

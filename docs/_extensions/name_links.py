@@ -31,6 +31,16 @@ def tutorials_by_page(app, docname: str, source: list[str]) -> None:
     )
 
 
+def included(app, path, docname: str, content: list[str]) -> None:
+    """Links of README to files of the repository that are pages of the site."""
+    tutorials_by_page(app, docname, content)
+    content[0] = re.sub(
+        r"\]\((CHANGELOG|CONTRIBUTING)\.md\)",
+        lambda match: f"](docs/{match[1].lower()}.md)",
+        content[0],
+    )
+
+
 def hosts_by_intersphinx(app, doctree: nodes.document) -> None:
     for node, name in names(doctree):
         if name.startswith(HOSTS):
@@ -57,6 +67,7 @@ def own_names(app, doctree: nodes.document, docname: str) -> None:
 
 def setup(app) -> dict[str, bool]:
     app.connect("source-read", tutorials_by_page)
+    app.connect("include-read", included)
     app.connect("doctree-read", hosts_by_intersphinx)
     app.connect("doctree-resolved", own_names)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

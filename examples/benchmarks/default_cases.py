@@ -100,10 +100,10 @@ def performer(method: str, size: str) -> Case:
     return Case(first, second, (torch.randn(len(batch), 64), pos), first)
 
 
-def gps(size: str) -> Case:
+def gps(size: str, **options: Any) -> Case:
     """A layer of a GPS network with softmax attention, beside PyG's."""
     pos, edges, batch = clouds(size)
-    settings = {"pos_dim": 3, "offset": "distance", "cutoff": 1.0}
+    settings = {"pos_dim": 3, "offset": "distance", "cutoff": 1.0, **options}
     ours = RelativeGPSBlock(64, SAGEConv(64, 64), 8, attn_kwargs=settings)
     theirs = GPSConv(64, SAGEConv(64, 64), 8, attn_type="multihead")
     first = Graphs(ours, lambda layer, x, pos, edges, batch: layer(x, edges, pos=pos, batch=batch), edges, batch)
@@ -155,6 +155,17 @@ CASES: dict[str, tuple[str, Callable[[str], Case]]] = {
     "IrrepsSE3HyenaOperator": ("MessagePassing", functools.partial(irreps, IrrepsSE3HyenaOperator)),
     "IrrepsVectorSelfAttention": ("MessagePassing", functools.partial(irreps, IrrepsVectorSelfAttention)),
     "IrrepsEwaldAttention": ("MessagePassing", functools.partial(irreps, IrrepsEwaldAttention, width=1.0)),
+}  # fmt: skip
+EWALD = {"width": 1.0, "max_width": 8.0, "num_gaussians": 2, "num_coulomb": 2}
+HYENA = {"filter": "implicit", "short_conv": 3, "mixed_products": False}
+# the same for the calls that README advertises
+README: dict[str, tuple[str, Callable[[str], Case]]] = {
+    "R2GroupAttention, all pixels, relative, C4": (
+        "R2Conv", lambda size: fields(R2GroupAttention, 4, size, kernel_size=None, relation="relative")
+    ),
+    "RelativeGPSBlock, far offsets": ("GPSConv", functools.partial(gps, offset="mlp", values="offset")),
+    "IrrepsEwaldAttention, 2 + 2 kernels": ("MessagePassing", functools.partial(irreps, IrrepsEwaldAttention, **EWALD)),
+    "IrrepsSE3HyenaOperator, implicit": ("MessagePassing", functools.partial(irreps, IrrepsSE3HyenaOperator, **HYENA)),
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ Times are medians of interleaved rounds, of the processor on one thread, or with
     python -W ignore examples/benchmarks/defaults.py                  # a few minutes
     python -W ignore examples/benchmarks/defaults.py --device cuda
     python -W ignore examples/benchmarks/defaults.py --sizes --repeats 15    # tiny calls alone
+    python -W ignore examples/benchmarks/defaults.py --readme    # the calls that README advertises
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from default_cases import CASES, SIDES, Case, shape_of
+from default_cases import CASES, README, SIDES, Case, shape_of
 from measure import add_device, medians
 from torch import Tensor
 
@@ -91,17 +92,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--sizes", nargs="*", choices=list(SIDES)[1:], default=list(SIDES)[1:])
     parser.add_argument("--cases", nargs="*", help="names of cases; default: all", choices=list(CASES))
+    parser.add_argument("--readme", action="store_true", help="the calls that README advertises, without tiny sizes")
     add_device(parser)
     options = parser.parse_args()
     device = options.device
     torch.set_num_threads(1)
     chosen = {name: CASES[name] for name in options.cases or CASES} if options.cases != [] else {}
+    chosen = README if options.readme else chosen
     rows, tiny_rows = [], []
     for name, (beside, make) in chosen.items():
         for size in options.sizes:
             cells = measure(make, size, options.repeats, device)
             rows.append([f"{name}, {shape_of(name, size)}", beside, *cells])
-        tiny_rows.append([name, beside, *tiny(make, options.repeats, device)])
+        if not options.readme:
+            tiny_rows.append([name, beside, *tiny(make, options.repeats, device)])
     head = ["layer", "beside", "forward, ms", "ours", "training, ms", "ours", "kept, MiB", "ours"]
     table(head, rows)
     table(["one tiny call", "beside", "forward, ms", "ours, ms", "training, ms", "ours, ms"], tiny_rows)

@@ -18,7 +18,7 @@ from types import ModuleType
 from harness import results, study
 from harness.settings import EXAMPLES, Settings
 from harness.tables import check_cells
-from summary import summary
+from summary import costs, summary
 
 ROOT = EXAMPLES.parent
 STUDIES = (
@@ -64,8 +64,9 @@ def tables() -> dict[str, str]:
         for title, table in build(name).items():
             study.committed(name).with_name(f"{title}.md").write_text(table + "\n")
             found[f"{name}/{title}"] = table
-    found["summary/tasks"] = summary(found, rows_of)
-    (EXAMPLES / "results" / "summary" / "tasks.md").write_text(found["summary/tasks"] + "\n")
+    found |= {"summary/tasks": summary(found, rows_of), "summary/costs": costs(found)}
+    for title in ("tasks", "costs"):
+        (EXAMPLES / "results" / "summary" / f"{title}.md").write_text(found[f"summary/{title}"] + "\n")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/results.md: a row for each task, from cells of the studies' tables and times of their rows."""
+"""The first tables of docs/results.md and docs/performance.md: rows for tasks, and for layers that are replaced."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ TASKS = (
      "far offsets, pairs", "dense, centred", {"tasks": ["displacement"]}, "results_pyg.md#far-nodes"),
     ("Direction of the nearest of three nodes: accuracy, %", "depots/nearest", (), "1 times the nodes",
      "far offsets", "dense, centred", {"tasks": ["nearest"]}, "results_pyg.md#the-nearest-of-three"),
-    ("Direction of the nearest of three nodes, 6.25 times the nodes: accuracy, %", "depots/nearest", (), "6.25 times the nodes",
+    ("Direction of the nearest of three nodes, 6.25 times the nodes: accuracy, %", "depots/nearest", (),
+     "6.25 times the nodes",
      "far offsets", "dense, centred", {"tasks": ["nearest"]}, "results_pyg.md#the-nearest-of-three"),
     ("Left or right, messages along near pairs: accuracy, %", "pyg_mixed_model/accuracy", ("near pairs",), "accuracy",
      "ours", "Performer", {"edges": ["near pairs"]}, "results_pyg.md#left-or-right"),
-    ("Left or right, messages along touching pixels: accuracy, %", "pyg_mixed_model/accuracy", ("touching",), "accuracy",
+    ("Left or right, messages along touching pixels: accuracy, %", "pyg_mixed_model/accuracy", ("touching",),
+     "accuracy",
      "ours", "Performer + positions", {"edges": ["touching"]}, "results_pyg.md#left-or-right"),
     ("Energies of Lennard-Jones molecules", "molecules/errors", ("pairs",), "energy",
      "ours, exact", "Performer", {"messages": ["pairs"]}, "results_pyg.md#molecules-without-bonds-between-near-atoms"),
@@ -50,7 +52,8 @@ TASKS = (
     ("Five charged particles", "nbody/errors", (), "MSE",
      "SE(3)-Hyena + local", "local only", {"epochs": 100}, "results_e3nn.md#charged-particles"),
     ("Net force between distant fragments, meV/A", "ion_pairs/pairs", ("ions and molecules", "0.02"), "net force",
-     "predicted", "MACE", {"sets": ["pairs"], "learning_rate": 0.02}, "results_mace.md#ions-and-molecules-at-large-distances"),
+     "predicted", "MACE", {"sets": ["pairs"], "learning_rate": 0.02},
+     "results_mace.md#ions-and-molecules-at-large-distances"),
     ("Forces in bulk water, meV/A", "ion_pairs/sets", ("water",), "force",
      "predicted", "MACE", {"sets": ["water"]}, "results_mace.md#ions-and-molecules-at-large-distances"),
     ("Forces in 512 atoms of MgO, beside these charges by hand, meV/A", "polar_crystals/phonons", ("MgO",), "512 atoms",
@@ -78,6 +81,34 @@ NAMES = {
 }
 
 
+TIMES = "\N{MULTIPLICATION SIGN}"
+# What is replaced, by what, and the row of a benchmark, whose last columns are the ratios
+COSTS = (
+    ("`R2Conv`, 5 x 5, C8, 32 x 32 pixels", "`R2GroupAttention` in a window", "defaults",
+     "R2GroupAttention, C8, 32 x 32"),
+    ("`R2Conv`, 5 x 5, C4, 16 x 16 pixels", "`R2GroupAttention` over all pixels, `relation=\"relative\"`", "calls",
+     "R2GroupAttention, all pixels, relative, C4, 16 x 16"),
+    ("timm's `Block`, width 768", "`FrameTransformerBlock`, D4", "transformers", "D4 | 768"),
+    ("`GPSConv`, softmax, 16 graphs of 200 nodes", "`RelativeGPSBlock`, far offsets", "calls",
+     "RelativeGPSBlock, far offsets, 16 of 200"),
+    ("messages of e3nn, 16 clouds of 200 nodes", "`IrrepsEwaldAttention`", "calls",
+     "IrrepsEwaldAttention, 2 + 2 kernels, 16 of 200"),
+    ("messages of e3nn, 16 chains of 200 tokens", "`IrrepsSE3HyenaOperator`", "calls",
+     "IrrepsSE3HyenaOperator, implicit, 16 of 200"),
+)  # fmt: skip
+
+
+def costs(tables: dict[str, str]) -> str:
+    """Times of a layer as multiples of those of the layer that it replaces, forward and training."""
+    lines = []
+    for replaced, ours, table, words in COSTS:
+        (row,) = [row for row in tables[f"benchmarks/{table}"].splitlines() if row.startswith(f"| {words} |")]
+        numbers = row.strip("| ").split(" | ")
+        forward, training = (numbers[4], numbers[6]) if table == "transformers" else (numbers[3], numbers[5])
+        lines.append([replaced, ours, f"{forward} {TIMES}", f"{training} {TIMES}"])
+    return markdown(("I replace", "by", "forward", "training"), lines)
+
+
 def seconds(rows: Iterable[Row], model: str, settings: dict) -> float:
     """The shortest training of a model with these settings: on shared machines, the least disturbed."""
     names = ("models", "operators")
@@ -101,5 +132,5 @@ def summary(tables: dict[str, str], rows_of: Callable[[str], list[Row]]) -> str:
         models = [NAMES.get(name[0], name[0]) for name in names]
         times = [seconds(rows, name[0], settings) for name in names]
         found = [f"{mean} ({model})" for mean, model in zip(means, models, strict=True)]
-        lines.append([task, *found, f"{times[0] / times[1]:.1f} ×", f"[notes]({notes})"])
+        lines.append([task, *found, f"{times[0] / times[1]:.1f} {TIMES}", f"[notes]({notes})"])
     return markdown(("task", "ours", "best other", "time", "more"), lines)

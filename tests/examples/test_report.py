@@ -56,12 +56,16 @@ def test_tables_of_benchmarks_are_their_records(record):
         assert report.filled(text, f"benchmarks/{record.stem}", record.read_text().strip()) == text
 
 
-def test_the_page_of_results_is_what_the_tables_say():
+@pytest.mark.parametrize(("title", "page"), [("tasks", "results"), ("costs", "performance")])
+def test_the_first_tables_are_what_the_others_say(title, page):
+    folder = EXAMPLES / "results" / "benchmarks"
     tables = {f"{name}/{title}": table for name in report.STUDIES for title, table in report.build(name).items()}
-    table = report.summary(tables, report.rows_of)
-    text = (EXAMPLES.parent / "docs" / "results.md").read_text()
-    assert report.filled(text, "summary/tasks", table) == text
-    assert (EXAMPLES / "results" / "summary" / "tasks.md").read_text() == table + "\n"
+    tables |= {f"benchmarks/{path.stem}": path.read_text().strip() for path in folder.glob("*.md")}
+    table = report.summary(tables, report.rows_of) if title == "tasks" else report.costs(tables)
+    text = (EXAMPLES.parent / "docs" / f"{page}.md").read_text()
+    assert f"<!-- summary/{title} -->" in text
+    assert report.filled(text, f"summary/{title}", table) == text
+    assert (EXAMPLES / "results" / "summary" / f"{title}.md").read_text() == table + "\n"
 
 
 def test_rows_that_would_share_a_cell_are_refused():
