@@ -1,4 +1,4 @@
-# make demo      three quick starts: train an escnn, a PyG and an e3nn model with our layers, and draw what came of it
+# make demo      three quick starts: train a model of escnn, of PyG and of e3nn beside a rival each, and draw what came of it
 # make test      lint, types and the tests
 # make test-all  the same with the tests marked slow, make test-hosts and make test-oldest
 # make test-hosts  the tests of MACE, NequIP and ASE, and of e3nn 0.4.4, each host in a virtual environment of its own
@@ -22,11 +22,13 @@ TESTS := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(RUN) $(PYTEST)
 
 # One thread: on cores that others use too, waiting for a second one took several times as long.
 demo: setup
-	@echo "Three trainings, two to three minutes on two cores."
+	@echo "Three trainings, each beside a rival, two to three minutes."; mkdir -p out; rm -f out/demo.txt
 	@for host in escnn pyg e3nn; do \
-		echo; echo "== examples/quickstart_$$host.py: $$(sed -n '1s/^"""Quick start with [^:]*: //p' examples/quickstart_$$host.py)"; \
-		$(RUN) examples/quickstart_$$host.py || exit 1; \
+		{ echo; sed -n '1s/^"""Quick start with /== /p' examples/quickstart_$$host.py; } | tee -a out/demo.txt; \
+		$(RUN) examples/quickstart_$$host.py > out/$$host.txt || exit 1; \
+		tee -a out/demo.txt < out/$$host.txt; \
 	done
+	@echo; echo "All results:"; grep -v '^figure' out/demo.txt
 	@echo; echo "The figures are in $(CURDIR)/out: quickstart_escnn.png, quickstart_pyg.png, quickstart_e3nn.png"
 
 test: setup-all
