@@ -1,4 +1,4 @@
-"""Operators: the form in which an operator is computed, the size of its tiles, and operators that run tiles.
+"""Operators: the choice between eager tiles and a torch.library operator, and the sizes of tiles.
 
 An operator is opaque to torch's transforms: those of ``torch.func`` cannot look into it, and forward-mode
 differentiation would take its tangents for zero. So every operator has a definition in torch's own operations, which

@@ -60,7 +60,7 @@ class R2LiftingAttention(RdLiftingAttention):
         heads (int): Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x
             3 window, 27 a cube.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
-            ``out_type`` divided by ``heads``, rounded up, and at least one for each part of the axial encoding.
+            ``out_type`` divided by ``heads``, rounded up, and with ``"axial"`` at least one for each axis and table.
         window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
             has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not
             symmetric under them; else a square.
@@ -134,16 +134,16 @@ class R2GroupAttention(RdGroupAttention):
         heads (int): Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x
             3 window, 27 a cube.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
-            ``out_type`` divided by ``heads``, rounded up, and at least one for each part of the axial encoding.
+            ``out_type`` divided by ``heads``, rounded up, and with ``"axial"`` at least one for each axis and table.
         window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
             has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not
             symmetric under them; else a square.
         padding_mode (str): ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side,
             so that the layer is equivariant to rolls of the image; it needs a ``kernel_size``.
-        relation (str): Which group elements meet. ``"frame"``: h attends to h, and elements meet in the linear maps.
-            The others compare all elements, and name the u that the encoding sees: ``"ge_vit"`` (h^-1 t s^-1 t),
-            ``"lifted"`` (t^-1 s), ``"relative"`` (t^-1 s with h = t only) and ``"gsa"`` (h^-1 t^-1 s), which is
-            **not equivariant**, warns, and serves to reproduce the papers' comparison.
+        relation (str): Which group elements are compared. ``"frame"``: element h attends to element h, and linear maps
+            mix elements. The others compare all elements, and name the u that the encoding sees: ``"ge_vit"``
+            (h^-1 t s^-1 t), ``"lifted"`` (t^-1 s), ``"relative"`` (t^-1 s with h = t only) and ``"gsa"``
+            (h^-1 t^-1 s), which is **not equivariant**, warns, and serves to reproduce the papers' comparison.
         encoding (str): Encoding of relative positions. ``"rotary"``, for all pixels with ``"frame"``, rotates queries
             and keys by angles omega . h^-1 x with learned frequencies and positions x in pixels from the middle of the
             image; torch's fused attention then needs no table of pairs. ``"axial"`` is one MLP for each axis, as
@@ -210,7 +210,7 @@ class R2GlobalAttention(RdGlobalAttention):
             axis. All group elements must keep the window.
         heads (int): Number of attention heads.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
-            ``out_type`` divided by ``heads``, rounded up, and at least one for each part of the axial encoding.
+            ``out_type`` divided by ``heads``, rounded up, and with ``"axial"`` at least one for each axis and table.
         window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
             has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not
             symmetric under them; else a square.

@@ -37,8 +37,8 @@ SUMS = (
 
 
 class _Pointwise:
-    """A module that does not mix pixels. Like every rule, it calls ``run``, a module as a function of tensors, with
-    features that are zero at masked pixels, and gives the mask of the valid outputs."""
+    """A module that does not mix pixels. apply(run, x, mask): ``x`` is zero at masked pixels, and ``run(x)`` is the
+    module on tensors. A rule returns outputs and the mask of the valid ones."""
 
     def apply(self, run: Callable[..., Tensor], x: Tensor, mask: Tensor) -> Tensor:
         return run(x)

@@ -430,8 +430,8 @@ def _warn_of_blocks(edge_index: Tensor, nodes: int) -> None:
     blocks = int((joined & ~torch.cat([joined.new_zeros(1), joined[:-1]])).sum())
     if blocks > 1:
         warnings.warn(
-            f"batch was not given for nodes in {blocks} blocks that no edge leaves, which are taken for one graph. For "
-            "several graphs give batch or ptr: GPSConv does not pass batch on, call it with ptr=data.ptr, which "
-            f"reaches this layer. For one graph of several parts give batch=torch.zeros({nodes}, dtype=torch.long)",
+            f"the edges form {blocks} separate blocks, but batch is None, so all nodes attend to each other. If these "
+            f"are {blocks} graphs, pass batch or ptr (GPSConv drops batch: call it with ptr=data.ptr). For one "
+            f"graph of several parts pass batch=torch.zeros({nodes}, dtype=torch.long)",
             stacklevel=2,
         )

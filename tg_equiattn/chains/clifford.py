@@ -146,7 +146,7 @@ class CliffordBlock(nn.Module):
     Args:
         channels: Number of channels C of input and output.
         grades: Grades of the input. The output also has the grades of products of these.
-        bias: Whether the linear map has a bias. Without it, zero stays zero.
+        bias: Whether the linear map has a bias. Without it, a zero input gives a zero output.
 
     Source: Ruhe et al. (2023), Clifford Group Equivariant Neural Networks.
     """
@@ -206,8 +206,8 @@ class CliffordBlock(nn.Module):
 
 class MultivectorMLP(nn.Module):
     """A linear map to ``hidden`` multivectors, blocks (:class:`CliffordBlock`) and a linear map, on parts by grade.
-    Without ``bias`` zero stays zero, unless there are no input scalars: then the first map has a bias, the constant
-    scalar without which the norm would take the length of a vector away, and outputs would jump at zero."""
+    With ``bias=False`` a zero input gives a zero output, unless the input has no scalars: then the first map keeps its
+    bias. Without it, layer normalisation would divide out the length of a vector and be discontinuous at zero."""
 
     def __init__(
         self, in_grades: Grades, out_grades: Grades, hidden: int, num_blocks: int = 1, bias: bool = True

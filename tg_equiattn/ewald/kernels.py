@@ -51,8 +51,8 @@ class Range(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kernel:
-    r"""C kernels of one kind for each head, with widths s: functions K(r) that enter attention as
-    :math:`g_l\, u^l\, Y_l(\nabla) K`, with a gain for each degree of the solid harmonics Y and a unit of length u.
+    r"""C radial kernels K(r) for each head, of widths s. Degree l contributes :math:`g_l\, u^l\, Y_l(\nabla) K`, with
+    a gain for each degree of the solid harmonics Y and a unit of length u.
 
     This is the base class of :class:`Gaussian`, :class:`Coulomb` and kernels of your own: define
     :meth:`radial_functions` and :meth:`transform`, for kernels that decay as Gaussians. Define :meth:`ranges` too if

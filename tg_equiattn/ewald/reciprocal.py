@@ -247,8 +247,8 @@ def choices_of(
 
 class _Extents(NamedTuple):
     """The volume of a cell along directions that repeat, and the extents along the others: the volume and no sides for
-    a crystal, the area and the thickness for a slab, 1 and three sides for an open graph. ``planes`` are the distances
-    between lattice planes."""
+    a crystal, the area and the thickness for a slab, volume 1 and three side lengths for an open graph. ``planes`` are
+    the distances between lattice planes."""
 
     volume: float
     sides: list[float]

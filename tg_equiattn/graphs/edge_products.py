@@ -48,9 +48,8 @@ def edge_sum(
 
 
 def _by_operator(x: Tensor, row: Tensor) -> bool:
-    """True if an operator runs. A CPU computes few products in less time than it takes to call one, but tracers and
-    dispatch modes, which count or record operations, see the operator. Exported programs have torch's own operations,
-    so that they run without this library."""
+    """True if an operator runs. Small eager CPU calls use gathers. Tracing and dispatch modes get the operator, so that
+    graphs do not depend on sizes. Exported programs have torch's own operations, to run without this library."""
     numbers = x.shape[0] * row.shape[0]
     few = x.device.type == "cpu" and not is_observed() and are_few(numbers, x.device)
     return not few and not is_exported() and by_operator(x, numbers)

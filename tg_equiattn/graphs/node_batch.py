@@ -298,7 +298,7 @@ class NodeBatch:
 
     def by_size(self, worth: int = 0) -> dict[int, list[int]]:
         """Groups of graphs whose sizes differ by less than a factor of two, the largest first; none if sizes are not
-        known. A group joins the one before if this pads rows by fewer than ``worth`` pairs of slots in all."""
+        known. A group joins the next larger one if that adds fewer than ``worth`` padded score entries."""
         groups: dict[int, list[int]] = {}
         sizes = self.known_sizes or []
         for graph, size in enumerate(sizes):

@@ -36,7 +36,7 @@ class LiftingAttention(AttentionLayer):
         heads: Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x 3
             window, 27 a cube.
         head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
-            rounded up, at least one for each part of the axial encoding, and even for ``"rotary"``.
+            rounded up, with ``"axial"`` at least one for each axis and table, and even for ``"rotary"``.
         kernel_size: Odd side of the window in pixels, a side for each axis, such as ``(3, 5, 5)`` for thick slices, or
             ``None`` for attention to all pixels, at any image size. All group elements must keep the window. A window
             may be larger than the image; pixels outside are masked.
@@ -137,7 +137,7 @@ class GroupAttention(AttentionLayer):
         heads: Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x 3
             window, 27 a cube.
         head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
-            rounded up, at least one for each part of the axial encoding, and even for ``"rotary"``.
+            rounded up, with ``"axial"`` at least one for each axis and table, and even for ``"rotary"``.
         kernel_size: Odd side of the window in pixels, a side for each axis, such as ``(3, 5, 5)`` for thick slices, or
             ``None`` for attention to all pixels, at any image size. All group elements must keep the window. A window
             may be larger than the image; pixels outside are masked.
@@ -214,7 +214,7 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
         out_channels: Channels of the output, for each group element.
         heads: Number of attention heads.
         head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
-            rounded up, and at least one for each part of the axial encoding.
+            rounded up, and with ``"axial"`` at least one for each axis and table.
         kernel_size: Odd side of the window in pixels, within which weights are exact, or a side for each axis. All
             group elements must keep the window.
         window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the

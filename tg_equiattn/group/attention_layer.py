@@ -239,7 +239,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self, x: Tensor, mask: Mask, context: Tensor | None, context_mask: Mask
     ) -> tuple[Tensor, Any, Tensor | None, Any]:
         """Check the arguments of :meth:`forward`. Return features with zeros at masked pixels and checked masks:
-        of the queries' pixels, and of the context, which gives the keys. With a stride, the input is the context."""
+        of the queries' pixels, and of the context, which gives the keys. With ``stride=2``, queries are every second
+        pixel, and keys are all pixels of the input."""
         axis = 2 if self.lifts else 3
         elements, dim = None if self.lifts else self.group.order, self.window.dim
         checks.features(x, self.in_channels, dim, elements, self.out.weight)
@@ -343,7 +344,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         step: bool = True,
     ) -> Float[Tensor, "B heads channels H *spatial"]:  # fmt: skip
         """Outputs of the heads. They are linear in ``value``, which may have any number of channels. Outputs may be
-        sums over query elements; ``t`` chooses one of them. With ``step``, a layer in training counts a step."""
+        sums over query elements; ``t`` chooses one of them. ``step`` is False in ``attention_map``, which must not
+        advance the draw of random features."""
         pixels, keys = query.shape[4:], value.shape[4:]
         if isinstance(self.encoding, RotaryEncoding):
             return self._rotary_heads(query, key, value, key_mask, dropout)

@@ -222,7 +222,7 @@ def _exp_sums(
     bias: Float[Tensor, "groups columns 1"], value: Float[Tensor, "groups columns e"],
 ) -> tuple[Float[Tensor, "groups rows e+1"], Float[Tensor, "groups rows 1"]]:  # fmt: skip
     """Sums of exp(score - top) times values, and times 1, and the largest scores, top. Scores are left right^T + bias,
-    in whose memory exponentials are computed. Where no score is finite, sums are 0, and top is the smallest number."""
+    exponentiated in place. Where no score is finite, sums are 0, and top is the smallest number."""
     scores = torch.baddbmm(bias.mT, left, right.mT)
     top = scores.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
     return scores.sub_(top).exp_() @ F.pad(value, (0, 1), value=1.0), top

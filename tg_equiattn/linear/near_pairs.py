@@ -240,8 +240,8 @@ def clipped_attention(
 def near_distances(
     pairs: NeighborList, distances: int
 ) -> tuple[Int[Tensor, " pairs"], Bool[Tensor, " pairs"], Int[Tensor, "nodes distances"]]:
-    """For each pair, target * distances + Manhattan distance, and true if the distance is one of 0, 1, ...,
-    ``distances`` - 1 and the pair is not masked; for each node, how many nodes, with itself, are at each distance."""
+    """Flat index (target, distance) of each pair, by Manhattan distance; mask of pairs that are not masked and nearer
+    than ``distances``; number of nodes at each distance from each node, itself included."""
     if pairs.repeats:
         raise ValueError(
             "edge_index must not join a pair twice with position='clipped', got a pair twice: two nodes have one "

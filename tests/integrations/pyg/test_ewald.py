@@ -171,7 +171,7 @@ def test_as_the_conv_of_gps(equal):
     x, pos, batch = torch.randn(7, 6).double(), torch.randn(7, 3).double(), batch_of((3, 4))
     attended = 3 * x + layer(x, pos, batch)
     equal(gps(x, edges, batch, pos=pos, ptr=torch.tensor([0, 3, 7])), attended + gps.mlp(attended))
-    with pytest.warns(UserWarning, match="batch was not given for nodes in 2 blocks that no edge leaves"):
+    with pytest.warns(UserWarning, match="the edges form 2 separate blocks, but batch is None"):
         EwaldAttention(6, 6, width=1.0).double()(x, edges, pos=pos)
 
 

@@ -164,7 +164,7 @@ def test_a_batch_index_that_was_not_passed(attn, make, ewald, graph):
     if attn == "shared":
         edges = {name: graph[name] for name in ("edge_index", "edge_attr", "pos")}
         given = {**graph, "neighbors": block.neighbors(**edges, batch=batch, num_nodes=32)}
-    with pytest.warns(UserWarning, match="batch was not given for nodes in .* blocks that no edge leaves"):
+    with pytest.warns(UserWarning, match="the edges form .* separate blocks, but batch is None"):
         block(**given)
     block(**given)
 
