@@ -245,8 +245,8 @@ class _ThreeFactors(torch.autograd.Function):
     Scores are sums of three terms: of a query and a key, (b, e, T, S, D, *flat), of a query and an offset,
     (b, e, T, H, D, *flat), and of a query and an element u, (b, e, T, H, S, *flat). So weights are products of three
     exponentials, and a pixel has |H|^2 (2 D + |H|) of these instead of |H|^3 D. They are kept in the memory of the
-    terms, divided by their maxima. Where a sum of products is then so small that it has lost precision, the log-sum-exp is
-    minus infinity.
+    terms, divided by their maxima. Where a sum of products is then so small that it has lost precision, the log-sum-exp
+    is minus infinity.
     """
 
     @staticmethod
