@@ -395,7 +395,9 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor, known_s
         must_hold((batch[1:] >= batch[:-1]).all(), "batch must be sorted, got a graph index that decreases")
     if batch_size is None and is_mapped(batch):
         raise ValueError("batch_size must be given where torch.vmap goes over batch, got None")
-    in_range("batch", batch[:: max(1, batch.shape[0] - 1)], None if batch_size is None else batch_size - 1)
+    if is_readable(batch):
+        ends = batch[:: max(1, len(batch) - 1)]
+        in_range("batch", ends, None if batch_size is None else batch_size - 1)
     if batch_size is not None:
         return batch_size
     return int(batch[-1]) + 1 if x.shape[0] else 0
