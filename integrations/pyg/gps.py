@@ -71,9 +71,10 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         torch.Size([3, 16])
     """
 
-    old_arguments: ClassVar = {"act_kwargs": "act takes the activation itself, as torch.nn.LeakyReLU(0.2)"}
-
-    old_arguments = {"attn_type": "it is attn here, 'performer' (exact pairs, or random features) or 'ewald'"}
+    old_arguments: ClassVar = {
+        "act_kwargs": "act takes the activation itself, as torch.nn.LeakyReLU(0.2)",
+        "attn_type": "it is attn here, 'performer' (exact pairs, or random features) or 'ewald'",
+    }
 
     def __init__(
         self, channels: checks.Count, conv: torch.nn.Module | None, heads: int = 1, *,

@@ -94,7 +94,8 @@ def test_an_unknown_argument_is_refused_by_the_public_class(host, name):
         ("escnn", "R2GroupAttention", "padding", "padding_mode"), ("escnn", "R3GlobalAttention", "num_heads", "heads"),
         ("escnn", "R2GlobalAttention", "num_features", "num_random_features"),
         ("escnn", "R2GroupAttention", "attn_type", None), ("escnn", "R2LiftingAttention", "dilation", None),
-        ("pyg", "RelativePerformerConv", "num_heads", "heads"), ("pyg", "RelativeGPSBlock", "attn_type", "attn"),
+        ("pyg", "RelativePerformerConv", "num_heads", "heads"), ("pyg", "RelativeGPSBlock", "num_heads", "heads"),
+        ("pyg", "RelativeGPSBlock", "attn_type", None), ("pyg", "RelativeGPSBlock", "act_kwargs", None),
         ("e3nn", "IrrepsEwaldAttention", "num_heads", "heads"),
         ("nn", "GroupTransformer", "kernal_size", "kernel_size"),
         # arguments of the base class or of the core that a layer does not have
@@ -108,7 +109,8 @@ def test_the_right_word(host, name, argument, right):
     kind = getattr(nn, name) if host == "nn" else of(host, name)
     with pytest.raises(TypeError) as error:
         kind(**{argument: 1})
-    hint = "." if right is None else f"; did you mean {right!r}?"
+    old = getattr(kind, "old_arguments", {}).get(argument)  # with what to write instead
+    hint = f"; {old}." if old else "." if right is None else f"; did you mean {right!r}?"
     assert str(error.value).startswith(f"{name}() got an unexpected keyword argument {argument!r}{hint} Its arguments")
 
 
