@@ -410,6 +410,12 @@ class Parts(NamedTuple):
         x = flat[0] if len(flat) == 1 else torch.cat(flat, dim)
         return x if self.slots is None else self.slots.unpack(x, dim)
 
+    def unpack_together(self, tensors: Sequence[Tensor], dim: int = 0) -> Sequence[Tensor]:
+        """:meth:`unpack` of tensors of a single group, whose last axes may differ, in one pass."""
+        if self.slots is None:
+            return [x.flatten(dim, dim + 1) for x in tensors]
+        return self.unpack([torch.cat(list(tensors), -1)], dim).split([x.shape[-1] for x in tensors], -1)
+
     def scores(self) -> tuple[Int[Tensor, " nodes"], Int[Tensor, " nodes"]]:
         """The index of each node's first score, among the scores (rows, length, length) of all groups, one after the
         other; and its place in its row."""

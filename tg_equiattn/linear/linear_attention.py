@@ -92,7 +92,7 @@ def linear_attention(
         variance = variance[:, None].expand(-1, query.shape[0] // heads).flatten()
     operands = Inputs(query, key, value, inputs.projection, variance, key_bias[0] if key_bias else None)
     results = feature_attention(operands, rows.mask, merge)
-    out, lse = (parts.unpack([x.unflatten(0, (heads, -1))], 1) for x in results)
+    out, lse = parts.unpack_together([x.unflatten(0, (heads, -1)) for x in results], 1)
     return out, lse
 
 
