@@ -315,9 +315,9 @@ def tensor(
 
 def is_one_of(shape: Sequence[int], shapes: Sequence[tuple]) -> bool:
     """True if a shape is in a list of shapes. While compiling, a tuple of symbols is never found in a list of tuples,
-    but is equal to one."""
+    but is equal to one; tuples of other lengths are not compared, as this would fix the sizes of exported programs."""
     for other in shapes:
-        equal = tuple(shape) == other
+        equal = len(shape) == len(other) and tuple(shape) == other
         if equal:
             return True
     return False
