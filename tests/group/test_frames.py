@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from group_layers import attention, image, lifting
+from group_layers import attention, image, kept_for_backward, lifting
 from small_groups import GROUPS
 from torch import nn
 
@@ -103,12 +103,4 @@ def test_heads_without_content_of_every_relation(relation, randomise):
 def test_lifting_keeps_less_than_its_scores_for_backward():
     """At the defaults, what autograd keeps is smaller than the scores of a single head."""
     layer, x = LiftingAttention(cyclic(8), 3, 16), torch.randn(2, 3, 24, 24, requires_grad=True)
-    sizes: dict[int, int] = {}
-
-    def pack(tensor):
-        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        layer(x)
-    assert sum(sizes.values()) < 4 * 2 * 8 * layer.window.count() * 24 * 24
+    assert kept_for_backward(layer, x) < 4 * 2 * 8 * layer.window.count() * 24 * 24

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention_operands import assert_same
+from group_layers import kept_for_backward
 
 from tg_equiattn.group.encodings import RotaryEncoding, rotated
 from tg_equiattn.groups import cyclic, dihedral, octahedral
@@ -171,16 +172,6 @@ def test_refusals(options, message):
 
 def test_no_table_of_pairs_is_kept_for_backward():
     """What autograd keeps grows with the pixels, not with their pairs."""
-
-    def kept(side):
-        layer, sizes = GroupAttention(C4, 8, 8, kernel_size=None), {}
-
-        def pack(tensor):
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            layer(torch.randn(1, 8, 4, side, side))
-        return sum(sizes.values())
-
-    assert kept(24) < 5 * kept(12)
+    layer = GroupAttention(C4, 8, 8, kernel_size=None)
+    small, large = (kept_for_backward(layer, torch.randn(1, 8, 4, side, side)) for side in (12, 24))
+    assert large < 5 * small

@@ -148,3 +148,16 @@ def images_by_oracle(layer, name, x, masks=None, context=None, context_masks=Non
         return oracle(layer, x[n : n + 1], relation, None if context is None else context[n : n + 1], there, mask)
 
     return torch.cat([one(n) for n in range(len(x))])
+
+
+def kept_for_backward(layer, x):
+    """Bytes that autograd keeps of a call."""
+    sizes = {}
+
+    def pack(tensor):
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(x)
+    return sum(sizes.values())
