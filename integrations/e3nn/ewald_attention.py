@@ -73,7 +73,7 @@ class IrrepsEwaldAttention(EwaldLayer):
         keeps a copy. The default is ``None``.
 
     heads : int
-        Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
+        Number of heads, 1 by default, each with its own queries and keys and a share of the values. They share kernels.
 
     lmax : int
         Highest degree of the solid harmonics, 1 by default.

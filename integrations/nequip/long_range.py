@@ -154,7 +154,8 @@ class LongRange(LongRangeModule):
         kernels: Module with kernels of your own, beside the others. It has an integer ``count``, and called with gains
             ``(heads, count, lmax + 1)`` it returns a :class:`tg_equiattn.functional.Kernel` with these gains. Each
             layer keeps a copy. The default is ``None``.
-        heads: Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
+        heads: Number of heads, 1 by default, each with its own queries and keys and a share of the values. They share
+            kernels.
         lmax: Highest degree of the solid harmonics, 1 by default.
         output_scale: Constant by which sums are divided, 1 by default: the size of outputs of a new layer with 1.
         error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, 1e-4 by

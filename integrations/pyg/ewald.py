@@ -66,8 +66,8 @@ class EwaldAttention(WarnsOfHiddenBatch, NotScriptable, nn.Module):
         kernels (torch.nn.Module, optional): Module with kernels of your own, beside the others. It has an integer
             :obj:`count`, and called with gains :obj:`(heads, count, lmax + 1)` it returns a
             :class:`tg_equiattn.functional.Kernel` with these gains. The layer keeps a copy. (default: :obj:`None`)
-        heads (int, optional): Number of attention heads, each with its own queries, keys and widths and a share of the
-            values. (default: :obj:`1`)
+        heads (int, optional): Number of attention heads, each with its own queries and keys and a share of the values.
+            They share kernels. (default: :obj:`1`)
         lmax (int, optional): Highest degree of the solid harmonics. (default: :obj:`1`)
         output_scale (float, optional): Constant by which sums are divided, the same for all graphs: the size of
             outputs of a new layer with 1, which :func:`ewald_settings` reads. (default: :obj:`1.0`)

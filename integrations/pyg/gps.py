@@ -45,15 +45,15 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
             :obj:`"ewald"` for :class:`EwaldAttention`, whose weights are kernels of the distance.
             (default: :obj:`"performer"`)
         attn_kwargs (Dict[str, Any], optional): Arguments of the attention. :obj:`"ewald"` needs a :obj:`width`; see
-            :func:`ewald_settings`. Of :class:`RelativePerformerConv`, if not given,
-            :obj:`method` is :obj:`"pairs"`: exact attention, as in :class:`~torch_geometric.nn.conv.GPSConv`, with one
-            warning if graphs are so large that random features take much less time. Pass :obj:`"features"` for graphs
-            of thousands of nodes. For points off a grid pass :obj:`offset` and :obj:`cutoff`, and in 3-D
-            :obj:`pos_dim`, too. (default: :obj:`None`)
+            :func:`ewald_settings`. With several heads, which share kernels, its :obj:`num_gaussians` and
+            :obj:`num_coulomb` are 2 if not given. Of :class:`RelativePerformerConv`, if not given, :obj:`method` is
+            :obj:`"pairs"`: exact attention, as in :class:`~torch_geometric.nn.conv.GPSConv`, with one warning if graphs
+            are so large that random features take much less time. Pass :obj:`"features"` for graphs of thousands of
+            nodes. For points off a grid pass :obj:`offset` and :obj:`cutoff`, and in 3-D :obj:`pos_dim`, too.
+            (default: :obj:`None`)
 
     Raises:
-        ValueError: If an argument is not allowed, or does not fit another one. With :obj:`method="pairs"`, also for a
-            graph with more than :math:`2^{32}` scores of all heads (16 GiB in float32).
+        ValueError: If an argument is not allowed, or does not fit another one.
 
     Shapes:
         - **input:** node features :math:`(|\mathcal{V}|, C)`, edge indices :math:`(2, |\mathcal{E}|)`, edge features
@@ -89,7 +89,8 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         if attn == "ewald":
             if "width" not in attn_kwargs:
                 raise ValueError(f"attn_kwargs must have a width with attn='ewald', got {attn_kwargs!r}")
-            self.attention = EwaldAttention(channels, channels, heads=heads, **attn_kwargs)
+            kernels = {"num_gaussians": 2, "num_coulomb": 2} if heads > 1 else {}
+            self.attention = EwaldAttention(channels, channels, heads=heads, **{**kernels, **attn_kwargs})
         else:
             self.attention = RelativePerformerConv(channels, channels, heads, **{"method": "pairs", **attn_kwargs})
             if "method" not in attn_kwargs:

@@ -19,7 +19,7 @@ from ..torch_state import full_precision, is_fused, is_readable, is_transformed,
 from .cells import Cells, cells_of
 from .harmonics import solid_harmonics
 from .kernels import Coulomb, Interaction, Kernel, Product, Sources
-from .reciprocal import MANY, Choice, Images, Term, choices_of, reciprocal_sums
+from .reciprocal import FEW, MANY, Choice, Images, Term, choices_of, reciprocal_sums
 
 # annotations of arguments
 Method = Literal["auto", "direct", "ewald", "nufft"]
@@ -89,7 +89,8 @@ def _sums(interaction: Interaction, cells: Cells | None, pos: Tensor, query: Ten
     if choice.method == "direct":
         return direct_sums(pos, query, tuple(sources), interaction)
     cells = (cells or Cells.none(rows.node_batch.count, pos.device)).select(rows.graph)
-    terms, nufft = () if interaction.max_hkl else choice.terms, choice.method == "nufft"
+    terms = () if interaction.max_hkl else choice.terms
+    nufft = {"nufft": 0, "mixed": FEW}.get(choice.method, math.inf)
     groups: dict[Images | None, tuple[list[int], list[Kernel]]] = {}
     for columns, kernel, images in _parts(interaction.kernels, terms):
         group = groups.setdefault(images, ([], []))
@@ -195,7 +196,11 @@ def _tile(
         copies = offsets.shape[3] // pos.shape[1]
     square = offsets.square().sum(0)
     query, values = query.permute(0, 2, 3, 1, 4), sources[-1].movedim(1, -2)  # B, H, C, n, A and B, H, (C,) N, V
-    scores = query @ sources[0].permute(0, 2, 3, 4, 1) if len(sources) == 2 else query  # B, H, C, n, N or 1
+    scores = query  # B, H, C, n, N or 1
+    if len(sources) == 2:
+        key = sources[0].permute(0, 2, 3, 4, 1)
+        # matrix products with one term are slow, and results would have the layout of the factors
+        scores = query.contiguous() * key.contiguous() if query.shape[-1] == 1 else query @ key
     scores = scores.repeat_interleave(copies, -1) if len(sources) == 2 and copies > 1 else scores
     each = [*zip(kernels, scores.split([kernel.count for kernel in kernels], 2), strict=True)]
     if len(sources) == 2:  # one value for all kernels
@@ -231,8 +236,10 @@ def _joined(kernel: Kernel, scores: Tensor, square: Tensor) -> Tensor:
     """Sums (lmax + 1, B, H, n, N) over the kernels of scores (B, H, C, n, N) times R_l(r)."""
     weights, scales = kernel.radial(square) * scores, kernel.scales(square.dtype)
     if len(weights) == 1:
-        return torch.einsum("lhc,bhcnm->lbhnm", scales, weights[0])
-    return torch.einsum("lhc,lbhcnm->lbhnm", scales, weights)
+        sums = (scales.transpose(0, 1) @ weights[0].flatten(-2)).movedim(2, 0)
+    else:
+        sums = (scales[:, None, :, None] @ weights.flatten(-2)).squeeze(-2)
+    return sums.unflatten(-1, square.shape[-2:])
 
 
 def own_terms(

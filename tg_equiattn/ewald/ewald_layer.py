@@ -122,7 +122,7 @@ class EwaldLayer(NotScriptable, StoresSettings):
         each = zip(rows_in, values, strict=True)
         self.value = nn.ParameterList(torch.empty(irrep.channels, heads * v.channels) for irrep, v in each)
         self.lows = Tables(functools.partial(_lowest_widths, self.bounds))
-        self.octaves = nn.Parameter(torch.empty(heads, num_gaussians + num_coulomb))
+        self.octaves = nn.Parameter(torch.empty(1, num_gaussians + num_coulomb))  # heads share their kernels
         self.gains = nn.Parameter(torch.empty(heads, count, lmax + 1))
         back = zip(results, rows_out, strict=True)
         maps = [torch.empty(heads * result.channels, irrep.channels) for result, irrep in back]
@@ -148,9 +148,12 @@ class EwaldLayer(NotScriptable, StoresSettings):
 
     def settings(self) -> dict[str, Any]:
         own = None if self.own_kernels is None else type(self.own_kernels).__name__
+        heads: Any = self.heads
+        if self.heads > 1 and self.octaves.numel():  # checkpoints with widths of each head have a number here
+            heads = {"digest": f"{self.heads}, shared", "text": f"{self.heads}, whose heads share kernels"}
         return {
             "num_gaussians": self.counts[0], "num_coulomb": self.counts[1], "kernels": own,
-            "width": float(self.width), "max_width": float(self.max_width), "heads": self.heads,
+            "width": float(self.width), "max_width": float(self.max_width), "heads": heads,
             "output_scale": float(self.output_scale),
         }  # fmt: skip
 
@@ -365,7 +368,8 @@ class EwaldAttention(EwaldLayer):
         kernels: Module with kernels of your own, beside the others. It has an integer ``count``, and called with gains
             ``(heads, count, lmax + 1)`` it returns a :class:`tg_equiattn.functional.Kernel` with these gains
             (:doc:`/crystals`). The layer keeps a copy. The default is ``None``.
-        heads: Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
+        heads: Number of heads, 1 by default, each with its own queries and keys and a share of the values. They share
+            kernels.
         lmax: Highest degree of the solid harmonics, 1 by default.
         output_scale: Constant by which sums are divided, 1 by default, the same for all graphs. Use the size of outputs
             that a new layer has with 1: terms have different signs and sizes, so it is not the number of nodes.

@@ -59,7 +59,8 @@ class Kernel:
     yours reach further in distances or wavenumbers than Gaussians, and :meth:`unit_gains` if u is not s.
 
     Args:
-        widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds.
+        widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds, or ``(1, C)`` for widths
+            that all heads share.
         gains: ``(heads, C, lmax + 1)``, the factor g of each degree.
         bounds: The smallest and the largest width of each of the C kernels, as Python numbers. The number of reciprocal
             vectors depends on them, and not on ``widths``.
@@ -76,9 +77,9 @@ class Kernel:
 
     def __post_init__(self) -> None:
         heads, count = self.widths.shape if self.widths.ndim == 2 else (0, 0)
-        if not heads or self.gains.ndim != 3 or self.gains.shape[:2] != (heads, count):
+        if not heads or self.gains.ndim != 3 or count != self.gains.shape[1] or heads not in (1, len(self.gains)):
             raise ValueError(
-                "widths must be (heads, C) and gains (heads, C, lmax + 1), "
+                "widths must be (heads, C) or (1, C), and gains (heads, C, lmax + 1), "
                 f"got {tuple(self.widths.shape)} and {tuple(self.gains.shape)}"
             )
         for low, high in self.bounds:
@@ -389,7 +390,7 @@ def _boys(t: Tensor, lmax: int) -> Tensor:
     up = [math.sqrt(math.pi) / 2 * torch.erf(root) / root]
     for degree in range(lmax):
         up.append(torch.sub(exponential, up[-1], alpha=2 * degree + 1) * inverse)
-    return torch.where(small, torch.stack(down[::-1]), torch.stack(up))
+    return torch.stack([torch.where(small, *each) for each in zip(down[::-1], up, strict=True)])
 
 
 boys_functions = by_form(_boys, _Ladder.apply)

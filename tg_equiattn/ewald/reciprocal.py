@@ -137,12 +137,13 @@ def _transform(kind: int, angles: Tensor, data: Tensor, sides: tuple[int, int, i
     nodes (kind 2, with exp(i n x)).
 
     The tolerance is a third of the promised error, or what the precision allows. On CPUs the smaller of the library's
-    two grids is used if it is accurate enough; some releases of cufinufft do not have it.
+    two grids is used if it is accurate enough and there are more modes than nodes; some releases of cufinufft do not
+    have it.
     """
     device, single = data.device, data.dtype == torch.complex64
     tolerance = max(error / 3, 3e-5 if single else 1e-13)
     if device.type == "cpu":
-        upsampling = 1.25 if tolerance > 1e-8 else 2.0
+        upsampling = 1.25 if tolerance > 1e-8 and math.prod(sides) > len(angles) else 2.0
         options: dict[str, Any] = {"nthreads": torch.get_num_threads(), "upsampfac": upsampling}
     else:
         options = {"gpu_device_id": device.index, "gpu_stream": torch.cuda.current_stream(device).cuda_stream}
@@ -170,6 +171,7 @@ def _plan(
 
 _VECTORS = 1 << 23  # numbers in the largest tensor of a tile of reciprocal vectors on a CPU
 MANY = 4000  # open graphs with fewer nodes are summed directly
+FEW = 4000  # reciprocal vectors of a kernel up to which matrix products are faster than non-uniform transforms
 _WIDE = 1000  # reciprocal vectors per node; with more, a cell is far wider than the graph in it
 _WARNED = 30_000  # reciprocal vectors from which on wide cells get a warning
 _CALL = 10_000
@@ -193,7 +195,7 @@ class Choice(NamedTuple):
     """The choice for a graph. Graphs with equal choices are computed together.
 
     Attributes:
-        method: the method.
+        method: the method. ``"mixed"`` is ``"nufft"`` for kernels with many reciprocal vectors.
         terms: how each kernel is summed.
         vectors: number of binary digits of the number of reciprocal vectors.
         nodes: number of binary digits of the number of nodes.
@@ -240,7 +242,7 @@ def choices_of(
         if auto and is_open and (not nufft or size < MANY or size**2 < 1250 * most):
             choices[graph] = Choice("direct")
             continue
-        automatic = "nufft" if nufft and size > 2000 and most > 8000 else "ewald"
+        automatic = "mixed" if nufft and size > 2000 and most > FEW else "ewald"
         choices[graph] = Choice(automatic if auto else method, terms, int(most).bit_length())
     return choices
 
@@ -311,15 +313,15 @@ def _box(sides: list[float], reach: Range) -> float:
 def reciprocal_sums(
     pos: Float[Tensor, "graphs nodes 3"], query: Float[Tensor, "graphs nodes heads kernels contracted"],
     sources: Sources, mask: Bool[Tensor, "graphs nodes"] | None, interaction: Interaction, cells: Cells,
-    nufft: bool = False,
+    nufft: float = math.inf,
 ) -> Float[Tensor, "graphs nodes heads out"]:  # fmt: skip
     r"""Sums over the nodes of each graph and all their images.
 
     .. math:: \mathrm{out}_i = \sum_{c, l} q_i^c \cdot \frac{1}{V} \sum_k g_{c l}\, u_c^l\, \hat K_c(k)\,
         e^{i k \cdot x_i} \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
 
-    With ``nufft``, sums are non-uniform fast Fourier transforms, which backward does not compute a second time.
-    Otherwise they are matrix products, in tiles of vectors, which it does.
+    Kernels with more than ``nufft`` vectors are summed by non-uniform fast Fourier transforms, which backward does not
+    compute a second time. The others are summed by matrix products, in tiles of vectors, which it does.
     """
     most, extent, dtype = pos.shape[1], cells.extents(pos, mask), query.dtype
     lattice = lattice_of(cells, pos, extent, interaction)
@@ -340,8 +342,10 @@ def reciprocal_sums(
     numbers, counts = [lattice.numbers[:, slice(*span)] for span in groups], [len(group) for group in groups.values()]
     operands = list(zip(numbers, query.split(counts, 3), source.split(counts, 2), weights, strict=True))
     product, out = interaction.product, []
-    if nufft:
-        for group, (steps, own, x, w) in zip(groups.values(), operands, strict=True):
+    if is_whole(angles):
+        return _tile(product, angles, *zip(*operands, strict=True))
+    for group, (steps, own, x, w) in zip(groups.values(), operands, strict=True):
+        if steps.shape[1] > nufft:
             ratio = lattice.ratio[:, group[0], None]
             at, indices = angles * ratio.to(dtype), (steps / ratio).round().long()
             sums = sums_over_nodes(at, indices, x.flatten(2), interaction.error)
@@ -349,13 +353,13 @@ def reciprocal_sums(
             table = table.unflatten(2, w.shape[1:3])
             sums = sums_at_nodes(at, indices, table.flatten(3), interaction.error).unflatten(2, table.shape[3:])
             out.append(torch.einsum("bncahe,bnhca->bnhe", sums, own))
+    operands = [each for each in operands if each[0].shape[1] <= nufft]
+    if not operands:
         return sum(out[1:], out[0])
-    if is_whole(angles):
-        return _tile(product, angles, *zip(*operands, strict=True))
-    longest = max(x.shape[1] for x in numbers)
-    channels = 4 * source[0, 0, 0].numel() * sum(w.shape[1] * w.shape[2] for w in weights) // longest
+    longest = max(x.shape[1] for x, *_ in operands)
+    channels = 4 * source[0, 0, 0].numel() * sum(w.shape[1] * w.shape[2] for *_, w in operands) // longest
     step = max(1, tile_numbers(pos.device, _VECTORS, 4) // (len(angles) * max(2 * most, channels)))
-    if step >= longest:
+    if not out and step >= longest:
         return _tile(product, angles, *zip(*operands, strict=True))
     for tile in (slice(first, first + step) for first in range(0, longest, step)):
         some = [(k[:, tile], own, x, w[:, tile]) for k, own, x, w in operands if k.shape[1] > tile.start]

@@ -17,7 +17,6 @@ from ..softmax_attention import softmax_attention
 from ..tiles import joined
 from .linear_attention import Inputs, complete_lse, drop_keys, feature_readout, linear_attention
 
-MAX_SCORES = 1 << 32  # largest number of scores of all heads of one graph; they would take 16 GiB in float32
 _DENSE_NODES, _DENSE_SCORES = 128, 1 << 24  # graphs of up to so many nodes, and scores in all, are faster dense
 _LOG_ZERO = -1e4  # finite number in place of the logarithm of zero
 _PADDING = 1 << 15  # scores of padding that take less time than one more group of graphs
@@ -135,21 +134,13 @@ def near_attention(inputs: Inputs, near: Near) -> tuple[Float[Tensor, "heads nod
 def pair_attention(
     inputs: Inputs, node_batch: NodeBatch, extra: Float[Tensor, "heads nodes 1"] | None = None
 ) -> Float[Tensor, "heads nodes channels"]:
-    """Softmax attention over all pairs of each graph, with dropout of weights.
+    """Softmax attention over all pairs of each graph, with dropout of weights, in linear memory.
 
     With ``extra``, each query has one more key, with this score and value zero. Its weight, which is never dropped, is
     one more channel of the result.
-
-    Raises:
-        ValueError: if one graph has more than 2^32 scores.
     """
-    (query, key, value), length = inputs[:3], max(1, node_batch.bound)
+    query, key, value = inputs[:3]
     heads = len(query)
-    if heads * length**2 > MAX_SCORES:
-        raise ValueError(
-            f"method='pairs' must have at most {MAX_SCORES} scores a graph (16 GiB in float32), got {heads} heads of "
-            f"{length} nodes: pass method='features' (in RelativeGPSBlock: attn_kwargs={{'method': 'features'}})"
-        )
     parts, outs = node_batch.parts(worth=_PADDING // heads), []
     query = query * query.shape[-1] ** -0.5
     query = query if extra is None else torch.cat([query, extra], -1)

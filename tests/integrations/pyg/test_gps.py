@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from attention_operands import Largest
 from tg_equiattn.integrations.pyg import RelativeGPSBlock
 from torch_geometric import nn as pyg
 from torch_geometric.nn import GINEConv, GPSConv
@@ -115,6 +116,27 @@ def test_pairs_by_default(graph):
     block = RelativeGPSBlock(CHANNELS, None, HEADS, attn_kwargs={"offset": "mlp", "cutoff": 2.5}).double()
     assert block.attention.attention.method == "pairs"
     assert block(**{**graph, "edge_attr": None}).isfinite().all()
+
+
+def test_memory_of_pairs_is_linear():
+    """No tensor has a number for each pair of nodes, not in second derivatives either."""
+    block = RelativeGPSBlock(CHANNELS, None, HEADS, attn_kwargs={"position": None, "method": "pairs"})
+    x = torch.randn(1500, CHANNELS, requires_grad=True)
+    with Largest() as largest:
+        (grad,) = torch.autograd.grad(block(x).square().sum(), x, create_graph=True)
+        grad.square().sum().backward()
+    assert largest.count < 1500**2
+
+
+def test_heads_of_ewald_attention_share_kernels():
+    """Two of each kind by default. Checkpoints in which every head has its own widths are refused."""
+    block = RelativeGPSBlock(CHANNELS, None, HEADS, attn="ewald", attn_kwargs={"width": 1.0})
+    layer = block.attention.attention
+    assert layer.octaves.shape == (1, 4)
+    layer.settings = lambda: {**type(layer).settings(layer), "heads": HEADS}
+    other = RelativeGPSBlock(CHANNELS, None, HEADS, attn="ewald", attn_kwargs={"width": 1.0})
+    with pytest.raises(ValueError, match=f"with heads={HEADS}, whose heads share kernels, like this one, got {HEADS}"):
+        other.load_state_dict(block.state_dict())
 
 
 @pytest.mark.parametrize("sizes", [(513,), (3, 700, 90)])
