@@ -235,7 +235,7 @@ def _exp_or_zero(x: Tensor) -> Tensor:
     """exp(x) in place for x up to 0, and zero where products of two results would be subnormal: a CPU takes many times
     as long for such numbers, and for exponentials of numbers so small."""
     least = 0.5 * math.log(torch.finfo(x.dtype).tiny)
-    return torch.nn.functional.threshold_(x.clamp_(min=least).exp_(), 2 * math.exp(least), 0.0)
+    return torch.threshold_(x.clamp_(min=least).exp_(), 2 * math.exp(least), 0.0)
 
 
 class _ThreeFactors(torch.autograd.Function):
@@ -251,7 +251,7 @@ class _ThreeFactors(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *terms: Tensor) -> tuple[Tensor, Tensor]:
-        tops = [x.amax(axes, keepdim=True) for x, axes in zip(terms, ((3, 4), 4, 4), strict=True)]
+        tops = [x.amax(axes, keepdim=True) for x, axes in zip(terms, ((3, 4), (4,), (4,)), strict=True)]
         content, offset, element = (_exp_or_zero(x.detach().sub_(top)) for x, top in zip(terms, tops, strict=True))
         total = content.new_zeros(*offset.shape[:2], *element.shape[3:5], *content.shape[4:])
         product, sums, masses = torch.empty_like(total), [], []
@@ -268,7 +268,7 @@ class _ThreeFactors(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        *factors, sums = *ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        factors, sums = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
         grads, product, slope = [torch.empty_like(x) for x in factors], torch.empty_like(grad), torch.empty_like(grad)
         each = (x.unbind(2) for x in (*factors, *grads))
         for t, (content, offset, share, to_content, to_offset, to_element) in enumerate(zip(*each, strict=True)):
