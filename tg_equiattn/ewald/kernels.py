@@ -390,7 +390,7 @@ def _boys(t: Tensor, lmax: int) -> Tensor:
     up = [math.sqrt(math.pi) / 2 * torch.erf(root) / root]
     for degree in range(lmax):
         up.append(torch.sub(exponential, up[-1], alpha=2 * degree + 1) * inverse)
-    return torch.stack([torch.where(small, *each) for each in zip(down[::-1], up, strict=True)])
+    return torch.where(small, torch.stack(down[::-1]), torch.stack(up))
 
 
 boys_functions = by_form(_boys, _Ladder.apply)
