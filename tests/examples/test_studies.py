@@ -81,6 +81,14 @@ def check_molecules(rows, module, folder):
         assert row.more["turned"] < 1e-5
 
 
+def check_vision_transformers(rows, module, folder):
+    for row in rows:
+        seconds = [s for s, _ in row.more["curve"]]
+        assert seconds == sorted(seconds)
+        assert max(v for _, v in row.more["curve"]) == pytest.approx(row.more["validation"], abs=0.01)
+        assert ("larger" in row.more) == row.setting("models").startswith("frames")
+
+
 FLAGS = {
     "pixel_graphs": ["--seeds", 0, 1],
     "nbody": ["--augment"],

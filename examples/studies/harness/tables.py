@@ -66,7 +66,7 @@ def at_best_rates(rows: Iterable[Row], *names: str) -> dict[tuple, list[Row]]:
     groups = grouped(rows, *names)
     for key, group in groups.items():
         measured = {rate: np.mean([validated(row) for row in chosen]) for rate, chosen in choosing(group).items()}
-        best = (max if group[0].metric in ("accuracy", "F1") else min)(measured, key=measured.__getitem__)
+        best = (max if group[0].metric in ("accuracy", "F1", "AUC") else min)(measured, key=measured.__getitem__)
         groups[key] = [row for row in group if row.setting("learning_rate") == best]
     return groups
 
