@@ -52,6 +52,7 @@ class Shuffled(nn.Module):
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "SE(3)-Hyena": SE3Hyena,
     "SE(3)-Hyena, implicit filter": SE3Hyena,
+    "SE(3)-Hyena, mixed products": SE3Hyena,
     "SE(3)-Hyena, as published": lambda *channels, **options: divided_by_length(SE3Hyena(*channels, **options)),
     "SE(3)-Hyena, shuffled": lambda *channels, **options: Shuffled(SE3Hyena(*channels, **options)),
     "SE(3)-Transformer": functools.partial(SE3Hyena, attention=True),
@@ -61,13 +62,14 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "SE(3)-Hyena": {"short_conv": 3},
     "SE(3)-Hyena, implicit filter": {"short_conv": 3, "filter": "implicit", "mixed_products": False},
+    "SE(3)-Hyena, mixed products": {"short_conv": 3, "filter": "implicit"},
     "SE(3)-Hyena, as published": {},
     "SE(3)-Hyena, shuffled": {"short_conv": 3},
     "SE(3)-Transformer": {"short_conv": 3},
 }
 Model = Literal[
-    "SE(3)-Hyena", "SE(3)-Hyena, implicit filter", "SE(3)-Hyena, as published", "SE(3)-Hyena, shuffled",
-    "SE(3)-Transformer", "Hyena", "Transformer",
+    "SE(3)-Hyena", "SE(3)-Hyena, implicit filter", "SE(3)-Hyena, mixed products", "SE(3)-Hyena, as published",
+    "SE(3)-Hyena, shuffled", "SE(3)-Transformer", "Hyena", "Transformer",
 ]  # fmt: skip
 CODES = 16  # channels of the positional encoding
 SHORT, STEP = 32, 1024  # where a curriculum begins, and vectors of a step on short sequences

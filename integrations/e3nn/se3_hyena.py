@@ -171,8 +171,8 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
         beginning has no meaning, and ``'exponential'`` for sequences longer than in training and for :meth:`step`
 
     mixed_products : bool
-        whether scalars of a node multiply the convolved vectors, beside cross products, with filters of the lag, by
-        default ``True``; ``False`` is the published operator with such a filter
+        whether scalars of a node multiply the convolved vectors, beside cross products, with filters of the lag, and
+        projections are linear, by default ``True``; ``False`` is the published operator with such a filter
 
     causal : bool
         whether nodes see earlier nodes of their chain only, by default ``False``; needs ``order='input'`` and rules out

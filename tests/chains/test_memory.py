@@ -128,25 +128,6 @@ def test_outputs_grow_linearly(filter):
     assert 5 < larger / large < 20
 
 
-def test_checkpoints_of_the_first_mixed_products_are_refused():
-    """They had Clifford MLPs for projections, and did not store it."""
-    layer = SE3HyenaOperator(S, V, filter="implicit")
-    settings = layer.module.settings()
-    layer.module.settings = lambda: {name: value for name, value in settings.items() if name != "projections"}
-    with pytest.raises(ValueError, match="projections='linear', like this one, got 'Clifford MLP'"):
-        SE3HyenaOperator(S, V, filter="implicit").load_state_dict(layer.state_dict())
-
-
-@pytest.mark.parametrize("filter", ["implicit", "exponential"])
-def test_outputs_grow_linearly(filter):
-    """Features of any size: no product of tokens grows faster than they do."""
-    torch.manual_seed(0)
-    layer = SE3Hyena(S, V, num_layers=2, attn_kwargs={"filter": filter}, hidden_scalars=5, hidden_vectors=7).double()
-    scalars, vectors = torch.randn(1, 9, S).double(), torch.randn(1, 9, V, 3).double()
-    large, larger = (layer(size * scalars, size * vectors)[1].abs().max() for size in (1e6, 1e7))
-    assert 5 < larger / large < 20
-
-
 @pytest.mark.parametrize("name", [pytest.param("implicit causal model", marks=pytest.mark.slow), "exponential causal"])
 def test_causal_layers_compile_for_all_lengths(name, make):
     """In one graph; two are made, for one and for all sizes. Outputs and gradients are those of eager calls."""

@@ -170,8 +170,17 @@ class SE3HyenaOperator(ScalarVectorModule):
     :math:`h(l) = \sum_n w_n e^{-r_n |l|}`, with other weights for negative lags.
 
     Cross products alone cannot give the plain convolution of vectors, :math:`y_i = \sum_j h(i - j)\, x_j`. So with
-    filters of the lag, x in the last line has one more term, :math:`(W v^{inv}_i + b) \sum_j h(i - j)\, k^{eqv}_j`,
-    and its mirror image with pseudoscalars where tokens have them. ``mixed_products=False`` leaves it out.
+    filters of the lag the default, ``mixed_products=True``, is another operator, for forces and responses with a
+    memory. q, k and v are linear maps of the token, q and v are divided by :math:`\sqrt{1 + m}` with m the mean square
+    of their components, and with :math:`c_i = \sum_j h(i - j)\, k_j`
+
+    .. math::
+        f'', x'' = q^{inv} c^{inv} v^{inv},\; (q^{eqv} \times c^{eqv}) \times v^{eqv} + (W v^{inv} + b)\, c^{eqv}
+        \qquad x', f' = \xi(x, f, x'', f'')
+
+    The last term has a mirror image with pseudoscalars where tokens have them. Here :math:`\xi` multiplies linear maps
+    of vectors, and of products of two vectors, by gates, which a network computes from scalars, lengths and dot
+    products. Outputs grow linearly with the input. ``mixed_products=False`` is Algorithm 1 with the filter of the lag.
 
     ``order="radial"`` makes the operator equivariant to permutations of clouds without ties. Outputs then jump where
     two tokens exchange their distances (:doc:`/guarantees`): do not use it for dynamics, relaxation or phonons.
@@ -189,7 +198,8 @@ class SE3HyenaOperator(ScalarVectorModule):
             learned sum of decaying exponentials of the lag; use it for sequences longer than in training, and for
             :meth:`step`.
         mixed_products: Whether scalars of a token multiply the convolved vectors, beside cross products, with filters
-            of the lag. The default is ``True``. ``False`` is the published operator with such a filter.
+            of the lag; projections are linear then. The default is ``True``. ``False`` is the published operator with
+            such a filter.
         causal: Whether tokens see earlier tokens of their chain only. It needs ``order="input"``, and rules out ``pos``
             and edges from later tokens. With ``filter="data"`` outputs still depend on the sequence's length. The
             default is ``False``; use ``True`` to predict the next token.

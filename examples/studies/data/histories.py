@@ -101,7 +101,7 @@ class World:
         self.fluid: Callable[[float], Tensor] = lambda t: speed * (slow(t) + 0.5 * fast(t))
         self.spin: Callable[[float], Tensor] = lambda t: 4 * turn(t)
         self.weight = 0.5 * torch.randn(count, 3, generator=g, dtype=torch.float64)  # less buoyancy
-        self.density = 2 + 4 * torch.rand(count, 1, generator=g, dtype=torch.float64)  # over that of the fluid
+        self.density = 5 + 10 * torch.rand(count, 1, generator=g, dtype=torch.float64)  # over that of the fluid
         self.inertia = DISPLACED * (self.density + 0.5)  # with the added mass
         self.count = count
 
