@@ -90,7 +90,7 @@ class Memory(Settings):
 
 PRESETS = {
     "quick": Memory(budget=0.5, steps=12, train=4, held_out=2, batch=2),
-    "study": Memory(budget=20.0, results=study.committed("memory")),
+    "study": Memory(budget=30.0, results=study.committed("memory")),
 }
 
 

@@ -156,7 +156,7 @@ class ImplicitFilter(LagFilter):
         nn.init.normal_(self.between.weight, std=(2 / self.between.in_features) ** 0.5)
         nn.init.normal_(self.outside.weight, std=(1 / self.outside.in_features) ** 0.5)
         with torch.no_grad():
-            self.decay.copy_(_start_of_decay(self.decay))
+            self.decay.copy_(_start_of_decay(self.decay, 0.5))
 
     def at(self, lags: Int[Tensor, " lags"]) -> Float[Tensor, "channels lags"]:
         layers = self.inside, self.between, self.outside
@@ -169,8 +169,8 @@ class ExponentialFilter(LagFilter):
     .. math:: h_c(l) = \sum_{k=1}^{K} w_{ck}\, r_k^{a_c}\, e^{-r_k |l|}
 
     The K = 16 times 1 / r start at 1/2, 1, 2, ... 16384 tokens, and all filters share them. Exponents a >= 0 are
-    learned and start between 1/2 and 1: with equal weights w, the sum is about the power law :math:`|l|^{-a}`, and
-    training on short sequences changes it little at lags that they do not have. Negative lags have weights of their
+    learned and start between 1 and 3/2: with equal weights w, the sum is about the power law :math:`|l|^{-a}`. From
+    a = 1 on, lags that are longer than the sequences of training add little. Negative lags have weights of their
     own. A causal filter is also a recurrence of K numbers for each feature (:meth:`step`).
 
     Source: Gu et al., Efficiently Modeling Long Sequences with Structured State Spaces (2022); here with real rates.
@@ -188,7 +188,7 @@ class ExponentialFilter(LagFilter):
         with torch.no_grad():
             octaves = torch.arange(_RATES, dtype=self.log_rate.dtype, device=self.log_rate.device) - 1
             self.log_rate.copy_(-math.log(2) * octaves)
-            self.decay.copy_(_start_of_decay(self.decay))
+            self.decay.copy_(_start_of_decay(self.decay, 1.0))
 
     def _weights(self) -> Float[Tensor, "sides channels rates"]:
         return self.weight * torch.exp(nn.functional.softplus(self.decay)[:, None] * self.log_rate)
@@ -210,9 +210,9 @@ class ExponentialFilter(LagFilter):
 LAG_FILTERS: dict[str, type[LagFilter]] = {"implicit": ImplicitFilter, "exponential": ExponentialFilter}
 
 
-def _start_of_decay(decay: Float[Tensor, " channels"]) -> Float[Tensor, " channels"]:
-    """Numbers whose softplus, the exponents of power laws, are between 1/2 and 1."""
-    return torch.linspace(0.5, 1, len(decay), dtype=decay.dtype, device=decay.device).expm1().log()
+def _start_of_decay(decay: Float[Tensor, " channels"], first: float) -> Float[Tensor, " channels"]:
+    """Numbers whose softplus, the exponents of power laws, are between ``first`` and 1/2 more."""
+    return torch.linspace(first, first + 0.5, len(decay), dtype=decay.dtype, device=decay.device).expm1().log()
 
 
 def _at(
