@@ -20,12 +20,12 @@ from tg_equiattn.integrations.mace import add_long_range
 from tg_equiattn.integrations.mace.examples import FOLDER, build_example
 
 RATES = {"NaCl": 0.03, "MgO": 0.06}
-PARTS = 2, 4, 8, 12
+PARTS = 2, 12
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("crystal", choices=list(RATES))
 parser.add_argument("--data", type=Path, required=True, help="folder of the files")
-parser.add_argument("--train", type=int, default=60, help="cells of 64 atoms to train on; the others are test cells")
+parser.add_argument("--train", type=int, default=40, help="cells of 64 atoms to train on; the others are test cells")
 parser.add_argument("--epochs", type=int, default=30)
 parser.add_argument("--output", type=Path, default=FOLDER)
 options = parser.parse_args()

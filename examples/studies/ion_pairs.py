@@ -136,7 +136,8 @@ def kind_of(pair: str) -> str:
 
 def errors(model: torch.nn.Module, frames: Sequence[Atoms], loader: Any) -> dict[str, Any]:
     """Root mean squares of errors of energies, in eV, of forces, in meV/A, and what pairs have beside."""
-    found = [model(batch.to_dict()) for batch in loader]
+    asked = {"compute_shared_charge": True} if getattr(model, "long_range", None) is not None else {}
+    found = [model(batch.to_dict(), **asked) for batch in loader]
     energies = torch.cat([out["energy"].detach() for out in found]).numpy()
     labels = np.array([x.info["REF_energy"] for x in frames])
     shared = [out["shared_charge"].detach() for out in found if "shared_charge" in out]

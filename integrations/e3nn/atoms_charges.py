@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from tg_equiattn.ewald.charges import COULOMB_CONSTANT, UNIT, ChargeOutputs, PredictedChargeInteraction
 from tg_equiattn.ewald.ewald_attention import charge_energies
 from tg_equiattn.graphs.node_batch import NodeBatch
+from tg_equiattn.torch_state import is_traced
 
 from .atoms_attention import Atoms
 from .ewald_attention import IrrepsChargeInteraction, IrrepsPredictedChargeInteraction
@@ -65,13 +67,21 @@ def layer_of_charges(
     return IrrepsChargeInteraction(each, irreps[1] if learn is True else None, **options)
 
 
-def interact(layer: Layer, atoms: Atoms, features: Tensor, graphs: dict[str, Any]) -> ChargeOutputs:
-    """Energies, charges and dipoles of atoms. The layer reads the last of the ``features``, if it reads any."""
+def interact(
+    layer: Layer, atoms: Atoms, features: Tensor, graphs: dict[str, Any], neutral: bool = False
+) -> ChargeOutputs:
+    """Energies, charges and dipoles of atoms. The layer reads the last of the ``features``, if it reads any. With
+    ``neutral``, predicted charges sum to zero if there is no total charge, with a warning."""
     read: dict[str, Tensor] = {}
+    charge = atoms.total_charge
+    if neutral and charge is None and isinstance(layer, PredictedChargeInteraction):
+        charge = features.new_zeros(graphs.get("batch_size", 1))
+        if not is_traced(charge):
+            warnings.warn("no total charge is given for predicted charges: frames count as neutral", stacklevel=2)
     if layer.weights is not None:
         read = {"features": features[:, -layer.irreps_in.dim :], "edge_index": atoms.edge_index,
                 "edge_vectors": atoms.edge_vectors}  # fmt: skip
-    return layer(atoms.elements, total_charge=atoms.total_charge, **read, **graphs)
+    return layer(atoms.elements, total_charge=charge, **read, **graphs)
 
 
 class Sample(NamedTuple):

@@ -102,7 +102,8 @@ class ChargeLoss(torch.nn.Module):
         dipole: Weight of dipoles, in (e Å)². Graphs have them as ``dipole``, and MACE's ``dipole_weight`` says which
             have none.
         total_charge: Weight of total charges, in e², which the learned factor of charges changes. With charges that are
-            predicted, it is the weight of the charge that is missing and shared.
+            predicted, it is the weight of the charge that is missing and shared, in training; models return it in
+            validation only if ``compute_shared_charge=True``.
 
     Example::
 

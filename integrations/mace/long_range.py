@@ -172,7 +172,7 @@ class _LongRangeModel(MACE):
         self, data: Mapping[str, Any], training: bool = False, compute_force: bool = True,
         compute_virials: bool = False, compute_stress: bool = False, compute_displacement: bool = False,
         compute_hessian: bool = False, compute_born_charges: bool = False, compute_long_range_energy: bool = False,
-        **more: Any,
+        compute_shared_charge: bool = False, **more: Any,
     ) -> dict[str, Tensor | None]:  # fmt: skip
         if more.get("lammps_mliap"):
             raise NotImplementedError(
@@ -202,9 +202,11 @@ class _LongRangeModel(MACE):
             raise RuntimeError("stress would be wrong: this release of mace-torch does not take displacement from data")
         if layer is not None:
             born = compute_born_charges or data.get("born_charges") is not None or (calculation and calculation.born)
-            energies = _add_charges(layer, out, call, training, bool(born))
+            energies, shared = _add_charges(layer, out, call, training, bool(born))
             if compute_long_range_energy or calculation is not None:  # programs stop at outputs that they do not know
                 out["long_range_energy"] = energies
+            if isinstance(layer, PredictedChargeInteraction) and (training or compute_shared_charge):
+                out["shared_charge"] = shared
             results = get_outputs(
                 energy=out.get("interaction_energy", out["energy"]), positions=pos, displacement=call.displacement,
                 cell=data["cell"], training=training, **derivatives,
@@ -217,11 +219,11 @@ class _LongRangeModel(MACE):
         return out
 
 
-def _add_charges(layer: Layer, out: dict[str, Any], call: Call, training: bool, born: bool) -> Tensor:
+def _add_charges(layer: Layer, out: dict[str, Any], call: Call, training: bool, born: bool) -> tuple[Tensor, Tensor]:
     """Add energies of charges to the energies that MACE returned, and the outputs of charges. Return the energy of the
-    charges of each graph."""
+    charges and the shared charge of each graph."""
     data = call.data
-    result = interact(layer, atoms_of(data), out["node_feats"], graphs_of(*call))
+    result = interact(layer, atoms_of(data), out["node_feats"], graphs_of(*call), neutral=True)
     each = torch.stack([result.energies, result.energies - result.offsets], 1)
     graphs = each.new_zeros(data["ptr"].numel() - 1, 2).index_add(0, data["batch"], each)
     long_range, added = graphs.unbind(1)
@@ -229,18 +231,15 @@ def _add_charges(layer: Layer, out: dict[str, Any], call: Call, training: bool, 
         if name in out:
             out[name] = out[name] + energies
     out["charges"], out["dipole"] = result.charges, result.dipole
-    predicted = isinstance(layer, PredictedChargeInteraction)
-    if predicted:
-        out["shared_charge"] = result.shared
     if born:
-        if predicted:
+        if isinstance(layer, PredictedChargeInteraction):
             must_hold(
                 ~directions_of(data).any(),
                 "born_charges must be asked of open graphs where charges are predicted, got graphs that repeat, whose "
                 "dipole is not defined: give charges for elements",
             )
         out["born_charges"] = layer.born_charges(result.dipole, data["positions"], training)
-    return long_range
+    return long_range, result.shared
 
 
 class LongRangeMACE(_LongRangeModel):
@@ -358,9 +357,10 @@ def add_long_range(
     .. math:: E_{\mathrm{long}} = \frac{e^2}{8 \pi \epsilon_0} \sum_{ij} S_i S_j\,
         \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}
 
-    and the model has the outputs ``charges`` and ``dipole``, and ``shared_charge`` if charges are predicted. Its call
-    has the arguments ``compute_long_range_energy`` and ``compute_born_charges``, ``False`` by default, for the outputs
-    ``long_range_energy`` and ``born_charges``; data with ``born_charges`` ask for the latter, too. At the start a part
+    and the model has the outputs ``charges`` and ``dipole``. Its call has the arguments ``compute_long_range_energy``,
+    ``compute_born_charges`` and, if charges are predicted, ``compute_shared_charge``, ``False`` by default, for the
+    outputs ``long_range_energy``, ``born_charges`` and ``shared_charge``. Data with ``born_charges`` ask for Born
+    charges, and ``training=True`` for the shared charge, too. At the start a part
     of :math:`E_{\mathrm{long}}` for each element is fitted to ``batch`` and taken off, and the scale of a
     ``ScaleShiftMACE`` is fitted to the forces of the data without those of charges. So atomic energies of the model
     are those of the data, as without long range. Charges that are predicted

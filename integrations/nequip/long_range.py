@@ -291,7 +291,8 @@ class LongRangeCharges(LongRangeModule):
         fitted = ~layer.offsets.isnan().any()
         checks.must_hold(fitted, "charges must be fitted before training: add FitCharges to the trainer's callbacks")
         atoms = self.read_atoms(data)
-        out = interact(layer, atoms, data[AtomicDataDict.NODE_FEATURES_KEY], graphs)
+        features = data[AtomicDataDict.NODE_FEATURES_KEY]
+        out = interact(layer, atoms, features, graphs, neutral=not self.training)
         energies, each = out.energies[:, None], data[AtomicDataDict.PER_ATOM_ENERGY_KEY]
         batch = torch.zeros_like(atoms.elements) if graphs["batch"] is None else graphs["batch"]
         data[ENERGY] = energies.new_zeros(out.dipole.shape[0], 1).index_add(0, batch, energies)

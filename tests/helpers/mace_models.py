@@ -81,6 +81,7 @@ def outputs(model, *systems):
     if model.long_range is not None:
         asked = {
             "compute_long_range_energy": True,
+            "compute_shared_charge": True,
             "compute_born_charges": "Predicted" not in type(layer_of(model)).__name__,
         }
     out = model(data_of(*systems), compute_stress=True, **asked)

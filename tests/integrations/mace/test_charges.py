@@ -241,7 +241,9 @@ def test_predicted_charges_start_from_total_charges(charged):
     ions = [Atoms("Na", info={"charge": 1.0}), Atoms("Cl", info={"charge": -1.0}), molecule("H2O")]
     torch.manual_seed(3)
     model = add_long_range(make_mace(), charges="predicted", batch=data_of(*ions))
-    out = model(data_of(*ions))
+    assert "shared_charge" not in model(data_of(*ions))  # programs stop at it
+    out = model(data_of(*ions), training=True)
+    torch.testing.assert_close(model(data_of(*ions), compute_shared_charge=True)["shared_charge"], out["shared_charge"])
     assert out["shared_charge"].abs().max() < 0.2  # of charges of 1 and -1
     assert model.long_range.offsets.isfinite().all()
     base, batch = modules.WeightedEnergyForcesLoss(0.0, 0.0), batch_of(*ions)

@@ -20,7 +20,7 @@ def make(charges, randomise):
     return model if charges else randomise(model, 0.1)
 
 
-@pytest.mark.parametrize("charges", [None, IONS])
+@pytest.mark.parametrize("charges", [None, IONS, "predicted"])
 def test_torch_sim_has_the_energy_forces_and_stress_of_ase(charges, randomise):
     """Two crystals in one batch."""
     torch_sim = pytest.importorskip("torch_sim", reason="needs torch-sim-atomistic")
@@ -40,7 +40,7 @@ def test_torch_sim_has_the_energy_forces_and_stress_of_ase(charges, randomise):
         torch.testing.assert_close(found["stress"][n], stress, rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize("charges", [None, IONS])
+@pytest.mark.parametrize("charges", [None, IONS, "predicted"])
 def test_ipi_has_the_energy_and_the_forces_of_ase(charges, randomise, tmp_path):
     """Up to the constants of units, which differ in the eighth digit."""
     driver = pytest.importorskip("ipi.pes._mace", reason="needs ipi")
@@ -51,6 +51,8 @@ def test_ipi_has_the_energy_and_the_forces_of_ase(charges, randomise, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"default_dtype": "float64"}))
     call = driver.MACE_driver(structure, model, mace_kwargs=settings)
     energy, forces, *_ = call(atoms.cell.array.T / Bohr, atoms.positions / Bohr)
+    batch = call.compute([atoms.cell.array.T / Bohr] * 2, [atoms.positions / Bohr] * 2)
+    assert [float(one[0]) for one in batch] == pytest.approx([float(energy)] * 2, rel=1e-12)
     atoms.calc = LongRangeCalculator(model)
     assert energy * Hartree == pytest.approx(atoms.get_potential_energy(), rel=1e-6)
     found = forces * Hartree / Bohr
