@@ -162,8 +162,6 @@ def test_dynamics_are_those_of_ase(split, tmp_path):
 def test_fix_external_is_ase(form, kind, host, calculator, tmp_path):
     frames = [bulk("NaCl", "rocksalt", a=5.6, cubic=True)]
     options = {"systems": frames, **FORMS[form]} if "charges" in FORMS[form] else FORMS[form]
-    if form == "predicted" and host.__name__ == "nequip_models":
-        pytest.skip("NequIPCalculator passes no total charge")
     atoms, calc = salt(kind), calculator(host.make(**options))
     _, energy, forces, stress = run(tmp_path, atoms, calc)
     atoms.calc = calc
