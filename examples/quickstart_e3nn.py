@@ -70,7 +70,7 @@ def all_pairs():
 
 torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
 axes = (figure := Figure(figsize=(10, 5.3), layout="constrained")).subplots(1, 2, sharex=True, sharey=True)
-models = {"messages between all pairs": (all_pairs, 100), "Ewald attention": (ewald, 250)}
+models = {"messages between all pairs": (all_pairs, 100), "Ewald attention": (ewald, 300)}
 for (name, (far, steps)), axis in zip(models.items(), axes, strict=True):
     torch.manual_seed(0)
     model, start = Model(far()), process_time()
@@ -97,8 +97,8 @@ for (name, (far, steps)), axis in zip(models.items(), axes, strict=True):
         f"{seconds:.0f} s of training; equivariance error {error:.0e}"
     )
     axis.plot(field[:, 0], out[:, 0], ".", markersize=3)
-    axis.plot([-15, 15], [-15, 15], color="0.7", zorder=0)
-    axis.set(title=f"{name}: {errors[1]:.1%} left", xlim=(-15, 15), ylim=(-15, 15), xlabel="field along x")
+    axis.plot([-6, 6], [-6, 6], color="0.7", zorder=0)
+    axis.set(title=f"{name}: {errors[1]:.1%} left", xlim=(-6, 6), ylim=(-6, 6), xlabel="field along x")
 axes[0].set_ylabel("predicted")
 figure.suptitle("Fields in clouds of 320 ions, by models trained on 40")
 Path("out").mkdir(exist_ok=True)
