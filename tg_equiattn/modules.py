@@ -114,7 +114,8 @@ class StoresSettings(nn.Module):
 
 
 _RENAMED = {"length": "length_scale", "avg_num_nodes": "output_scale"}  # old names of settings
-_BEFORE = {"mixed_products": False, "projections": "Clifford MLP"}  # settings that earlier checkpoints do not have
+# settings that earlier checkpoints do not have
+_BEFORE = {"mixed_products": False, "projections": "Clifford MLP", "exclude_near": False}
 
 
 def _compared(value: Any) -> tuple[Any, str]:

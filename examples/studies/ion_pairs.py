@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 ENERGY = 10.0, 1000.0  # weights of squared energies of an atom, and in the last quarter of the epochs, as in MACE
 SHARED = 10.0  # weight of the squared charge that is shared, in 1 / e²
-OWN = {"pairs": "ions and molecules", "ions": "ions that part", "chloride": "chloride beside water"}
+OWN = {"pairs": "ions and molecules", "ions": "ions that part", "chloride": "chloride beside water",
+       "lithium": "lithium and fluorine", "potassium": "potassium and bromine"}  # fmt: skip
 KINDS = "like ions", "unlike ions", "an ion and a molecule", "two molecules"
 
 
@@ -51,7 +52,9 @@ class IonPairsStudy(Settings):
     SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs", "batch")
     HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
 
-    sets: tuple[Literal["pairs", "ions", "chloride", "dimers", "water", "AcAc"], ...] = ("pairs",)
+    sets: tuple[Literal["pairs", "ions", "chloride", "lithium", "potassium", "dimers", "water", "AcAc"], ...] = (
+        "pairs",
+    )
     """sets to train on"""
     data: Path | None = None
     """folder of the published files"""

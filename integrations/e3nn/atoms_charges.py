@@ -26,6 +26,7 @@ _RANK = 1e-2  # singular values of compositions below this, relative to the larg
 _RADIAL = 8  # radial functions of forces between two elements
 _NARROW = 0.3  # width over cutoff with which a factor of charges is fitted: the kernel is 1 / r beyond the cutoff
 _SMALL = 0.1  # weight of the mean square of predicted charges
+_SMOOTH = 0.3  # weight of the mean square of their derivatives by positions, in A²
 _RIDGE = 1e-6  # weight of the square of their weights
 _OF_PAIRS = 0.1  # weight of products of charges of fragments, relative to that of total charges
 _STEPS = 50
@@ -35,7 +36,7 @@ _TRAINED = 0.5  # error of a model's forces relative to labels, below which it c
 
 def layer_of_charges(
     charges: Mapping[str, float] | Literal["predicted"], learn: bool | Literal["scale"], names: Sequence[str],
-    kind: str, irreps: Sequence[o3.Irreps], width: float | None, cutoff: float, **options: Any,
+    kind: str, irreps: Sequence[o3.Irreps], width: float | None, cutoff: float, exclude_near: bool, **options: Any,
 ) -> Layer:  # fmt: skip
     """The layer of charges of a model.
 
@@ -47,6 +48,7 @@ def layer_of_charges(
         irreps: irreps of all features from which charges are predicted, and of those from which transfers are learned.
         width: width of the kernel; ``None`` means 0.4 of the cutoff, or 0.6 for predicted charges, which are larger.
         cutoff: largest length of an edge.
+        exclude_near: true if predicted charges have no energies between near atoms.
         options: settings of the layer.
     """
     predicted = isinstance(charges, str)
@@ -57,7 +59,7 @@ def layer_of_charges(
                 f'charges must be a charge for each {kind}, or "predicted" without learn, got {charges!r} with '
                 f"learn={learn!r}"
             )
-        return IrrepsPredictedChargeInteraction(names, irreps[0], **options)
+        return IrrepsPredictedChargeInteraction(names, irreps[0], exclude_near=exclude_near, **options)
     if unknown := [name for name in charges if name not in names]:
         raise ValueError(
             f"charges must have the names of {kind}s of the model, {', '.join(map(repr, names))}, got "
@@ -92,6 +94,8 @@ class Sample(NamedTuple):
         graphs: ``pos``, ``batch``, ``cell``, ``pbc`` and ``batch_size``.
         labels: forces of the data; ``None`` if the data have none.
         scalars: features that the layer of charges reads; ``None`` if it reads none.
+        slopes: derivatives of the scalars along one random direction of all positions together; ``None`` if there are
+            no scalars.
         energies: energies of nodes of the charges.
         own: forces of the model alone, to which those of the charges are not added.
         far: forces of the charges.
@@ -101,9 +105,19 @@ class Sample(NamedTuple):
     graphs: dict[str, Any]
     labels: Tensor | None
     scalars: Tensor | None
+    slopes: Tensor | None
     energies: Tensor
     own: Tensor
     far: Tensor
+
+
+def slopes_of(scalars: Tensor, pos: Tensor) -> Tensor:
+    """Derivatives of scalars along a random direction of all positions, with the shape of the scalars. The mean of
+    their products over directions is that of all derivatives by positions."""
+    weights = torch.zeros_like(scalars, requires_grad=True)
+    (product,) = torch.autograd.grad(scalars, pos, weights, create_graph=True)
+    direction = torch.randn(product.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.autograd.grad(product, weights, direction.to(product), retain_graph=True)[0]
 
 
 def fit_charges(layer: Any, samples: Callable[[], Iterable[Sample]], search: bool = False) -> float:
@@ -161,7 +175,7 @@ def fit_charges(layer: Any, samples: Callable[[], Iterable[Sample]], search: boo
         content, energies = torch.cat(rows).split([kinds, 1], 1)
         lacking = energies - content @ single[:, None]
         offsets = single + torch.linalg.lstsq(content, lacking, rcond=_RANK, driver="gelsd").solution[:, 0]
-        layer.offsets.copy_(offsets)
+        layer.offsets.copy_(torch.zeros_like(offsets) if layer.exclude_near else offsets)
         if not forces:
             return 1.0
         labels, model_forces, charge_forces = (torch.cat(x) for x in zip(*forces, strict=True))
@@ -239,10 +253,13 @@ def fit_predicted_charges(layer: PredictedChargeInteraction, samples: Iterable[S
 
     Charges q = w x, with x the element of a node and its features, are such that they sum to the total charge of every
     graph, and that the force between the two fragments of a graph is that of their charges. Fragments are separate if
-    no path of edges joins them. Return the part of the net forces between fragments, as a share of their sum of
+    no path of edges joins them. Charges are also small, and change slowly with positions: a charge at the potential phi
+    has the force -phi dq/dpos. If the data have neither charged graphs nor separate fragments, charges are zero, and
+    they stay zero in training. Return the part of the net forces between fragments, as a share of their sum of
     squares, that charges explain; ``None`` if the batches have no separate fragments.
     """
     every: list[tuple[Tensor, ...]] = []
+    slopes: list[Tensor] = []
     each: list[_Pairs] = []
     for sample in samples:
         content = nn.functional.one_hot(sample.atoms.elements, len(layer.names)).double()
@@ -250,6 +267,7 @@ def fit_predicted_charges(layer: PredictedChargeInteraction, samples: Iterable[S
         sums = NodeBatch.flat(x, sample.graphs["batch"], sample.graphs["batch_size"]).sum(x)
         charge = cast("Tensor", sample.atoms.total_charge).double().flatten() * layer.dielectric**-0.5
         every.append((x.cpu(), sums.cpu(), charge.cpu()))
+        slopes.append(cast("Tensor", sample.slopes).detach().double().cpu())
         if sample.labels is not None and sample.labels.any():
             each.append(_pairs_of_fragments(x, sample))
     inputs, sums, totals = map(torch.cat, zip(*every, strict=True))
@@ -260,6 +278,8 @@ def fit_predicted_charges(layer: PredictedChargeInteraction, samples: Iterable[S
     units = torch.cat([torch.ones(elements, dtype=torch.float64), size])
     sums, inputs = sums / units, inputs / units
     penalty = _SMALL * inputs.mT @ inputs / len(inputs) + _RIDGE * torch.eye(len(units), dtype=units.dtype)
+    slope = torch.cat(slopes) / size
+    penalty[elements:, elements:] += _SMOOTH * slope.mT @ slope / len(slope)
     pairs = _Pairs(*map(torch.cat, zip(*each, strict=True))) if each else None
     if pairs is None or not len(pairs.distance):
         pairs = None
@@ -268,13 +288,17 @@ def fit_predicted_charges(layer: PredictedChargeInteraction, samples: Iterable[S
         pairs = pairs._replace(first=pairs.first / units, second=pairs.second / units)
         weights = _of_products(pairs, elements) if not totals.any() else _ridge(sums, totals, penalty)
         weights = _refined(weights, sums, totals, pairs, penalty)
-    if weights.any():
-        layer.constants[:, 0] = (weights[:elements] / UNIT).to(layer.constants)
-        layer.linear.weight[0] = (weights[elements:] / UNIT).to(layer.constants)
-        nn.init.zeros_(cast("nn.Linear", layer.perceptron[-1]).weight[0])
+    layer.constants[:, 0] = (weights[:elements] / UNIT).to(layer.constants)
+    layer.linear.weight[0] = (weights[elements:] / UNIT).to(layer.constants)
+    nn.init.zeros_(cast("nn.Linear", layer.perceptron[-1]).weight[0])
     if pairs is None:
-        fitted = "total charges alone" if totals.any() else "zero"
-        _LOGGER.info("charges start from %s: no graph has two separate fragments", fitted)
+        if totals.any():
+            _LOGGER.info("charges start from total charges alone: no graph has two separate fragments")
+        else:
+            _LOGGER.warning(
+                "charges are zero and stay zero: no graph has a total charge or two separate fragments, so the data do "
+                "not say what charges are"
+            )
         return None
     slope = pairs.distance**-2
     products = (pairs.first @ weights) * (pairs.second @ weights)

@@ -310,7 +310,8 @@ class IrrepsPredictedChargeInteraction(_ReadsScalars, PredictedChargeInteraction
         Width s of the kernel, in the unit of positions. Use 0.4 of the message-passing cutoff.
 
     cutoff : float
-        Largest length of an edge, for transfers.
+        Largest length of an edge, for transfers and for the energy that is taken off. Edges must be all pairs up to
+        this length.
 
     avg_num_neighbors : float
         Constant by which transfers are divided, 1 by default.
@@ -328,6 +329,9 @@ class IrrepsPredictedChargeInteraction(_ReadsScalars, PredictedChargeInteraction
     max_hkl : sequence of 3 int, optional
         Largest Miller indices along the lattice vectors. If given, cells are not read, which torch.compile needs. The
         default, ``None``, reads cells.
+
+    exclude_near : bool
+        True, the default, takes the energy between near nodes off again, which messages can learn. False keeps it.
 
     Examples
     --------

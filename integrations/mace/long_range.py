@@ -24,7 +24,7 @@ from tg_equiattn.ewald.charges import ChargeLayer
 from tg_equiattn.nn import PredictedChargeInteraction
 
 from ..e3nn.atoms_attention import Atoms, AtomsEwaldAttention, blocks_of, total_charge_of
-from ..e3nn.atoms_charges import Layer, Sample, fit_charges, interact, layer_of_charges
+from ..e3nn.atoms_charges import Layer, Sample, fit_charges, interact, layer_of_charges, slopes_of
 
 
 class Call(NamedTuple):
@@ -338,7 +338,8 @@ def add_long_range(
     model: Any, after: Any = None, *,
     charges: Mapping[str, float] | Literal["predicted"] | None = None, batch: Any,
     learn: bool | Literal["scale"] = False, dielectric: float = 1.0, width: float | None = None, gain: float = 0.0,
-    error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None, **attn_kwargs: Any,
+    exclude_near: bool = True, error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
+    **attn_kwargs: Any,
 ) -> MACE:  # fmt: skip
     r"""Add long range between all atoms to a MACE model, in place: attention in its messages, or energies of charges.
 
@@ -396,6 +397,8 @@ def add_long_range(
             ``r_max``, and for charges 0.4 ``r_max``, or 0.6 ``r_max`` if they are predicted: messages already model
             shorter distances.
         gain: Initial value of the learned gain of attention. The default, 0, leaves a model as it is.
+        exclude_near: With predicted charges, True, the default, takes their energy within ``r_max`` off again, which
+            messages can learn. False keeps it, as checkpoints of earlier states have it.
         max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an
             octave of its own between the two.
         num_gaussians: Number of Gaussian kernels, 4 by default.
@@ -443,7 +446,8 @@ def add_long_range(
         outputs = [product.linear.irreps_out for product in model.products]
         layer = layer_of_charges(
             charges, learn, names, "element", (sum(outputs, o3.Irreps()), outputs[-1]), width, float(model.r_max),
-            avg_num_neighbors=float(model.interactions[-1].avg_num_neighbors), dielectric=dielectric, **sums,
+            exclude_near, avg_num_neighbors=float(model.interactions[-1].avg_num_neighbors), dielectric=dielectric,
+            **sums,
         ).to(like.device, like.dtype)  # fmt: skip
         batches = _batches(batch, like)
         factor = fit_charges(layer, lambda: (_sample(model, layer, data) for data in batches), learn == "scale")
@@ -486,9 +490,10 @@ def _sample(model: MACE, layer: Layer, data: dict[str, Any]) -> Sample:
     out = model(data, training=True)
     features, atoms, graphs = out["node_feats"], atoms_of(data), graphs_of(data, None)
     energies = interact(layer, atoms, features, graphs).energies
-    (slopes,) = torch.autograd.grad(energies.sum(), graphs["pos"])
+    (gradients,) = torch.autograd.grad(energies.sum(), graphs["pos"], retain_graph=True)
     scalars = None if layer.weights is None else layer.scalars_of(features[:, -layer.irreps_in.dim :])
-    return Sample(atoms, graphs, data.get("forces"), scalars, energies, out["forces"], -slopes)
+    slopes = None if scalars is None else slopes_of(scalars, graphs["pos"])
+    return Sample(atoms, graphs, data.get("forces"), scalars, slopes, energies, out["forces"], -gradients)
 
 
 def _batches(batch: Any, like: Tensor) -> list[dict[str, Tensor]]:

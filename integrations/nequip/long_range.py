@@ -227,6 +227,8 @@ class LongRangeCharges(LongRangeModule):
             ``False``.
         width: Width s of the kernel, in the unit of positions. The default, ``None``, means 0.4 ``r_max``, or 0.6
             ``r_max`` for predicted charges, so that the kernel does not compete with messages.
+        exclude_near: With predicted charges, True, the default, takes their energy within ``r_max`` off again, which
+            messages can learn. False keeps it, as checkpoints of earlier states have it.
         error: Promised error of sums over reciprocal vectors, relative to the largest value of the kernel, 1e-4 by
             default.
         method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :class:`LongRange`.
@@ -246,9 +248,10 @@ class LongRangeCharges(LongRangeModule):
 
     def __init__(
         self, charges: Mapping[str, float] | Literal["predicted"], *, learn: bool | Literal["scale"] = False,
-        dielectric: float = 1.0, born_charges: bool = False, width: float | None = None, error: float = 1e-4,
-        method: str = "auto", max_hkl: Sequence[int] | None = None, max_num_nodes: int | None = None,
-        type_names: Sequence[str], r_max: float, avg_num_neighbors: float = 1.0, irreps_in: Mapping[str, Any],
+        dielectric: float = 1.0, born_charges: bool = False, width: float | None = None, exclude_near: bool = True,
+        error: float = 1e-4, method: str = "auto", max_hkl: Sequence[int] | None = None,
+        max_num_nodes: int | None = None, type_names: Sequence[str], r_max: float, avg_num_neighbors: float = 1.0,
+        irreps_in: Mapping[str, Any],
     ) -> None:  # fmt: skip
         field, features = AtomicDataDict.PER_ATOM_ENERGY_KEY, AtomicDataDict.NODE_FEATURES_KEY
         outputs = {ENERGY: "0e", AtomicDataDict.CHARGE_KEY: "0e", AtomicDataDict.POLARIZATION_KEY: "1o"}
@@ -263,8 +266,8 @@ class LongRangeCharges(LongRangeModule):
             )
         irreps = o3.Irreps(irreps_in[features])
         self.interaction: Any = layer_of_charges(
-            charges, learn, type_names, "type", (irreps, irreps), width, r_max, avg_num_neighbors=avg_num_neighbors,
-            dielectric=dielectric, error=error, method=method,
+            charges, learn, type_names, "type", (irreps, irreps), width, r_max, exclude_near,
+            avg_num_neighbors=avg_num_neighbors, dielectric=dielectric, error=error, method=method,
             max_hkl=None if max_hkl is None else tuple(max_hkl),  # lists of configuration files cannot be packaged
         )  # fmt: skip
         self.interaction.offsets.fill_(torch.nan)  # until they are fitted

@@ -15,7 +15,7 @@ from nequip.nn import GraphModuleMixin, PerTypeScaleShift
 from tg_equiattn import checks
 
 from ..e3nn.atoms_attention import blocks_of
-from ..e3nn.atoms_charges import Sample, fit_charges, interact
+from ..e3nn.atoms_charges import Sample, fit_charges, interact, slopes_of
 from .long_range import ENERGY, SHARED, LongRange, LongRangeCharges
 
 register_fields(graph_fields=[ENERGY, SHARED])
@@ -146,14 +146,16 @@ def _sample(model: torch.nn.Module, module: LongRangeCharges, data: AtomicDataDi
     def differentiate(target: torch.nn.Module, inputs: Any, out: AtomicDataDict.Type) -> None:
         graphs, features = module.read_frames(out), out[AtomicDataDict.NODE_FEATURES_KEY]
         energies = interact(layer, module.read_atoms(out), features, graphs).energies
-        slopes = torch.autograd.grad(energies.sum(), graphs["pos"], retain_graph=True)[0]
-        outputs.extend((None if layer.weights is None else layer.scalars_of(features), energies, -slopes))
+        gradients = torch.autograd.grad(energies.sum(), graphs["pos"], retain_graph=True)[0]
+        scalars = None if layer.weights is None else layer.scalars_of(features)
+        slopes = None if scalars is None else slopes_of(scalars, graphs["pos"])
+        outputs.extend((scalars, slopes, energies, -gradients))
 
     hook = module.register_forward_hook(differentiate)
     try:
         forces = model(dict(data))[AtomicDataDict.FORCE_KEY].detach()
     finally:
         hook.remove()
-    data, graphs, (scalars, energies, far) = dict(data), {"batch_size": 1, **module.read_frames(data)}, outputs
+    data, graphs, (*read, far) = dict(data), {"batch_size": 1, **module.read_frames(data)}, outputs
     labels = data.get(AtomicDataDict.FORCE_KEY)
-    return Sample(module.read_atoms(data), graphs, labels, scalars, energies, forces - far, far)
+    return Sample(module.read_atoms(data), graphs, labels, *read, forces - far, far)

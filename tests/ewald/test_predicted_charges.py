@@ -1,5 +1,7 @@
 """Charges that are predicted: the formula by loops, sums, symmetries, and what is refused."""
 
+import math
+
 import pytest
 import torch
 from ewald import bonds
@@ -52,8 +54,56 @@ def test_charges_are_the_formula():
     assert error(out.charges, charges) < 1e-12
     assert error(out.shared[0], missing) < 1e-12
     assert error(out.charges.sum(), torch.tensor(0.75)) < 1e-12
-    assert error(out.energies, COULOMB * charge_energies(charges, pos, width=0.8)) < 1e-12
+    energies = charge_energies(charges, pos, width=0.8) - charges**2 / (math.sqrt(2 * math.pi) * 0.8)
+    for (i, j), vector in zip(edges["edge_index"].T.tolist(), edges["edge_vectors"], strict=True):
+        r = vector.norm()
+        fade = 1 - 6 * (r / CUTOFF) ** 2 + 8 * (r / CUTOFF) ** 3 - 3 * (r / CUTOFF) ** 4
+        energies[i] = energies[i] - charges[i] * charges[j] * torch.erf(r / (2**0.5 * 0.8)) / r * fade / 2
+    assert error(out.energies, COULOMB * energies) < 1e-12
+    made.exclude_near = False
+    whole = call(made, elements, pos, features, 1.5).energies
+    assert error(whole, COULOMB * charge_energies(charges, pos, width=0.8)) < 1e-12
+    assert error(whole, out.energies) > 1e-2
     assert error(out.dipole[0], (charges[:, None] * pos).sum(0)) < 1e-12  # in open space transfers are no exception
+
+
+def test_charges_of_zero_stay_zero():
+    made, given = layer(), cloud()
+    for parameter in made.parameters():
+        torch.nn.init.zeros_(parameter)
+    energies = call(made, *given, 0.0).energies
+    energies.sum().backward()
+    assert not energies.any()
+    assert not any(parameter.grad.any() for parameter in made.parameters())
+
+
+def test_energies_are_smooth_at_the_cutoff():
+    """Second derivatives of the energy of two nodes do not jump where their edge ends."""
+    made, features = layer(), torch.randn(2, 3)
+
+    def curvature(distance):
+        x = torch.tensor(distance, requires_grad=True)
+        pos = torch.zeros(2, 3).index_put((torch.tensor(1), torch.tensor(0)), x)
+        energy = call(made, torch.tensor([0, 1]), pos, features, 1.0).energies.sum()
+        (slope,) = torch.autograd.grad(energy, x, create_graph=True)
+        return torch.autograd.grad(slope, x)[0]
+
+    inside, outside = (curvature(CUTOFF + shift) for shift in (-1e-8, 1e-8))
+    assert error(inside, outside) < 1e-4
+    assert error(curvature(CUTOFF - 0.1), outside) > 1e-3
+
+
+def test_checkpoints_have_the_form():
+    made = layer(exclude_near=False)
+    state = made.state_dict()
+    with pytest.raises(ValueError, match="with exclude_near=True, like this one, got False"):
+        layer().load_state_dict(state)
+    text = made.settings()
+    del text["exclude_near"]
+    made.settings = lambda: text  # as earlier states stored it
+    layer(exclude_near=False).load_state_dict(made.state_dict())
+    with pytest.raises(ValueError, match="with exclude_near=True, like this one, got False"):
+        layer().load_state_dict(made.state_dict())
 
 
 def test_energy_is_not_linear_in_the_total_charge():
@@ -76,12 +126,18 @@ def test_symmetries(reflect):
 def test_crystals():
     """A cell that is repeated, and atoms in other cells, change nothing per atom."""
     made, (elements, pos, features), cell = layer(), cloud(), 4.0 * torch.eye(3)
-    none = {"edge_index": torch.zeros(2, 0, dtype=torch.int64), "edge_vectors": torch.zeros(0, 3)}
-    out = made(elements, pos, features=features, total_charge=torch.zeros(1), cell=cell, **none)
-    double = made(
-        elements.repeat(2), torch.cat([pos, pos + cell[0] - 3 * cell[1]]), features=features.repeat(2, 1),
-        total_charge=torch.zeros(1), cell=cell * torch.tensor([[2.0], [1.0], [1.0]]), **none,
-    )  # fmt: skip
+
+    def outputs(elements, pos, features, cell):
+        shifts = torch.cartesian_prod(*3 * [torch.arange(-4.0, 5.0)]) @ cell
+        vectors = pos[None, :, None] + shifts - pos[:, None, None]
+        length = vectors.norm(dim=3)
+        first, second, image = ((length > 0) & (length < CUTOFF)).nonzero().T
+        edges = {"edge_index": torch.stack([first, second]), "edge_vectors": vectors[first, second, image]}
+        return made(elements, pos, features=features, total_charge=torch.zeros(1), cell=cell, **edges)
+
+    out = outputs(elements, pos, features, cell)
+    twice = torch.cat([pos, pos + cell[0] - 3 * cell[1]])
+    double = outputs(elements.repeat(2), twice, features.repeat(2, 1), cell * torch.tensor([[2.0], [1.0], [1.0]]))
     assert error(double.energies, out.energies.repeat(2)) < 1e-11
     assert error(double.charges, out.charges.repeat(2)) < 1e-12
 

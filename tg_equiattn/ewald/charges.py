@@ -51,6 +51,7 @@ class ChargeLayer(NotScriptable, StoresSettings):
     """The base class of layers of charges: settings, energies, dipoles and Born effective charges. A subclass has
     ``_charges``."""
 
+    exclude_near = False  # also of models that were pickled by earlier states
     offsets: Tensor
     feature_size: Tensor
 
@@ -123,7 +124,10 @@ class ChargeLayer(NotScriptable, StoresSettings):
                 elements, pos, node_batch, total_charge, features, edge_index, edge_vectors
             )
             sums = self.width, self.method, self.error, self.max_hkl
-            energies = COULOMB_CONSTANT * energies_of_nodes(charges, pos, node_batch, cells, *sums)
+            energies = energies_of_nodes(charges, pos, node_batch, cells, *sums)
+            if self.exclude_near:
+                energies = energies - self._near_energies(charges, edge_index, edge_vectors)
+            energies = COULOMB_CONSTANT * energies
             return ChargeOutputs(energies, offsets, charges, node_batch.sum(moments).to(charges.dtype), shared)
 
     def _check_inputs(self, features: Any, edge_index: Any, edge_vectors: Any, nodes: int) -> None:
@@ -155,6 +159,16 @@ class ChargeLayer(NotScriptable, StoresSettings):
         rows = [torch.autograd.grad(x.sum(), pos, retain_graph=True, create_graph=create_graph)[0]
                 for x in dipole.unbind(1)]  # fmt: skip
         return self.dielectric**0.5 * torch.stack(rows, 1)
+
+    def _near_energies(self, charges: Tensor, *edges: Tensor | None) -> Float[Tensor, " nodes"]:
+        """Energies of nodes with themselves and with neighbors, which fade out towards the cutoff."""
+        (first, second), vectors = cast("tuple[Tensor, Tensor]", edges)
+        length = vectors.norm(dim=1).to(charges.dtype)
+        u = (length / cast("float", self.cutoff)).clamp(max=1)
+        kernel = torch.erf(length / (math.sqrt(2) * self.width)) / length * (1 - u) ** 3 * (1 + 3 * u)
+        pairs = charges.index_select(0, first) * charges.index_select(0, second) * kernel
+        own = charges.square() / (math.sqrt(2 * math.pi) * self.width)
+        return own.index_add(0, first, 0.5 * pairs)
 
     def _with_transfers(
         self, charges: Tensor, moments: Tensor, *inputs: Tensor | None
@@ -308,6 +322,17 @@ class PredictedChargeInteraction(ChargeLayer):
     transfers t of :class:`ChargeInteraction`. What is missing to the total charge Q of the graph is shared by positive
     weights w of elements and features. Sums include the node itself and all images.
 
+    The energy between near nodes, and of a node with itself, is taken off again: messages can learn it, so charges need
+    not be right there.
+
+    .. math:: E_{\mathrm{long}} = E - \frac{C}{2} \sum_i \Big( \frac{2 S_i^2}{\sqrt{2 \pi} s} + \sum_{j \in N(i)}
+        S_i S_j\, \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}\,
+        (1 - u_{ij})^3 (1 + 3 u_{ij}) \Big),
+        \qquad u_{ij} = \frac{r_{ij}}{r_c}
+
+    with the neighbors N and the ``cutoff`` :math:`r_c` of edges. If all charges are zero, so are their gradients, and
+    they stay zero.
+
     The shared charge can move charge between distant parts of a graph. Training on graphs whose total charges are known
     drives it to zero: ``shared`` of the outputs has its size. Separate neutral molecules are neutral up to this size.
     In graphs that repeat, dipoles and Born effective charges are not defined.
@@ -316,7 +341,8 @@ class PredictedChargeInteraction(ChargeLayer):
         names: Names of the elements, in the order of the numbers in ``elements``.
         width: Width s of the kernel, in the unit of positions. Use 0.4 of the message-passing cutoff.
         scalars: Number of invariant features of each node.
-        cutoff: Largest length of an edge, for transfers.
+        cutoff: Largest length of an edge, for transfers and for the energy that is taken off. Edges must be all pairs
+            up to this length.
         avg_num_neighbors: Constant by which transfers are divided, 1 by default.
         dielectric: Electronic dielectric constant of the data, 1 by default. The charges of a graph sum to its total
             charge divided by the root of this constant.
@@ -325,6 +351,7 @@ class PredictedChargeInteraction(ChargeLayer):
         method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :class:`EwaldAttention`.
         max_hkl: Largest Miller indices along the lattice vectors. If given, cells are not read, which torch.compile
             needs. The default, ``None``, reads them.
+        exclude_near: True, the default, takes the energy between near nodes off again. False keeps it.
 
     Raises:
         ValueError: if an argument is not allowed, or does not fit another one; in a call, if ``total_charge`` is
@@ -344,8 +371,11 @@ class PredictedChargeInteraction(ChargeLayer):
         -1.0
     """
 
-    def __init__(self, names: Sequence[str], *, scalars: checks.Count, cutoff: float, **settings: Any) -> None:
+    def __init__(
+        self, names: Sequence[str], *, scalars: checks.Count, cutoff: float, exclude_near: bool = True, **settings: Any
+    ) -> None:
         super().__init__(tuple(names), scalars=scalars, cutoff=cutoff, **settings)
+        self.exclude_near = exclude_near
         self.constants = nn.Parameter(torch.zeros(len(self.names), 2))  # of charges and of weights
         self.linear = nn.Linear(scalars, 2, bias=False)
         self.perceptron = nn.Sequential(nn.Linear(scalars, _HIDDEN), nn.SiLU(), nn.Linear(_HIDDEN, 2))
@@ -368,7 +398,7 @@ class PredictedChargeInteraction(ChargeLayer):
         self.offsets = self.offsets[[*elements]]
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"predicted": True}
+        return super().settings() | {"predicted": True, "exclude_near": self.exclude_near}
 
     def _charges(
         self, elements: Tensor, pos: Tensor, node_batch: NodeBatch, total_charge: Tensor | None, *inputs: Tensor | None

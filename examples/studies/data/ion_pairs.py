@@ -2,7 +2,8 @@
 
 Fragments are ions, hydrated or not, and neutral molecules. In training they are 4.2 to 9 A apart, in the tests 9.5 to
 14 A. Energies are those of the pair minus the mean energies of its fragments. Ions of the second set are those that
-GFN2-xTB leaves whole at all distances; bare Na+ and Cl-, for example, exchange 0.4 e.
+GFN2-xTB leaves whole at all distances; bare Na+ and Cl-, for example, exchange 0.4 e. The sets of lithium and potassium
+were held back while the form of charges was chosen.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ TRAIN, VALIDATION, SINGLE = 320, 40, 6  # pairs, pairs, and frames of each fragm
 RATTLE, NEAREST, OF_PAIR = 0.04, 3.0, 0.05  # A; A; charge in e by which a fragment may differ from a whole number
 MIXED = {"Na": 1, "NH4": 1, "Cl": -1, "HCOO": -1, "H2O": 0, "CH4": 0, "NH3": 0, "CH3OH": 0, "HCOOH": 0}
 IONS = {"NH4": 1, "CH3NH3": 1, "BF4": -1, "ClO4": -1}
+LITHIUM = {"Li": 1, "NH4": 1, "F": -1, "HCOO": -1, "H2O": 0, "CH4": 0, "CH3F": 0, "HF": 0}
+POTASSIUM = {"K": 1, "CH3NH3": 1, "Br": -1, "CN": -1, "C2H4": 0, "CH3CN": 0, "CO2": 0, "NH3": 0}
 WATER = {"H2O": 0, "2 H2O": 0, "3 H2O": 0}
-CHARGES = MIXED | IONS | WATER | {"bare Cl": -1}
+CHARGES = MIXED | IONS | LITHIUM | POTASSIUM | WATER | {"bare Cl": -1}
 SETS = {  # first fragments, second fragments, and pairs of the tests
     "pairs": (list(MIXED), list(MIXED), [
         ("Na", "Na"), ("NH4", "NH4"), ("Na", "NH4"), ("HCOO", "HCOO"), ("NH4", "HCOO"), ("Na", "HCOO"), ("NH4", "Cl"),
@@ -32,6 +35,15 @@ SETS = {  # first fragments, second fragments, and pairs of the tests
         ("HCOOH", "CH4"),
     ]),
     "ions": (list(IONS), list(IONS), list(itertools.combinations_with_replacement(IONS, 2))),
+    "lithium": (list(LITHIUM), list(LITHIUM), [
+        ("Li", "Li"), ("NH4", "Li"), ("F", "F"), ("F", "HCOO"), ("Li", "F"), ("NH4", "HCOO"), ("Li", "HCOO"),
+        ("NH4", "F"), ("F", "CH3F"), ("Li", "H2O"), ("NH4", "CH3F"), ("HCOO", "HF"), ("H2O", "CH3F"), ("HF", "CH4"),
+    ]),
+    "potassium": (list(POTASSIUM), list(POTASSIUM), [
+        ("K", "K"), ("K", "CH3NH3"), ("Br", "CN"), ("Br", "Br"), ("K", "Br"), ("CH3NH3", "CN"), ("K", "CN"),
+        ("CH3NH3", "Br"), ("CN", "CH3CN"), ("K", "NH3"), ("CH3NH3", "CO2"), ("Br", "C2H4"), ("CH3CN", "CO2"),
+        ("NH3", "CH3CN"),
+    ]),
     "chloride": (["bare Cl"], list(WATER), [("bare Cl", name) for name in WATER]),
 }  # fmt: skip
 
@@ -42,11 +54,15 @@ def fragments(names: list[str]) -> dict[str, Atoms]:
     own = {
         "Na": Atoms("Na") + water(2.3, False), "NH4": Atoms("NH4", 1.02 * tetrahedron),
         "Cl": Atoms("Cl") + water(3.1, True), "bare Cl": Atoms("Cl"), "BF4": Atoms("BF4", 1.4 * tetrahedron),
+        "Li": Atoms("Li") + water(1.9, False), "F": Atoms("F") + water(2.6, True),
+        "K": Atoms("K") + water(2.7, False), "Br": Atoms("Br") + water(3.3, True),
+        "CN": Atoms("CN", [[0, 0, 0], [1.17, 0, 0]]), "HF": Atoms("HF", [[0, 0, 0], [0.93, 0, 0]]),
         "ClO4": Atoms("ClO4", 1.45 * tetrahedron), "2 H2O": ring(2), "3 H2O": ring(3),
         "HCOO": Atoms("HCOO", [[-1.1, 0, 0], [0, 0, 0], [0.6, 1.1, 0], [0.6, -1.1, 0]]),
-        "CH3NH3": molecule("C2H6"),
+        "CH3NH3": molecule("C2H6"), "CH3F": molecule("CH3Cl"),
     }  # fmt: skip
     own["CH3NH3"].symbols[1] = "N"
+    own["CH3F"].symbols[own["CH3F"].numbers == 17] = "F"
     made = {name: own[name] if name in own else molecule(name) for name in names}
     for name, atoms in made.items():
         calculate(atoms, CHARGES[name])

@@ -41,7 +41,7 @@ def fitted(*data, scalars):
     elements, features, graphs, edge_index, total_charge, labels = data
     none = torch.zeros(0)
     atoms = Atoms(elements, edge_index, none, total_charge)
-    sample = Sample(atoms, graphs, labels, features, none, none, none)
+    sample = Sample(atoms, graphs, labels, features, 0.0 * features, none, none, none)
     return made, fit_predicted_charges(made, [sample])
 
 
