@@ -8,8 +8,9 @@ Needs the extras mace and xtb.
 Other sets are published ones (data/published_molecules.py), from the folder ``--data``: dimers of charged, polar and
 apolar molecules, water, and acetylacetone.
 
-MACE        the potential alone
-predicted   add_long_range(charges="predicted"), and a loss of the charge that is shared
+MACE            the potential alone
+predicted       add_long_range(charges="predicted"), and a loss of the charge that is shared
+predicted+near  the same with exclude_near=False
 
     python examples/studies/ion_pairs.py --models MACE predicted --seeds 0 1 2
     python examples/studies/ion_pairs.py --data ~/molecules --sets dimers --epochs 200
@@ -58,7 +59,7 @@ class IonPairsStudy(Settings):
     """sets to train on"""
     data: Path | None = None
     """folder of the published files"""
-    models: tuple[Literal["MACE", "predicted"], ...] = ("MACE", "predicted")
+    models: tuple[Literal["MACE", "predicted", "predicted+near"], ...] = ("MACE", "predicted")
     """models to train"""
     train: int = 374
     """number of frames to train on"""
@@ -101,7 +102,10 @@ def build(settings: IonPairsStudy, frames: Sequence[Atoms], table: Any, sample: 
         atomic_energies=np.linalg.lstsq(content, energies, rcond=None)[0], atomic_inter_shift=0.0,
         atomic_inter_scale=math.sqrt(np.square(np.concatenate([x.arrays["REF_forces"] for x in frames])).mean()),
     )  # fmt: skip
-    return add_long_range(model, charges="predicted", batch=sample) if "predicted" in settings.models else model
+    (name,) = settings.models
+    if name == "MACE":
+        return model
+    return add_long_range(model, charges="predicted", exclude_near=name == "predicted", batch=sample)
 
 
 def fit(model: torch.nn.Module, loader: Any, settings: IonPairsStudy) -> None:
@@ -236,12 +240,13 @@ def of_pairs(rows: list[Row]) -> str:
     for (name, model, rate, epochs), group in grouped(rows, "sets", "models", "learning_rate", "epochs").items():
         tests = [row.more["test"] for row in group]
         cells = [OWN[name], model, str(epochs), str(rate), cell([row.more["validation"]["force"] for row in group], 1)]
+        cells += [cell([test["force"] for test in tests], 1)]
         cells += [cell([test["net"] for test in tests], 1), cell([test["energy"] for test in tests], 2)]
         cells += [cell([test["kinds"].get(kind) for test in tests], 1) for kind in KINDS]
         cells += [cell([test["slopes"].get(kind) for test in tests], 2) for kind in ("like ions", "unlike ions")]
         cells += [cell([test["shared"] for test in tests], 3), f"{np.mean([row.seconds for row in group]):.0f}"]
         lines.append(cells)
-    header = ["set", "model", "epochs", "rate", "force, validation", "net force", "energy, eV", *KINDS,
+    header = ["set", "model", "epochs", "rate", "force, near pairs", "force", "net force", "energy, eV", *KINDS,
               "slope, like ions", "slope, unlike ions", "shared charge", "seconds"]  # fmt: skip
     return markdown(header, lines)
 
