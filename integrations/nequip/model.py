@@ -156,6 +156,7 @@ def _sample(model: torch.nn.Module, module: LongRangeCharges, data: AtomicDataDi
         forces = model(dict(data))[AtomicDataDict.FORCE_KEY].detach()
     finally:
         hook.remove()
-    data, graphs, (*read, far) = dict(data), {"batch_size": 1, **module.read_frames(data)}, outputs
+    data, graphs = dict(data), {"batch_size": 1, **module.read_frames(data)}
+    scalars, slopes, energies, far = outputs
     labels = data.get(AtomicDataDict.FORCE_KEY)
-    return Sample(module.read_atoms(data), graphs, labels, *read, forces - far, far)
+    return Sample(module.read_atoms(data), graphs, labels, scalars, slopes, energies, forces - far, far)
