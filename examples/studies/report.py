@@ -24,7 +24,7 @@ ROOT = EXAMPLES.parent
 STUDIES = (
     "rotated_digits", "pixel_graphs", "nbody", "associative_recall", "pyg_mixed_model", "long_range", "molecules",
     "far_digits", "matching", "depots", "real_molecules", "proteins", "polar_crystals", "ion_pairs",
-    "surfaces", "micrographs", "vision_transformers",
+    "surfaces", "micrographs", "memory", "vision_transformers",
 )  # fmt: skip
 
 
