@@ -131,7 +131,7 @@ CASES = [
     (r"max_width must be at least an octave above width, 1.6, got 1", ewald(max_width=1.0)),
     ("num_gaussians and num_coulomb must not both be 0 without kernels", ewald(num_gaussians=0, num_coulomb=0)),
     ("kernels must be a module with an integer count, got", ewald(kernels=torch.nn.Identity())),
-    (r"widths must be \(heads, C\) and gains .*, got \(3, 2\) and \(1, 2, 2\)", ewald(kernels=Own(heads=3))),
+    (r"widths must be \(heads, C\) or \(1, C\), and .*, got \(3, 2\) and \(1, 2, 2\)", ewald(kernels=Own(heads=3))),
     ("kernels must return a .*Kernel without long_range, got Coulomb", ewald(kernels=Own(F.Coulomb))),
     ("out_channels must be reachable .* lmax=0", ewald(lmax=0, vector_channels=0, out_channels=(1, 1))),
     (r"out_channels must not both be 0, got \(0, 0\)", ewald(out_channels=(0, 0))),

@@ -66,7 +66,6 @@ REFUSED = [
      made(kernel_size=(3, 5))),
     (r"input must have shape \(B, 3, 4, H, W\), got \(2, 3, 3, 5, 5\)", given(attention(C4), 2, 3, 3, 5, 5)),
     (r"pixel must be in an image of \(4, 5\) pixels, .* got \(4, 0\)", pixel(4, 0)),
-    ("kernel_size must be a positive odd integer for groups of scales", scaled(kernel_size=None)),
     ("scale_window must be an odd integer from 1 to 5.*got 2", scaled(scale_window=2)),
     (r"group must be a finite group, .* \(for scales of dyadic: ScaleLiftingAttention, ScaleGroupAttention\), got",
      lambda: GroupAttention(SCALES, 3, 6)),

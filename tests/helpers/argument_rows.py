@@ -101,6 +101,7 @@ USUAL = {
     "attention": refused(False, True), "mixed_products": refused(True, False, filter="implicit"),
     "local_context": refused(False, True), "edge_channels": refused(0, 1, local_context=True),
     "filter": refused("data", "implicit", "exponential"), "causal": refused(False, True),
+    "exclude_near": refused(True, False),
     "causal: implicit": refused(False, True, filter="implicit"), "order": refused("input", "radial"),
     "scalar_channels": refused(0, 2, 3), "vector_channels": refused(0, 2, 3), "out_scalars": refused(None, 0, 3),
     "out_vectors": refused(None, 0, 3), "hidden_scalars": refused(2, 3), "hidden_vectors": refused(2, 3),

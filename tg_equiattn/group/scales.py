@@ -28,11 +28,6 @@ class _OverScales(AttentionLayer):
         self, group: Scales, in_channels: int, out_channels: int, *, kernel_size: int | tuple[int, ...] = 5,
         **arguments: Any,
     ) -> None:  # fmt: skip
-        if kernel_size is None:
-            raise ValueError(
-                "kernel_size must be a positive odd integer for groups of scales (dyadic), got None: attention to all "
-                "pixels is not equivariant to scaling"
-            )
         super().__init__(group.isometries, in_channels, out_channels, kernel_size=kernel_size, **arguments)
         self.group, self.largest_step, self.between = group, 2 ** (group.scales - 1), {}
 
