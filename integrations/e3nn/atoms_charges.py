@@ -36,7 +36,8 @@ _TRAINED = 0.5  # error of a model's forces relative to labels, below which it c
 
 def layer_of_charges(
     charges: Mapping[str, float] | Literal["predicted"], learn: bool | Literal["scale"], names: Sequence[str],
-    kind: str, irreps: Sequence[o3.Irreps], width: float | None, cutoff: float, exclude_near: bool, **options: Any,
+    kind: str, irreps: Sequence[o3.Irreps], width: float | None, cutoff: float, exclude_near: bool = True,
+    **options: Any,
 ) -> Layer:  # fmt: skip
     """The layer of charges of a model.
 
