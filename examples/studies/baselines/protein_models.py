@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from baselines.chain_layers import BUMPS, DistanceAttention, Global, Messages, bumps, without_rigid_motion
-from baselines.egnn import EGNNLayer
 from data.protein_graphs import CLASSES, Graph, separations
 from tg_equiattn.integrations.e3nn import TensorProductHyenaOperator
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from baselines.chain_layers import BUMPS, DistanceAttention, Global, Messages, bumps, without_rigid_motion
+from baselines.egnn import EGNNLayer
 from tg_equiattn.nn import EwaldAttention, SE3HyenaOperator, VectorSelfAttention
 
 AVG_NUM_NODES = 30.0  # of Ewald attention

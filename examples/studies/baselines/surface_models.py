@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from baselines.chain_layers import DistanceAttention, Messages, mlp
-from baselines.protein_models import LibraryLayer
 from data.protein_graphs import Graph
 from data.surfaces import NET, POTENTIALS, Surface
 from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
@@ -14,6 +12,8 @@ from tg_equiattn.integrations.pyg import EwaldAttention
 from torch import Tensor, nn
 from torch_geometric.nn import GPSConv
 
+from baselines.chain_layers import DistanceAttention, Messages, mlp
+from baselines.protein_models import LibraryLayer
 from tg_equiattn.nn import SE3HyenaOperator
 
 Model = Literal[
