@@ -1,4 +1,5 @@
 # make demo      three quick starts: train a model of escnn, of PyG and of e3nn beside a rival each, and draw what came of it
+# make demo-mace, make demo-nequip  the quick starts of these hosts: a salt with charges, each host in an environment of its own
 # make test      lint, types and the tests
 # make test-all  the same with the tests marked slow, make test-hosts and make test-oldest
 # make test-hosts  the tests of MACE, NequIP and ASE, and of e3nn 0.4.4, each host in a virtual environment of its own
@@ -18,7 +19,7 @@ SETUP := PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .c
 PYTEST := -m pytest --numprocesses auto --dist worksteal
 TESTS := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(RUN) $(PYTEST)
 
-.PHONY: demo test fast-tests test-all test-hosts test-oldest lint test-cuda smoke docs bench report setup setup-all clean
+.PHONY: demo demo-mace demo-nequip test fast-tests test-all test-hosts test-oldest lint test-cuda smoke docs bench report setup setup-all clean
 
 # One thread: on cores that others use too, waiting for a second one took several times as long.
 demo: setup
@@ -30,6 +31,10 @@ demo: setup
 	done
 	@echo; echo "All results:"; grep -v '^figure' out/demo.txt
 	@echo; echo "The figures are in $(CURDIR)/out: quickstart_escnn.png, quickstart_pyg.png, quickstart_e3nn.png"
+
+demo-mace demo-nequip: demo-%:
+	PYTHON=$(PYTHON) VENV=$(VENV)-$* TORCH=$(TORCH) bash .ci/setup $*,xtb,examples
+	OMP_NUM_THREADS=1 $(VENV)-$*/bin/python -W ignore examples/quickstart_$*.py
 
 test: setup-all
 	@$(MAKE) --no-print-directory --jobs 2 lint fast-tests

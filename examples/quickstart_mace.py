@@ -8,13 +8,13 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import salt_cells
 import torch
 from ase.build import bulk
 from mace import data, modules, tools
 from mace.calculators import MACECalculator
 from mace.modules.models import o3  # of e3nn 0.4.4, which loads after mace alone
 from mace.tools.torch_geometric.dataloader import DataLoader
-from tblite.ase import TBLite
 from tg_equiattn.integrations.mace import LongRangeCalculator, add_long_range, load_example
 
 matplotlib.use("Agg")
@@ -26,33 +26,8 @@ out = Path("out/quickstart_mace")
 out.mkdir(parents=True, exist_ok=True)
 
 
-def labelled(seed, length=1):
-    """Rocksalt, rattled and strained, with energies and forces."""
-    random = np.random.default_rng(seed)
-    atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True).repeat((1, 1, length))
-    atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.02 * random.normal(size=(3, 3))), scale_atoms=True)
-    atoms.rattle(0.1, rng=random)
-    if length > 1:  # a longitudinal wave: opposite ions move apart
-        wave = np.cos(2 * np.pi * atoms.get_scaled_positions()[:, 2])
-        atoms.positions[:, 2] += 0.15 * np.where(atoms.numbers == 11, wave, -wave)
-    atoms.calc = TBLite(method="GFN1-xTB", verbosity=0)
-    atoms.info["REF_energy"], atoms.arrays["REF_forces"] = atoms.get_potential_energy(), atoms.get_forces()
-    atoms.calc = None
-    return atoms
-
-
-def error(model, systems):
-    """Root mean square error of forces, in meV/A."""
-    calculator, errors = MACECalculator(models=model, default_dtype="float64"), []
-    for atoms in systems:
-        atoms.calc = calculator
-        errors.append(atoms.get_forces() - atoms.arrays["REF_forces"])
-    return 1000 * np.sqrt(np.square(np.concatenate(errors)).mean())
-
-
 # 1. Data, and two models: MACE, and the same with charges. Forces tell how large the charges are.
-cells, tests = [labelled(seed) for seed in range(60)], [labelled(seed) for seed in range(100, 110)]
-longer = [labelled(seed, 4) for seed in range(200, 203)]
+cells, tests, longer = salt_cells.training(), salt_cells.tests(), salt_cells.longer()
 mean = np.mean([atoms.info["REF_energy"] for atoms in cells]) / 8
 table = tools.AtomicNumberTable([11, 17])
 keys = data.KeySpecification(info_keys={"energy": "REF_energy"}, arrays_keys={"forces": "REF_forces"})
@@ -81,8 +56,9 @@ for name in ("MACE", "MACE with charges"):
         device=torch.device("cpu"), log_errors="PerAtomMAE",
     )  # fmt: skip
     torch.save(model, out / f"{name}.model")
-    print(f"{name}: error of forces {error(model, tests):.0f} meV/A in cells as in training, "
-          f"{error(model, longer):.0f} meV/A in cells four times as long, with a wave", flush=True)  # fmt: skip
+    near, far = (salt_cells.error(MACECalculator(models=model, default_dtype="float64"), x) for x in (tests, longer))
+    print(f"{name}: error of forces {near:.0f} meV/A in cells as in training, {far:.0f} meV/A in cells four times as "
+          "long, with a wave", flush=True)  # fmt: skip
 
 
 # 2. Phonons of a potential that is trained: frozen waves along c, with no correction for the charges.

@@ -139,6 +139,7 @@ def measure(make: Callable[[], nn.Module], width: int, tokens: int, options: Any
     counts = [sum(p.numel() for p in module.parameters()) for module in modules.values()]
     flops = [products(module, x) for module in modules.values()]
     static += [f"{counts[1] / counts[0]:.3f}", f"{flops[1] / flops[0]:.2f}"]
+    torch.compiler.reset()  # or blocks of other rows count as compiled again
     runs = {name: torch.compile(m, fullgraph=True) if options.compiled else m for name, m in modules.items()}
     for direction in (forward, training):
         calls = {name: direction(run, (x,)) for name, run in runs.items()}

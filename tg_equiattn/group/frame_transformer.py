@@ -246,7 +246,7 @@ class FrameTransformer(NotScriptable, Masked, nn.Module):
 
     def mask_after(self, mask: Tensor) -> Tensor:
         """The mask of patches that contain a valid pixel."""
-        return self._patches(mask[:, None]).any(-1).view(len(mask), *self._grid(mask.shape[1:]))
+        return self._patches(mask[:, None]).any(-1).view(mask.shape[0], *self._grid(mask.shape[1:]))
 
     def forward(self, x: Tensor, mask: Mask = None) -> Tensor:
         """Invariants, or regular features with ``pool=False``.

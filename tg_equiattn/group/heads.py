@@ -281,7 +281,7 @@ class _Depthwise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         x, filters = ctx.saved_tensors
-        grad, batch = grad.to(x.dtype), len(x)
+        grad, batch = grad.to(x.dtype), x.shape[0]
         margins = [side - 1 - n for side, n in zip(filters.shape[2:], ctx.padding, strict=True)]
         to_x = _conv(grad, filters.flip(*range(2, x.ndim)), padding=margins, groups=len(filters))
         images, of_images = x.reshape(1, -1, *x.shape[2:]), grad.reshape(-1, 1, *grad.shape[2:])

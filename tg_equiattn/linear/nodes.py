@@ -172,7 +172,7 @@ def _near_pairs(
     pos, mask = cast(Tensor, pos), node_batch.mask
     graph = batch if node_batch.count <= 1 else node_batch.batch
     if mask is not None:  # each masked node is a graph of its own, so it is near no other
-        graph = torch.where(mask, node_batch.batch, node_batch.count + torch.arange(len(mask), device=mask.device))
+        graph = torch.where(mask, node_batch.batch, node_batch.count + torch.arange(mask.shape[0], device=mask.device))
     if not needs.whole:
         edges, offsets = pairs_within(pos, needs.cutoff, graph)
         return NeighborList(edges, pos.shape[0], offsets, between_positions=True, checked=True)
