@@ -38,10 +38,9 @@ def run(*words):
         raise SystemExit(done.stdout[-2000:] + done.stderr[-5000:])
 
 
-wave = longer[0]
-order = np.argsort(wave.positions[:, 2])
-figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
-axes.plot(wave.positions[order, 2], wave.arrays["REF_forces"][order, 2], "ko", label="GFN1-xTB")
+wanted = np.concatenate([atoms.arrays["REF_forces"][:, 2] for atoms in longer])
+figure, axes = plt.subplots(figsize=(4.5, 4), layout="constrained")
+axes.axline((0, 0), slope=1, color="k", lw=0.8)
 plain = ("training_module.model._target_=nequip.model.NequIPGNNModel", "~training_module.model.charges",
          "~training_module.model.long_range", "trainer.callbacks=[${checkpoint}]")  # fmt: skip
 for name, color, changes in (("NequIP", "C0", plain), ("NequIP with charges", "C3", ())):
@@ -54,8 +53,9 @@ for name, color, changes in (("NequIP", "C0", plain), ("NequIP with charges", "C
     near, far = (salt_cells.error(calculator, systems) for systems in (tests, longer))
     print(f"{name}: error of forces {near:.0f} meV/A in cells as in training, {far:.0f} meV/A in cells four times as "
           "long, with a wave", flush=True)  # fmt: skip
-    axes.plot(wave.positions[order, 2], wave.get_forces()[order, 2], color + "x", label=name)
-axes.set(xlabel="position along the wave, A", ylabel="force along the wave, eV/A", title="NaCl, 32 ions")
+    predicted = np.concatenate([atoms.get_forces()[:, 2] for atoms in longer])
+    axes.plot(wanted, predicted, color + ".", label=f"{name}: {far:.0f} meV/A")
+axes.set(xlabel="force along the wave, GFN1-xTB, eV/A", ylabel="predicted, eV/A", title="NaCl, cells of 32 ions")
 axes.legend(frameon=False)
 figure.savefig("out/quickstart_nequip.png", dpi=100)
 print("figure: out/quickstart_nequip.png")

@@ -87,7 +87,7 @@ def of_nodes(call):
     assert change(function, pos, -1, first) == 0
 
 
-def of_irreps(call, steps, least=1e-6):
+def of_irreps(call, steps):
     """A new layer feels nodes at the other end; outputs transform as their irreps."""
     irreps = importlib.import_module("e3nn.o3").Irreps("8x0e + 8x1o")  # vectors as x, y, z
     layer, pos = made(call, "e3nn", irreps=irreps), steps.cumsum(0)
@@ -98,7 +98,7 @@ def of_irreps(call, steps, least=1e-6):
     d = torch.block_diag(torch.eye(8, dtype=r.dtype), *8 * [r])
     assert error(layer(x @ d.T, pos @ r.T + 3), layer(x, pos) @ d.T) < 1e-10
     assert error(layer(x @ d.T, pos), layer(x, pos) @ d.T) > 1e-6  # a negative control
-    assert change(lambda x: layer(x, pos), x, -1, 0) > least
+    assert change(lambda x: layer(x, pos), x, -1, 0) > 1e-6
 
 
 def of_distances(call):
@@ -106,8 +106,17 @@ def of_distances(call):
     of_irreps(call, torch.tensor([[0.0, 0.0, 2.0]], dtype=torch.float64).repeat(11, 1))
 
 
-def of_chains(call):
-    of_irreps(call, torch.randn(64, 3, dtype=torch.float64), 1e-10)  # a filter with random weights may decay fast
+def of_histories(call):
+    """Outputs depend on the whole past, not on the future, and transform as their irreps."""
+    irreps = importlib.import_module("e3nn.o3").Irreps("8x0e + 8x1o")
+    layer, x = made(call, "e3nn", irreps=irreps), irreps.randn(64, -1).double()
+    first, last = 0, -1
+    assert change(layer, x, first, last) > 1e-6
+    assert change(layer, x, last, slice(None, last)) < 1e-12
+    randomised(layer)
+    d = torch.block_diag(torch.eye(8, dtype=x.dtype), *8 * [motion(reflect=True)])
+    assert error(layer(x @ d.T), layer(x) @ d.T) < 1e-10
+    assert error(layer(x @ d.T), layer(x)) > 1e-3  # a negative control
 
 
 def of_charges(call):
@@ -137,7 +146,7 @@ CHECKS = {
     "RelativeGPSBlock": ("pyg", of_nodes),
     "add_long_range": (None, of_charges),
     "IrrepsEwaldAttention": ("e3nn", of_distances),
-    "IrrepsSE3HyenaOperator": ("e3nn", of_chains),
+    "IrrepsSE3Hyena": ("e3nn", of_histories),
 }
 
 

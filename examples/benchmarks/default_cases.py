@@ -20,7 +20,12 @@ from torch_geometric.nn.attention import PerformerAttention
 with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
     from escnn import gspaces, nn
 
-from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention, IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention
+from tg_equiattn.integrations.e3nn import (
+    IrrepsEwaldAttention,
+    IrrepsSE3Hyena,
+    IrrepsSE3HyenaOperator,
+    IrrepsVectorSelfAttention,
+)
 from tg_equiattn.integrations.escnn import R2GlobalAttention, R2GroupAttention, R2LiftingAttention
 from tg_equiattn.integrations.pyg import RelativeGPSBlock, RelativePerformerConv
 
@@ -157,7 +162,7 @@ CASES: dict[str, tuple[str, Callable[[str], Case]]] = {
     "IrrepsEwaldAttention": ("MessagePassing", functools.partial(irreps, IrrepsEwaldAttention, width=1.0)),
 }  # fmt: skip
 EWALD = {"width": 1.0, "max_width": 8.0, "num_gaussians": 2, "num_coulomb": 2}
-HYENA = {"filter": "implicit", "short_conv": 3, "mixed_products": False}
+MEMORY = {"num_layers": 2, "attn_kwargs": {"filter": "exponential", "causal": True, "short_conv": 3}}
 # the same for the calls that README advertises
 README: dict[str, tuple[str, Callable[[str], Case]]] = {
     "R2GroupAttention, all pixels, relative, C4": (
@@ -165,7 +170,7 @@ README: dict[str, tuple[str, Callable[[str], Case]]] = {
     ),
     "RelativeGPSBlock, far offsets": ("GPSConv", functools.partial(gps, offset="mlp", values="offset")),
     "IrrepsEwaldAttention, 2 + 2 kernels": ("MessagePassing", functools.partial(irreps, IrrepsEwaldAttention, **EWALD)),
-    "IrrepsSE3HyenaOperator, implicit": ("MessagePassing", functools.partial(irreps, IrrepsSE3HyenaOperator, **HYENA)),
+    "IrrepsSE3Hyena, exponential, 2 layers": ("MessagePassing", functools.partial(irreps, IrrepsSE3Hyena, **MEMORY)),
 }  # fmt: skip
 
 

@@ -98,8 +98,8 @@ COSTS = (
      "RelativeGPSBlock, far offsets, 16 of 200"),
     ("messages of e3nn, 16 clouds of 200 nodes", "`IrrepsEwaldAttention`", "calls",
      "IrrepsEwaldAttention, 2 + 2 kernels, 16 of 200"),
-    ("messages of e3nn, 16 chains of 200 tokens", "`IrrepsSE3HyenaOperator`", "calls",
-     "IrrepsSE3HyenaOperator, implicit, 16 of 200"),
+    ("messages of e3nn, 16 chains of 200 tokens", "two layers of `IrrepsSE3Hyena`", "calls",
+     "IrrepsSE3Hyena, exponential, 2 layers, 16 of 200"),
 )  # fmt: skip
 
 
