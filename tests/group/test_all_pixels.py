@@ -5,7 +5,7 @@ import torch
 
 from tg_equiattn.group.encodings import RELATIONS
 from tg_equiattn.groups import cyclic, octahedral
-from tg_equiattn.nn import GEViT, GroupAttention, GroupTransformer, LiftingAttention
+from tg_equiattn.nn import GroupAttention, LiftingAttention
 
 
 def made(name, group=None, **options):
@@ -35,27 +35,3 @@ def test_a_new_layer_gives_weight_to_distant_pixels(name):
     assert change(made(name, locality=4.0), (11, 12)) < 1e-10  # a negative control
     if name in ("lifting", "frame"):
         assert change(made(name, octahedral()), (5, 4, 6)) > 1e-5
-
-
-@pytest.mark.filterwarnings("ignore:relation='gsa'")
-@pytest.mark.parametrize("name", RELATIONS)
-@pytest.mark.parametrize("own", ["auto", 4.0])
-def test_weights_with_other_locality_are_refused_by_its_name(name, own):
-    one, other, same = made(name, locality=own), made(name, locality=4.0 if own == "auto" else None), made(name)
-    with pytest.raises(ValueError, match=r"locality must be .* as in the layer of the state_dict"):
-        torch.nn.Sequential(one).load_state_dict(torch.nn.Sequential(other).state_dict())
-    weights = {key: x for key, x in other.state_dict().items() if not key.endswith("_extra_state")}
-    one.load_state_dict(weights, strict=False)
-    same.load_state_dict(made(name, locality=None).state_dict())
-
-
-def test_models():
-    """Those of this library have no locality over all pixels, either; the published one has none at all."""
-    options = {"channels": (4,), "heads": 2}
-    for model, locality in (
-        (GroupTransformer(cyclic(4), 1, 2, kernel_size=None, **options), False),
-        (GroupTransformer(cyclic(4), 1, 2, kernel_size=3, **options), True),
-        (GEViT(cyclic(4), 1, 2, kernel_size=None, **options), False),
-        (GEViT(cyclic(4), 1, 2, kernel_size=3, **options), False),
-    ):
-        assert any("locality" in name for name, _ in model.named_parameters()) == locality

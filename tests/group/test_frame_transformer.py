@@ -93,19 +93,6 @@ def test_points_are_exact_for_every_group(group):
     torch.testing.assert_close(shared[1], out[0])
 
 
-def test_derivatives():
-    """Of first and second order, of features, positions and parameters."""
-    made = block(cyclic(2), 2, heads=1, mlp_ratio=1)
-    x, places = images(cyclic(2), 3, channels=2, batch=1), torch.randn(3, 2, dtype=torch.float64)
-
-    def call(x, places, weight):
-        return torch.func.functional_call(made, {"qkv.weight": weight}, (x,), {"positions": places})
-
-    inputs = x.requires_grad_(), places.requires_grad_(), made.qkv.weight
-    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
-    assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
-
-
 @pytest.mark.parametrize("group", [C4, D4, CUBE])
 @pytest.mark.parametrize("lifts", [True, False])
 def test_model_is_equivariant(group, lifts):

@@ -6,9 +6,7 @@ import pytest
 import torch
 from attention_operands import EXTREMES, group_attention, operands
 
-from tg_equiattn.grids import Window
 from tg_equiattn.group.encodings import relation_index
-from tg_equiattn.group.heads import Terms, attention_by_position
 from tg_equiattn.groups import cyclic
 
 pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
@@ -49,21 +47,6 @@ def test_third_derivatives():
     )
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * max(1.0, float(b.detach().abs().max())))
-
-
-@pytest.mark.parametrize("padding_mode", ["mask", "circular"])
-@pytest.mark.parametrize(("spatial", "side"), [((3, 5), 3), ((2, 5), (5, 3)), ((2, 3, 2), 3)])
-def test_heads_without_content(spatial, side, padding_mode):
-    """Derivatives of first and second order, and gradients of a batch of losses."""
-    window = Window(len(spatial), side, "disk" if spatial == (3, 5) else "square", padding_mode)
-    value = torch.randn(2, 2, 3, 2, *spatial, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(2, 2, window.count(), dtype=torch.float64, requires_grad=True)
-
-    def attend(value, bias):
-        return attention_by_position(value, Terms(None, space_bias=bias), window)
-
-    assert torch.autograd.gradcheck(attend, (value, bias), check_batched_grad=True, fast_mode=True)
-    assert torch.autograd.gradgradcheck(attend, (value, bias), fast_mode=True)
 
 
 def test_dropout_is_unbiased_and_seeded():

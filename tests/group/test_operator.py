@@ -103,19 +103,6 @@ def test_derivatives_of_the_operator(relation):
     assert_equal(derivatives(out, lse, tensors, mask), expected)
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
-def test_transforms_of_a_backward_that_was_recorded_before(relation):
-    """``vmap`` over the backward pass of a graph from before."""
-    tensors, index = table_operands(relation, Window(2, 3), (3, 4))
-    out, lse = windowed_attention(*tensors, index, None, torch.tensor(5), Window(2, 3), 0.3, 1, 500)
-    given = [torch.randn(3, *x.shape, dtype=x.dtype) for x in (out, lse)]
-    inputs, options = [x for x in tensors if x.numel()], {"retain_graph": True}
-    found = torch.func.vmap(lambda *x: torch.autograd.grad((out, lse), inputs, x, **options))(*given)
-    for n in range(3):
-        expected = torch.autograd.grad((out, lse), inputs, [x[n] for x in given], **options)
-        assert_equal([x[n] for x in found], expected)
-
-
 @pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit"])
 def test_no_tensor_holds_all_scores(relation):
     """Nor |H|^2 D N of them, which are factors of the sums over t."""

@@ -67,20 +67,3 @@ def test_by_definition(name, group, options, randomise):
     same(derivatives(call(layer, images, masks), inputs, 2), expected)
     single, floats = copy.deepcopy(layer).float(), [x.detach().float().requires_grad_() for x in images]
     same(derivatives(call(single, floats, masks), [*floats, *single.parameters()]), expected, 1e-4)
-
-
-@pytest.mark.parametrize(("name", "group", "options"), CASES)
-def test_maps(name, group, options, randomise):
-    """Weights of content sum to one, or to zero for a query that is masked or has no valid key."""
-    layer, (x, context), (mask, seen) = problem(name, group, options, randomise)
-    pixels = torch.ones_like(mask[0]).nonzero().tolist()
-    with torch.no_grad():
-        weights = layer.attention_map(x, pixels, mask, context=context, context_mask=seen)
-    assert not weights[1].any()
-    assert not weights[~mask.flatten(1)].any()
-    assert not fill_where_masked(weights, ~seen, 0.0).any()
-    total = weights[:, :, : layer.content_heads].flatten(5).sum(-1)
-    torch.testing.assert_close(total, (total > 0.5).to(total), rtol=0, atol=1e-12)
-    assert total[2, mask[2].flatten()].any()
-    far = layer.window.is_global or name.startswith("global")
-    assert bool(total[0, mask[0].flatten()].all()) == far

@@ -148,8 +148,8 @@ def test_defaults():
     assert name(GroupAttention, kernel_size=None, relation="relative") == "axial"
     assert GroupAttention(C4, 20, 20, kernel_size=None).head_channels == 4  # three, and one for pairs
     for model, expected in ((GroupTransformer, "rotary"), (GEViT, "axial")):
-        modules = model(C4, 1, 3, channels=(4,), kernel_size=None).modules()
-        assert {m.encoding_name for m in modules if isinstance(m, tuple(KINDS))} == {expected}
+        layers = [m for m in model(C4, 1, 3, channels=(4,), kernel_size=None).modules() if isinstance(m, tuple(KINDS))]
+        assert {(layer.encoding_name, layer.locality) for layer in layers} == {(expected, None)}
     assert no_weight_decay(GroupAttention(C4, 4, 4, kernel_size=None)) == {"encoding.frequencies"}
 
 

@@ -129,6 +129,7 @@ LIFTING = {
     "encoding": refused("axial", "joint"),
     "encoding: none": refused("axial", "joint", "rotary", None, kernel_size=None),
     "encoding: default": equal(SAME, "auto", "rotary", kernel_size=None),
+    "locality: default": equal(SAME, "auto", None, kernel_size=None),
 }  # fmt: skip
 GROUP = {
     **LIFTING,

@@ -19,12 +19,6 @@ def test_equals_the_core(any_conv, arbitrary_graphs, equal):
     equal(any_conv(data.x, edges, data.batch, pos=data.pos), wanted)
 
 
-def test_no_position_sees_nodes_as_a_set(make_conv, point_graphs, equal):
-    conv, data = make_conv(None), point_graphs((11, 1, 23))
-    expected = conv(data.x, batch=data.batch)
-    equal(conv(data.x, data.edge_index, data.batch, pos=data.pos, edge_offset=data.edge_offset), expected, 0)
-
-
 def arguments(data, joined=True):
     edges = {"edge_index": data.edge_index, "edge_offset": data.edge_offset} if joined else {}
     return {"pos": data.pos, **edges}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tg_equiattn.integrations.pyg import PeriodicRadiusGraph, PixelGraph, RelativeGPSBlock, RelativePerformerConv
+from tg_equiattn.integrations.pyg import PeriodicRadiusGraph, RelativeGPSBlock
 from torch_geometric.data import Data
 from torch_geometric.nn import GATv2Conv
 
@@ -110,16 +110,3 @@ def test_of_near_pairs_that_are_shared(values, cell, make_conv):
         lambda at: conv(x, batch=batch, pos=at, neighbors=shared).sin().sum(), pos,
         other=lambda at: conv(x, batch=batch, pos=at, neighbors=near(at)).sin().sum(),
     )  # fmt: skip
-
-
-def test_of_a_periodic_image():
-    data = PixelGraph(2, periodic=True)(Data(image=torch.rand(5, 4, 5).double()))
-    conv = RelativePerformerConv(5, 6, offset="mlp", cutoff=2.0, method="pairs").double()
-
-    def energy(pos):
-        at, source, target = data.pos.double(), *data.edge_index
-        offsets = data.edge_offset + (pos - at)[source] - (pos - at)[target]
-        cell = data.cell.double()
-        return conv(data.x.double(), data.edge_index, pos=pos, edge_offset=offsets.detach(), cell=cell).sin().sum()
-
-    is_the_slope(energy, data.pos.double())
