@@ -94,7 +94,7 @@ def gradients(
         of_grads = (*tile.place, *(WHOLE,) * (len(grads) - len(tile.place)))
         settings = call.function, tile.settings, tuple(wanted), len(grads)
         pulled.append(Tile(settings, (*tile.cut, *of_grads, *of_grads[: len(sums)]), to_inputs))
-    shapes = [Shape(x.shape, alone) for x, alone, want in zip(tensors, call.once, wanted, strict=True) if want]  # type: ignore[union-attr]
+    shapes = [Shape(x.shape, one) for x, one, w in zip(tensors, call.once, wanted, strict=True) if w]  # type: ignore
     alone = tuple(shape.once for shape in call.shapes) or (True,) * len(grads)
     once = (*call.once, *alone, *alone[: len(sums)])
     return _run(Call(_pullback, tuple(pulled), tuple(shapes), once), *tensors, *grads, *sums)
@@ -281,7 +281,7 @@ def _taken(x: Any, tensors: list[Tensor], modules: list[nn.Module]) -> Callable[
         if make in (tuple, torch.Size):
             return lambda rest: make([part(rest) for part in parts])
         return lambda rest: make(*(part(rest) for part in parts))
-    elif dataclasses.is_dataclass(x) and not isinstance(x, type) and x.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    elif dataclasses.is_dataclass(x) and not isinstance(x, type) and x.__dataclass_params__.frozen:  # type: ignore
         record = _taken(tuple(getattr(x, field.name) for field in dataclasses.fields(x)), tensors, modules)
         kind = type(x)
         return lambda rest: kind(*record(rest))

@@ -267,8 +267,8 @@ def _as_fake(x: Any) -> Any:
 
 
 class Cache(dict[Hashable, Any]):
-    """Results that are kept for later calls, as ordinary tensors. While torch.compile traces, they are computed anew,
-    as parts of its program.
+    """Results that are kept for later calls, as ordinary tensors. While torch.compile traces, nothing is kept: its
+    program computes them.
 
     Args:
         maxsize: Number of results that are kept; older ones are dropped. The default keeps all.

@@ -7,7 +7,7 @@ from .._host import require
 
 require("e3nn", "e3nn")
 
-from .ewald_attention import IrrepsChargeInteraction, IrrepsEwaldAttention, IrrepsPredictedChargeInteraction  # noqa: E402
+from .ewald_attention import IrrepsChargeInteraction, IrrepsEwaldAttention, IrrepsPredictedChargeInteraction  # noqa
 from .se3_hyena import IrrepsSE3Hyena, IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention  # noqa: E402
 from .tensor_product_hyena import LongTensorProduct, TensorProductHyenaOperator  # noqa: E402
 

@@ -303,7 +303,7 @@ class GatedMLP(nn.Sequential):
 
     @property
     def blocks(self) -> GatedMLP:
-        """What counts products."""
+        """The layers, each of which forms products as a block of :class:`MultivectorMLP` does."""
         return self
 
     def tokens_per_block(self, device: torch.device) -> int:

@@ -319,7 +319,7 @@ class OffsetValues(nn.Module):
     def forward(
         self, offsets: Float[Tensor, "pairs dim"], bias: OffsetTable | OffsetMLP | OffsetDistance
     ) -> Float[Tensor, "pairs features"]:
-        return bias.features(offsets) if self.first is None else self.first(offsets)  # type: ignore[operator, union-attr]
+        return bias.features(offsets) if self.first is None else self.first(offsets)  # type: ignore
 
     def extra_repr(self) -> str:
         return f"features={self.map.shape[1]}"
