@@ -20,8 +20,9 @@ def chained(name, sizes=SIZES):
     return {**x, "chain": 3 - 2 * chain, "index": torch.randint(1, 4, (n,)).cumsum(0) - 5 * chain}
 
 
-RINGS = [(name, n) for name in ("implicit", "implicit bare", "exponential", "attention, short") for n in (12, 14)]
-EVERY = [*((name, 7, {}) for name in NAMES), *((name, n, {"ring": True}) for name, n in RINGS)]
+RINGS = "implicit", "implicit bare", "exponential", "attention, short"
+EVERY = [*((name, 7, {}) for name in NAMES), *((name, 12, {"ring": True}) for name in RINGS)]
+EVERY += [pytest.param(name, 14, {"ring": True}, marks=pytest.mark.slow) for name in RINGS]
 
 
 @pytest.mark.parametrize(("name", "n", "own"), EVERY)
@@ -100,6 +101,7 @@ def test_rings_begin_anywhere(name, make):
     assert error(layer(**permuted(x | {"ring": torch.zeros(20, dtype=torch.bool)}, p)), wanted) > 1e-4
 
 
+@pytest.mark.slow
 def test_rings_in_batches(make):
     """Alone, ragged, padded, and compiled without values."""
     layer, x = make("implicit"), sample("implicit", SIZES)

@@ -128,7 +128,8 @@ def test_outputs_grow_linearly(filter):
     assert 5 < larger / large < 20
 
 
-@pytest.mark.parametrize("name", [pytest.param("implicit causal model", marks=pytest.mark.slow), "exponential causal"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["implicit causal model", "exponential causal"])
 def test_causal_layers_compile_for_all_lengths(name, make):
     """In one graph; two are made, for one and for all sizes. Outputs and gradients are those of eager calls."""
     layer, graphs = make(name), []

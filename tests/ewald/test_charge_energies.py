@@ -46,15 +46,17 @@ def double_sum(charges, pos):
 
 
 def squares(charges, pos, cell):
-    """Sum over reciprocal vectors of |structure factor|², by loops."""
-    total, inverse = 0.0, 2 * math.pi * torch.linalg.inv(cell).T
-    for n in itertools.product(range(-9, 10), repeat=3):
-        k = torch.tensor(n, dtype=torch.float64) @ inverse
-        if any(n):
-            phase = pos @ k
-            square = (charges * phase.cos()).sum() ** 2 + (charges * phase.sin()).sum() ** 2
-            total = total + square * torch.exp(-((k.norm() * WIDTH) ** 2) / 2) / k.square().sum()
-    return 2 * math.pi / torch.linalg.det(cell).abs() * total
+    """Sum over reciprocal vectors of |structure factor|²."""
+    numbers = torch.cartesian_prod(*[torch.arange(-9.0, 10.0, dtype=torch.float64)] * 3)
+    k = 2 * math.pi * numbers[numbers.any(1)] @ torch.linalg.inv(cell).T
+    phase, length = pos @ k.T, k.norm(dim=1)
+    square = (charges @ phase.cos()) ** 2 + (charges @ phase.sin()) ** 2
+    return (
+        2
+        * math.pi
+        / torch.linalg.det(cell).abs()
+        * (square * torch.exp(-((length * WIDTH) ** 2) / 2) / length**2).sum()
+    )
 
 
 @pytest.mark.parametrize("method", ["direct", "ewald", "nufft"])

@@ -143,7 +143,7 @@ def test_sums_over_images(pbc, method, kind):
 @pytest.mark.parametrize("kinds", [(Gaussian, Coulomb), (Coulomb, Hat)])
 def test_molecules_in_wide_cells(kinds):
     """Sums over pairs and images equal reciprocal sums: outputs, slopes by positions and cells, second derivatives."""
-    ker, (q, k, v, pos) = kernels(lmax=2, kinds=kinds), operands(5)
+    ker, (q, k, v, pos) = kernels(heads=1, kinds=kinds), operands(4, heads=1)
     pos.requires_grad_()
     cell = (4 * torch.tensor(CELL, dtype=torch.float64)).requires_grad_()
     found = []

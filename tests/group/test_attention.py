@@ -81,7 +81,7 @@ def test_definition(device, name, group, spatial, options, randomise):
 
 
 @pytest.mark.parametrize("change", [{}, {"stride": 2}, {"content_heads": 0}, {"kernel_size": None}], ids=str)
-@pytest.mark.parametrize("spatial", [(3, 5), (1, 3, 3)], ids=["image", "volume"])
+@pytest.mark.parametrize("spatial", [(3, 5), slow((1, 3, 3))], ids=["image", "volume"])
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_gradients_of_no_images_are_zeros(name, spatial, change):
     if name.startswith("global") and change:

@@ -22,7 +22,7 @@ def heads_of(layer, x, mask, context, seen):
     return zero_where_masked(layer._heads(query, key, value, seen, 0.0), mask), value
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(("name", "options", "keys"), CASES)
 def test_weights_sum_to_one_and_give_the_output(name, options, keys, masked, randomise):
     """Also of contexts on grids of other resolution."""

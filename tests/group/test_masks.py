@@ -75,7 +75,7 @@ def same_inside(module, alone, x, mask, atol=1e-10):
 
 
 @pytest.mark.parametrize(("name", "group", "options"), CASES)
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_rectangle_is_an_image_of_its_own(name, group, options, plain, randomise):
     layer = randomise(made(name, group, **options))
     masked = copy.deepcopy(layer)

@@ -1,5 +1,7 @@
 """Group attention by tiles and by its definition: tiles, memory, derivatives; the operator of compiled programs."""
 
+import functools
+
 import pytest
 import torch
 from attention_operands import RELATIONS, Largest, table_operands
@@ -30,11 +32,15 @@ def assert_equal(found, expected):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * max(1.0, size))
 
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 CHUNKED = [
     *((relation, (3, 2), 0.3) for relation in RELATIONS),
-    pytest.param("ge_vit", (2, 1, 2), 0.0, marks=pytest.mark.slow),
-    *(pytest.param(relation, (3, 4), 0.0, marks=pytest.mark.slow) for relation in RELATIONS),
-    *(pytest.param(relation, (2, 1, 3), 0.3, marks=pytest.mark.slow) for relation in RELATIONS),
+    slow("ge_vit", (2, 1, 2), 0.0),
+    *(
+        slow(relation, spatial, dropout)
+        for relation in RELATIONS
+        for spatial, dropout in (((3, 4), 0.0), ((2, 1, 3), 0.3))
+    ),
 ]
 
 
@@ -53,7 +59,7 @@ def test_tiles_change_nothing(relation, spatial, dropout):
 WINDOWS = {"square": {}, "disk": {"shape": "disk"}, "circular": {"shape": "disk", "padding_mode": "circular"}}
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [slow(False), True])
 @pytest.mark.parametrize("shape", WINDOWS)
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_definition_of_windows(relation, shape, masked):
@@ -74,8 +80,14 @@ def test_the_definition_of_windows(relation, shape, masked):
         assert_equal(derivatives(*found, tensors, shown), derivatives(*expected, tensors, shown))
 
 
-@pytest.mark.parametrize("shape", WINDOWS)
-@pytest.mark.parametrize(("spatial", "size"), [((3, 4), 1.0), ((3, 4), 30.0), ((2, 2, 3), 1.0)])
+SIZES = ((3, 4), 1.0), ((3, 4), 30.0), ((2, 2, 3), 1.0)
+FACTORS = [slow(shape, *size) for shape in WINDOWS for size in SIZES] + [
+    ("disk", (2, 3), 30.0),
+    ("square", (1, 2, 3), 1.0),
+]
+
+
+@pytest.mark.parametrize(("shape", "spatial", "size"), FACTORS)
 def test_three_factors(shape, spatial, size):
     """Sums over the queries of 8 elements, also of scores as large as 200, where a product of factors underflows."""
     window, mask = Window(len(spatial), 3, **WINDOWS[shape]), torch.rand(2, *spatial) < 0.7
@@ -90,7 +102,7 @@ def test_three_factors(shape, spatial, size):
         assert_equal(derivatives(*windowed_attention(*tensors, *settings, 1, chunk), tensors, mask), expected)
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("relation", [*map(slow, RELATIONS[:-1]), "ge_vit"])
 def test_derivatives_of_the_operator(relation):
     """Of first and second order, as those of tiles."""
     mask = torch.rand(2, 3, 4) < 0.8
@@ -135,7 +147,7 @@ def test_dense_chunks_change_nothing(index):
         assert_equal(x, found[dropout > 0][1])
 
 
-@pytest.mark.parametrize(("side", "recorded", "operators"), [(16, True, 0), (64, False, 0), (64, True, 1)])
+@pytest.mark.parametrize(("side", "recorded", "operators"), [slow(16, True, 0), slow(64, False, 0), (64, True, 1)])
 def test_scores_of_a_backward_pass_fit_in_memory(side, recorded, operators):
     """On accelerators compilers get the definition, but where its backward would keep tens of GiB of scores."""
     layer = GroupAttention(cyclic(8), 32, 32, heads=8, kernel_size=5, relation="relative").to("meta")

@@ -30,7 +30,7 @@ def problem(name, group, options, randomise):
     """A layer of cross attention, an input and a context, and the masks of both. The context of the first image has one
     pixel, that of the second has none, and that of the third is any."""
     layer = randomise(LAYERS[name](group, context_channels=2, **options), 0.5).double()
-    spatial = (4, 2, 2) if group.dim == 3 else (3, 4)
+    spatial = (3, 1, 2) if group.dim == 3 else (2, 3)
     x = image(group, spatial, name != "lifting", batch=3).requires_grad_()
     context = torch.randn(3, 2, *x.shape[2:], dtype=torch.float64, requires_grad=True)
     mask, seen = torch.rand(3, *spatial) < 0.8, torch.rand(3, *spatial) < 0.4

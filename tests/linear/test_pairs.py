@@ -35,7 +35,7 @@ def products_of_kernel(query, key, value, *rest, **more):
     return sdpa_flop_count(query, key, value)
 
 
-@pytest.mark.parametrize("largest", [100, 200])
+@pytest.mark.parametrize("largest", [100, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["content", "near"])
 def test_small_graphs_are_not_padded_to_the_largest(kind, largest, randomise):
     """Products of a batch are few more than those of its graphs alone, and outputs and gradients are the same."""

@@ -66,7 +66,7 @@ def test_draws_between_steps_are_written_over_the_old_ones():
 
 def test_draws_between_steps_reach_a_compiled_layer_without_compiling_again():
     layer = PerformerAttention(8, 8, 2, position=None, method="features")
-    plain, counter = copy.deepcopy(layer), CompileCounterWithBackend("aot_eager")
+    plain, counter = copy.deepcopy(layer), CompileCounterWithBackend("eager")
     compiled, x = torch.compile(layer, fullgraph=True, backend=counter), torch.randn(1, 9, 8)
     for _ in range(3):
         torch.testing.assert_close(compiled(x), plain(x), rtol=1e-4, atol=1e-5)

@@ -33,7 +33,7 @@ def features(count):
 
 
 @pytest.mark.parametrize("far", [FAR, 0.0, -1e3])
-@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("copies", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("grid", [GRID, TORUS], ids=["grid", "torus"])
 def test_equals_the_double_sum(on_device, grid, copies, far, make):
     """With weights of the far, one by default, and none."""

@@ -83,7 +83,7 @@ def test_equals_the_definition(name, double, device, randomise, equal):
             equal(a.cpu(), b.cpu(), 1e-11)
 
 
-@pytest.mark.parametrize("name", in_the_gate("causal", "implicit short", "exponential causal"))
+@pytest.mark.parametrize("name", in_the_gate("causal", "implicit short"))
 def test_gaps_and_chains_equal_the_definition(name, double, randomise, equal):
     module = randomise(TensorProductHyenaOperator(*IRREPS, **OPTIONS[name]))
     x, pos = module.irreps_in.randn(11, -1), torch.zeros(11, 3) if module.options.causal else torch.randn(11, 3)

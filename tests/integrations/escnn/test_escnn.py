@@ -17,7 +17,7 @@ from tg_equiattn.integrations.escnn import (
     group_from_gspace,
 )
 
-IN_THE_GATE = ("rot8", "flipRot2", "flip_other_axis", "trivial")  # one of each kind
+IN_THE_GATE = ("rot8", "flip_other_axis", "trivial")  # one of each kind
 
 
 @pytest.fixture(params=[pytest.param(n, marks=() if n in IN_THE_GATE else pytest.mark.slow) for n in GSPACES])

@@ -41,7 +41,10 @@ def turned(mask, gspace, element):
     return act(mask[:, None].double(), group_from_gspace(gspace), index)[:, 0] > 0.5
 
 
-@pytest.mark.parametrize("name", ["rot4", "flipRot4", "half turns"])
+UNETS = ["rot4", pytest.param("flipRot4", marks=pytest.mark.slow), "half turns"]
+
+
+@pytest.mark.parametrize("name", UNETS)
 def test_a_padded_image_in_a_unet_is_the_image_alone(name, randomise):
     """In eval mode and in training; NaN in the padding does not matter. Where convolutions and norms do not see the
     mask, the check fails."""
@@ -72,7 +75,7 @@ def test_a_padded_image_in_a_unet_is_the_image_alone(name, randomise):
     )
 
 
-@pytest.mark.parametrize("name", ["rot4", "flipRot4", "half turns"])
+@pytest.mark.parametrize("name", UNETS)
 def test_a_masked_unet_under_escnns_transform(name, randomise):
     """For every element, with a mask with holes; where the mask stays as it is, the check fails. escnn's kernels are
     symmetric to the precision of float32."""
