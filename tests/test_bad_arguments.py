@@ -12,7 +12,8 @@ import warnings
 
 import pytest
 import torch
-from argument_rows import CLASSES, einsums_as_written, public_class
+from argument_rows import CLASSES, public_class
+from cases import einsums_as_written
 
 from tg_equiattn import graphs, grids, groups
 

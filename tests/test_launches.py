@@ -59,6 +59,5 @@ def test_layers_launch_no_more_kernels_than_the_page_says(name, monkeypatch):
 
     page = (ROOT / "docs/performance.md").read_text()
     row = re.search(rf"^\| {name} \| (\d+) \| [\d,]+ \| (\d+) \|", page, re.MULTILINE)
-    measured(name, "small")  # makes tables that are kept for the process
     forward, training = (counts.operations for counts in measured(name, "small"))
     assert (forward <= int(row[1]), training <= int(row[2])) == (True, True), (forward, training)

@@ -1,6 +1,5 @@
 """Values of each constructor argument of every public module, and whether states load between them."""
 
-import contextlib
 import importlib
 import inspect
 from collections.abc import Callable
@@ -431,21 +430,6 @@ NO_MODULES = {"PixelGraph", "PeriodicRadiusGraph", "MaskedSequential"}  # transf
 CLASSES = {n: place for place in PLACES[::-1] for n in PUBLIC[place] if n[0].isupper() and n not in NO_MODULES}
 CLASSES["pyg.EwaldAttention"] = "integrations.pyg"
 CLASSES["AtomsEwaldAttention"] = "integrations.e3nn.atoms_attention"
-
-
-@contextlib.contextmanager
-def einsums_as_written(host):
-    """Products of e3nn are made in less time and take more in a call: a test makes many."""
-    if host != "e3nn":
-        yield
-        return
-    e3nn = importlib.import_module(host)
-    before = e3nn.get_optimization_defaults()
-    e3nn.set_optimization_defaults(optimize_einsums=False)
-    try:
-        yield
-    finally:
-        e3nn.set_optimization_defaults(**before)
 
 
 def public_class(name):
