@@ -54,7 +54,7 @@ test-hosts:
 	TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 OMP_NUM_THREADS=1 $(VENV)-mace/bin/python $(PYTEST) tests/integrations/e3nn
 
 # For Linux, torch 2.8 comes with CUDA unless a CPU build is provided: a download of 3 GB.
-CORE_TESTS := graphs group linear ewald chains batch_norms checkpointing checks contract grids groups numpy_numbers operators precision tiles
+CORE_TESTS := graphs group linear ewald chains batch_norms checkpointing checks contract groups operators precision tiles
 test-oldest:
 	PYTHON=$(PYTHON) VENV=$(VENV)-oldest TORCH=$(OLDEST) bash .ci/setup nufft,test
 	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python $(PYTEST) -m "not slow" \

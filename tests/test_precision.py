@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import CASES, FIRST, ONE_A_NAME, moved, run
 from ewald import attend
-from small_groups import GROUPS
+from group_layers import GROUPS
 from tf32 import Tf32, round_to_tf32
 
 from tg_equiattn.chains.vector_attention import vector_attention

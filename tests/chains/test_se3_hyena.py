@@ -1,9 +1,9 @@
-"""SE(3)-Hyena against a slow evaluation of Algorithm 1, its symmetries and memory; vector self-attention with it."""
+"""SE(3)-Hyena against a slow evaluation of Algorithm 1, its symmetries, memory and refusals; vector self-attention."""
 
 import pytest
 import torch
 from attention_operands import Largest
-from clouds import S, V, close, double, gradients, moved, permuted, sample, within
+from clouds import EDGE, S, V, close, double, gradients, moved, permuted, sample, within
 from oracles import token_network
 from space import broken_cross_product, error, motion, move
 
@@ -179,3 +179,69 @@ def test_vectors_alone_keep_their_length(kind, hidden):
     for size in (0, 1e-6, 1e-3):
         x = moved_by(size)
         assert torch.autograd.grad(layer(None, x)[1][10:].sum(), x)[0].abs().max() < 100
+
+
+@pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "implicit", "implicit causal model", "attention"])
+def test_nothing_and_one_token(name, make):
+    layer, x = make(name), sample(name, [1])
+    close([part[:1] for part in layer(**x)], layer(**{k: v for k, v in x.items() if k != "batch"}))
+    nothing = {key: value[:0] if key != "edge_index" else value[:, :0] for key, value in x.items()}
+    for size, b in ((None, 0), (3, 3)):
+        scalars, vectors = layer(**nothing, batch_size=size)
+        assert scalars.shape[0] == vectors.shape[0] == (b if layer.module.pool else 0)
+        assert vectors.shape[1:] == (layer.module.out_grades.vectors, 3)
+        (scalars.sum() + vectors.sum()).backward()
+    for b, n in ((0, 5), (3, 0), (0, 0)):
+        y = {"scalars": torch.ones(b, n, S), "vectors": torch.ones(b, n, V, 3)}
+        y |= {"pos": torch.ones(b, n, 3)} if "pos" in x else {}
+        y = {key: value.double() for key, value in y.items()} | {k: nothing[k] for k in nothing if "edge" in k}
+        for lengths in (None, torch.zeros(b, dtype=torch.int64)):
+            scalars, vectors = layer(**y, lengths=lengths)
+            assert scalars.shape == ((b,) if layer.module.pool else (b, n)) + (layer.module.out_grades.scalars,)
+            assert vectors.shape[:-2] == scalars.shape[:-1]
+
+
+X = {"scalars": torch.ones(2, 5, S), "vectors": torch.ones(2, 5, V, 3)}
+F = {"scalars": torch.ones(6, S), "vectors": torch.ones(6, V, 3), "batch": torch.tensor([0, 0, 0, 1, 1, 1])}
+POS, EDGES = {"pos": torch.ones(6, 3)}, {"edge_index": torch.tensor([[0, 1], [1, 2]])}
+ATTR = {"edge_attr": torch.ones(2, EDGE)}
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "arguments"),
+    [
+        (r"scalars must be \(B, N, 3\)", "plain", X | {"scalars": torch.ones(2, 5, 4)}),
+        (r"vectors must be \(B, N, 2, 3\)", "plain", X | {"vectors": torch.ones(2, 5, V, 2)}),
+        ("^vectors must be given", "plain", {"scalars": None, "vectors": None}),
+        ("^vectors must be torch.float32", "plain", X | {"vectors": X["vectors"].double()}),
+        ("batch must be None", "plain", X | {"batch": torch.zeros(10).long()}),
+        ("lengths must be None", "plain", F | {"lengths": torch.tensor([3, 3])}),
+        ("max_num_nodes must be at least 3", "plain", F | {"batch_size": 2, "max_num_nodes": 2}),
+        (r"^pos must be real numbers of shape \(6, 3\)", "plain", F | {"pos": torch.ones(6, 2)}),
+        ("^pos must be given with order='radial'", "radial", F),
+        (r"index must have shape \(2, 5\)", "plain", X | {"index": torch.arange(10)}),
+        ("edge_index must be given", "local", F | POS),
+        ("edge_index must be None", "plain", F | EDGES),
+        ("edge_attr must have edge_channels=4", "local", F | POS | EDGES),
+        ("edge_attr must have edge_channels=0", "local bare", F | POS | EDGES | ATTR),
+        (r"edge_attr must be real numbers of shape \(2, 4\)", "local", F | EDGES | {"edge_attr": torch.ones(2, 3)}),
+        (r"edge_index must be int64 \(2, E\)", "local", F | ATTR | {"edge_index": torch.ones(2, 2)}),
+    ],
+)  # fmt: skip
+def test_bad_input(message, name, arguments, make):
+    with pytest.raises(ValueError, match=message):
+        make(name, torch.float32)(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("scalar_channels and vector_channels must not both be 0", {"scalar_channels": 0, "vector_channels": 0}),
+        ("out_vectors must be reachable", {"hidden_vectors": 0}),
+        ("short_conv must be None or an odd number", {"short_conv": 4}),
+        ("edge_channels=2 needs local_context", {"edge_channels": 2}),
+    ],
+)
+def test_bad_options(message, options):
+    with pytest.raises(ValueError, match=message):
+        SE3HyenaOperator(**{"scalar_channels": S, "vector_channels": V} | options)

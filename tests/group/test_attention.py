@@ -6,8 +6,7 @@ import pytest
 import torch
 from attention_operands import assert_same
 from cases import moved
-from group_layers import LAYERS, attention, image, images_by_oracle
-from small_groups import GROUPS, PLANAR
+from group_layers import GROUPS, LAYERS, PLANAR, attention, image, images_by_oracle
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
 from tg_equiattn.nn import GroupAttentionBlock

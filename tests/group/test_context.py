@@ -4,8 +4,7 @@ import functools
 
 import pytest
 import torch
-from group_layers import layer
-from small_groups import GROUPS
+from group_layers import GROUPS, layer
 
 from tg_equiattn.nn import GroupAttention, LiftingAttention
 from tg_equiattn.testing import act, equivariance_error

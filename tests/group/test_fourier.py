@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from small_groups import GROUPS
+from group_layers import GROUPS
 from torch import nn
 
 from tg_equiattn.group.fourier import fourier_basis, irreps

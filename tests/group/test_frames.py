@@ -3,8 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from group_layers import attention, image, kept_for_backward, lifting
-from small_groups import GROUPS
+from group_layers import GROUPS, attention, image, kept_for_backward, lifting
 from torch import nn
 
 from tg_equiattn.grids import Window

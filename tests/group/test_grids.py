@@ -3,8 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from group_layers import LAYERS, block, image
-from small_groups import GROUPS
+from group_layers import GROUPS, LAYERS, block, image
 
 from tg_equiattn.group import attention_layer
 from tg_equiattn.groups import dihedral, from_generators

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from group_layers import LAYERS, image
-from small_groups import GROUPS
+from group_layers import GROUPS, LAYERS, image
 
 from tg_equiattn.group.windows import zero_where_masked
 from tg_equiattn.testing import act

@@ -5,10 +5,9 @@ import functools
 
 import pytest
 import torch
-from group_layers import LAYERS, image
+from group_layers import GROUPS, LAYERS, image
 from group_layers import block as small_block
-from small_groups import GROUPS
-from states import take_weights
+from space import take_weights
 
 from tg_equiattn.group.layers import RegularBatchNorm, SpatialCrop, SpatialMaxPool
 from tg_equiattn.groups import cyclic, dihedral, dyadic

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from small_groups import GROUPS
+from group_layers import GROUPS
 
 from tg_equiattn.group.layers import RegularBatchNorm, SpatialCrop, SpatialMaxPool
 from tg_equiattn.nn import GlobalPooling, RegularGlobalNorm, RegularLayerNorm

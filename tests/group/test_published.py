@@ -1,4 +1,5 @@
-"""With every weight equal, ours are the published layers and networks, to rounding in float64."""
+"""With every weight equal, ours are the published layers and networks, to rounding in float64; their parameters are as
+many, and they are invariant."""
 
 import functools
 
@@ -11,8 +12,9 @@ from published_models import (
 )
 
 from tg_equiattn.group.group_transformer import Classifier
-from tg_equiattn.groups import cyclic, dihedral, mirror
-from tg_equiattn.nn import GEViT
+from tg_equiattn.groups import cyclic, dihedral, mirror, trivial
+from tg_equiattn.nn import GEViT, GroupTransformer
+from tg_equiattn.testing import equivariance_error
 
 GROUPS = {
     "C4": (cyclic(4), elements(4)),
@@ -115,3 +117,35 @@ def test_other_settings_are_other_models(change, randomise):
     """Negative control: each of the settings that presets pin matters."""
     other = Classifier(GROUPS["C4"][0], 1, 10, **ROTMNIST | change)
     assert difference(*networks("rotmnist", "C4", 5, NARROW["rotmnist"], randomise, ours=other)) > 1e-9
+
+
+SMALL = {"channels": (6, 8), "heads": 2, "kernel_size": 3}
+
+
+@pytest.mark.parametrize(
+    ("preset", "group", "published"),
+    [
+        ("rotmnist", cyclic(4), 44_670),
+        ("rotmnist", trivial(2), 44_670),
+        ("cifar10", mirror(), 2_990_000),
+        ("patchcamelyon", cyclic(4), 205_660),
+    ],
+)
+def test_published_parameter_counts(preset, group, published):
+    for options in ({}, {"kernel_size": 9}):
+        model = getattr(GEViT, preset)(group, **options)
+        assert abs(sum(p.numel() for p in model.parameters()) - published) < 0.01 * published
+
+
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize("name", ["C4", "D4", "mirror"])
+def test_invariance_and_features(on_device, name, published, randomise):
+    group = GROUPS[name][0]
+    if published:
+        model = GEViT(group, 2, 5, pools=(0,), crops=1, norm_between=True, **SMALL)
+    else:
+        model = GroupTransformer(group, 2, 5, pools=(0,), **SMALL)
+    model, x = randomise(model).double().eval(), torch.randn(1, 2, 12, 10, dtype=torch.float64)
+    assert equivariance_error(model, group, x) <= 1e-10
+    assert equivariance_error(model.features, group, x) <= 1e-10
+    assert model.features(x).shape == (1, 8, len(group), *((2, 1) if published else (6, 5)))

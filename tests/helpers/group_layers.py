@@ -5,7 +5,7 @@ import functools
 import torch
 from oracles import attention_by_definition, positive_features, relation_argument, separable_by_definition
 
-from tg_equiattn.groups import DilationGroup
+from tg_equiattn.groups import DilationGroup, cyclic, dihedral, mirror, octahedral, trivial
 from tg_equiattn.nn import (
     GlobalGroupAttention,
     GroupAttention,
@@ -161,3 +161,7 @@ def kept_for_backward(layer, x):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         layer(x)
     return sum(sizes.values())
+
+
+PLANAR = {"C2": cyclic(2), "C4": cyclic(4), "C8": cyclic(8), "D2": dihedral(2), "D4": dihedral(4), "mirror": mirror()}
+GROUPS = {**PLANAR, "octahedral": octahedral(), "trivial": trivial()}

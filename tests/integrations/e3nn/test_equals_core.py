@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from space import batch_of
-from states import take_weights
+from space import batch_of, take_weights
 from tg_equiattn.integrations import e3nn as irreps_modules
 
 from tg_equiattn import nn as core_modules

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from e3nn import o3
-from space import batch_of, error
-from states import take_weights
+from space import batch_of, error, take_weights
 from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 
 from tg_equiattn import nn

@@ -5,7 +5,7 @@ import io
 
 import pytest
 import torch
-from states import take_weights
+from space import take_weights
 from tg_equiattn.integrations.pyg import RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer, GraphMaskExplainer
 from torch_geometric.nn import Linear, SAGEConv, global_mean_pool, to_hetero
