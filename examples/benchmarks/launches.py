@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from tg_equiattn import nn as layers
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.groups import cyclic
+from tg_equiattn.groups import cyclic, dihedral
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = ("small", "large")
@@ -102,15 +102,24 @@ def on_pixels(**options: Any) -> Layer:
     return Layer(lambda: Pixels(**options), lambda images, side: {"x": torch.empty(images, side**2, 64)}, IMAGES)
 
 
+def timm_block() -> nn.Module:
+    from timm.models.vision_transformer import Block
+
+    return Block(384, 6, qkv_bias=True)
+
+
 LAYERS: dict[str, Layer] = {
     "GroupLinear": on_images(lambda: layers.GroupLinear(cyclic(8), 32, 32), 32, 8),
     "RegularLayerNorm": on_images(lambda: layers.RegularLayerNorm(32), 32, 8),
     "RegularGlobalNorm": on_images(lambda: layers.RegularGlobalNorm(32), 32, 8),
     "GlobalPooling": on_images(layers.GlobalPooling, 32, 8),
     "GroupAttention": group("GroupAttention"),
+    "GroupAttention, all pixels": group("GroupAttention", kernel_size=None),
     "GroupAttention, relative": group("GroupAttention", relation="relative"),
     "GroupAttention, ge_vit": group("GroupAttention", relation="ge_vit"),
     "LiftingAttention": group("LiftingAttention"),
+    "FrameTransformerBlock": on_images(lambda: layers.FrameTransformerBlock(dihedral(4), 48), 48, 8),
+    "timm's Block": Layer(timm_block, lambda images, side: {"x": torch.empty(images, side**2, 384)}, IMAGES),
     "GlobalGroupAttention": group("GlobalGroupAttention", relation="relative", padding_mode="circular"),
     "PerformerAttention, plain": on_pixels(position=None),
     "PerformerAttention, window": on_pixels(),
