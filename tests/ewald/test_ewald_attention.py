@@ -231,6 +231,25 @@ def test_cells_in_one_matrix_and_bounded_vectors_change_nothing():
     assert error(bounded, wanted) <= 1e-6
 
 
+@pytest.mark.parametrize("periodic", [False, True])
+def test_heads_that_share_kernels_are_heads_alone(periodic):
+    """Of scalars, whose scores are products of two numbers: outputs, and slopes by all operands, open and in crystals."""
+    widths, gains = torch.rand(1, 4).double() / 5 + 1, torch.randn(3, 4, 2).double()
+    q, k, v, pos = operands(7, heads=3, contracted=1)
+    inputs = [x.requires_grad_() for x in (q, k, v, pos, widths, gains)]
+    options = {"cell": 4 * torch.tensor(CELL, dtype=torch.float64)} if periodic else {}
+
+    def of_heads(heads):
+        bounds = ((1.0, 1.2),) * 2
+        ker = [kind(widths[:, n], gains[heads][:, n], bounds) for kind, n in ((Gaussian, [0, 1]), (Coulomb, [2, 3]))]
+        return attend(q[:, heads], k[:, heads], v[:, heads], pos, ker, error=1e-8, **options)
+
+    found, wanted = of_heads([0, 1, 2]), torch.cat([of_heads([head]) for head in range(3)], 1)
+    assert error(found, wanted) <= (1e-8 if periodic else 1e-12)
+    slopes = [torch.autograd.grad(x.square().sum(), inputs) for x in (found, wanted)]
+    assert max(error(a, b) for a, b in zip(*slopes, strict=True)) <= (1e-6 if periodic else 1e-11)
+
+
 @pytest.mark.parametrize("method", ["ewald", "nufft", "auto"])
 def test_kernels_that_share_vectors_are_sums_over_each_kernel(method):
     """Wide kernels before narrow ones, two of one width, in two cells of other sizes: outputs and slopes by cells."""

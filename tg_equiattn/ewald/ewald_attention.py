@@ -195,6 +195,9 @@ def _tile(
         offsets, sources = _to_images(offsets, sources[0], images, query.dtype), sources[1:]
         copies = offsets.shape[3] // pos.shape[1]
     square = offsets.square().sum(0)
+    harmonics = solid_harmonics(offsets, kernels[0].lmax, 0)
+    if len(sources) == 2 and query.shape[2] > 1 == query.shape[4] and all(len(x.widths) == 1 for x in kernels):
+        return product(_shared(kernels, square, harmonics, query[..., 0], sources[0][..., 0], sources[1]))
     query, values = query.permute(0, 2, 3, 1, 4), sources[-1].movedim(1, -2)  # B, H, C, n, A and B, H, (C,) N, V
     scores = query  # B, H, C, n, N or 1
     if len(sources) == 2:
@@ -208,7 +211,7 @@ def _tile(
         weights = sum(joint[1:], joint[0])
     else:
         weights = torch.cat([kernel.real_space(square) * x for kernel, x in each], 3)
-    harmonics, parts = solid_harmonics(offsets, kernels[0].lmax, 0), []
+    parts = []
     for degree, weight in enumerate(weights.unsqueeze(4)):  # B, H, C or 1, 1, n, N
         if degree:
             ys = harmonics[degree**2 : (degree + 1) ** 2].movedim(0, 1)  # B, 2 l + 1, n, N
@@ -230,6 +233,28 @@ def _to_images(
     steps = torch.cartesian_prod(*(torch.arange(-n, n + 1.0, device=lattice.device) for n in images))
     around = (steps.to(lattice.dtype) @ lattice).to(dtype)  # B, copies, 3
     return (offsets[..., None] + around.permute(2, 0, 1)[:, :, None, None]).flatten(3)
+
+
+def _shared(
+    kernels: tuple[Kernel, ...], square: Float[Tensor, "graphs queries copies"],
+    harmonics: Float[Tensor, "harmonics graphs queries copies"], query: Float[Tensor, "graphs queries heads kernels"],
+    key: Float[Tensor, "graphs nodes heads kernels"], value: Float[Tensor, "graphs nodes heads channels"],
+) -> list[tuple[Tensor, None]]:  # fmt: skip
+    """Sums over nodes of kernels that several heads share, by matrix products of each kernel, before queries weight
+    them. Scores of a kernel are products of two numbers."""
+    sources = torch.einsum("bnhc,bnhv->bcnhv", key, value).flatten(3)
+    each = [kernel.radial(square)[:, :, 0] for kernel in kernels]  # 1 or lmax + 1, B, C, n, copies
+    radial = torch.cat([x.expand(kernels[0].lmax + 1, -1, -1, -1, -1) for x in each], 2)
+    scales, parts = torch.cat([kernel.scales(square.dtype) for kernel in kernels], 2), []
+    for degree, (weight, scale) in enumerate(zip(radial.unsqueeze(3), scales, strict=True)):
+        if degree:
+            weight = weight * harmonics[degree**2 : (degree + 1) ** 2].movedim(0, 1)[:, None]
+        if square.shape[2] > value.shape[1]:
+            weight = weight.unflatten(-1, (value.shape[1], -1)).sum(-1)
+        sums = weight.flatten(2, 3) @ sources  # B, C, (2 l + 1) n, H V
+        sums = sums.unflatten(2, weight.shape[2:4]).unflatten(-1, value.shape[2:])
+        parts.append((torch.einsum("bcmnhv,bnhc->bnhmv", sums, query * scale), None))
+    return parts
 
 
 def _joined(kernel: Kernel, scores: Tensor, square: Tensor) -> Tensor:
