@@ -24,6 +24,10 @@ from .torch_state import by_form, full_precision, is_eager, is_transformed, is_w
 WHOLE = ...  # the index of a tensor that is not cut
 _FROZEN = (bool, int, float, complex, str, type(None), type(...), slice, range, type, torch.dtype, torch.device)
 
+# glibc returns freed memory to the system, page by page, beyond twice the largest block that was freed before. To get
+# the memory of tiles back in every call takes up to a fifth of a training step. This block is never written to.
+torch.empty(1 << 24, dtype=torch.uint8, device="cpu")
+
 
 class Tile(NamedTuple):
     """A part of a computation.
