@@ -121,21 +121,21 @@ def test_a_checkpoint_around_keeps_no_tensor_of_a_checkpoint_within():
 
 
 _FAULTS = """
-import platform, resource, torch
+import platform, resource, statistics, torch
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention
 torch.set_num_threads(1)
 layer, x = GroupAttention(cyclic(4), 16, 16), torch.randn(4, 16, 4, 32, 32, requires_grad=True)
 counts = []
-for _ in range(6):
+for _ in range(15):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     layer(x).square().sum().backward()
     counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(min(counts) if platform.libc_ver()[0] == "glibc" else 0)
+print(statistics.median_low(counts[5:]) if platform.libc_ver()[0] == "glibc" else 0)
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other allocators keep memory by other rules")
 def test_memory_of_tiles_is_not_fetched_again_in_each_step():
     done = subprocess.run([sys.executable, "-c", _FAULTS], capture_output=True, text=True, check=True)
-    assert int(done.stdout) <= 200  # 3,500 pages if it is
+    assert int(done.stdout) <= 1000  # pages; 3,500 if it is

@@ -26,7 +26,7 @@ _FROZEN = (bool, int, float, complex, str, type(None), type(...), slice, range, 
 
 # glibc returns freed memory to the system, page by page, beyond twice the largest block that was freed before. To get
 # the memory of tiles back in every call takes up to a fifth of a training step. This block is never written to.
-torch.empty(1 << 24, dtype=torch.uint8, device="cpu")
+torch.empty(24 << 20, dtype=torch.uint8, device="cpu")
 
 
 class Tile(NamedTuple):

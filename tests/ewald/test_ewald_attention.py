@@ -233,7 +233,7 @@ def test_cells_in_one_matrix_and_bounded_vectors_change_nothing():
 
 @pytest.mark.parametrize("periodic", [False, True])
 def test_heads_that_share_kernels_are_heads_alone(periodic):
-    """Of scalars, whose scores are products of two numbers: outputs, and slopes by all operands, open and in crystals."""
+    """Of scalars, whose scores are products of two numbers: outputs and slopes, open and in crystals."""
     widths, gains = torch.rand(1, 4).double() / 5 + 1, torch.randn(3, 4, 2).double()
     q, k, v, pos = operands(7, heads=3, contracted=1)
     inputs = [x.requires_grad_() for x in (q, k, v, pos, widths, gains)]
