@@ -2,14 +2,16 @@
 
 import copy
 import functools
-import importlib
 
 import numpy as np
 import pytest
 import torch
+from ase import units
 from ase.build import bulk, molecule
+from ase.calculators.fd import calculate_numerical_stress
+from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.md.verlet import VelocityVerlet
 from atoms import check_derivatives, check_far, check_forces_and_stress, salt, slab, turned, waters
-from hosts import missing
 from space import error, motion
 
 from tg_equiattn.functional import charge_energies
@@ -19,13 +21,6 @@ CHARGES = {"Na": 0.7, "Cl": -0.7, "H": 0.4, "O": -0.8}
 COULOMB = 14.3996454785  # eV A
 LEARNED, PREDICTED = {"charges": CHARGES, "learn": True}, {"charges": "predicted"}
 KINDS = [{}, {"after": (1,)}, {"after": (0, 1)}, {"charges": CHARGES}, LEARNED, PREDICTED]
-
-
-@pytest.fixture(params=["mace", "nequip"])
-def host(request):
-    if missing(request.param):
-        pytest.skip(f"{request.param} is not installed")
-    return importlib.import_module(f"{request.param}_models")
 
 
 @pytest.fixture
@@ -168,3 +163,27 @@ def test_scale_is_found_from_forces(host):
         atoms.arrays["forces"] = -np.array(atoms.arrays["forces"])
     with pytest.raises(ValueError, match="charges must attract and repel as the forces of the data do"):
         host.make(**options)
+
+
+def test_dynamics(host, calculator):
+    """Stress is a derivative. NVE keeps energies as well as the host's own model does (gain 0), or to 1e-5 of what
+    long range adds, and by the square of the step."""
+    own, far = (calculator(host.make(gain=gain)) for gain in (0.0, 0.5))
+    start, kept = [], []
+    for calc, step in ((own, 2.0), (far, 2.0), (far, 1.0)):
+        atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
+        atoms.rattle(0.05, seed=1)
+        atoms.calc = calc
+        stress = atoms.get_stress()
+        assert np.abs(stress - calculate_numerical_stress(atoms, eps=3e-5)).max() < 1e-6 * np.abs(stress).max()
+        start.append(atoms.get_potential_energy())
+        MaxwellBoltzmannDistribution(atoms, temperature_K=100, rng=np.random.default_rng(0))
+        dynamics, energies = VelocityVerlet(atoms, step * units.fs), [atoms.get_total_energy()]
+        for _ in range(int(20 / step)):
+            dynamics.run(1)
+            energies.append(atoms.get_total_energy())
+        kept.append(np.abs(np.array(energies) - energies[0]).max())
+    added = abs(start[1] - start[0])
+    assert added > 1e-3
+    assert kept[1] < max(1.2 * kept[0], 1e-5 * added)
+    assert kept[2] < 0.4 * kept[1]

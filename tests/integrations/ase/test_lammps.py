@@ -15,7 +15,6 @@ from ase.calculators.lj import LennardJones
 from ase.io.lammpsdata import write_lammps_data
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.md.verlet import VelocityVerlet
-from hosts import missing
 
 from tg_equiattn.nn import ChargeInteraction
 
@@ -68,29 +67,8 @@ def run(folder, atoms, calculator, potential="pair_style tg_equiattn\npair_coeff
     return program, program.get_thermo("pe"), program.numpy.extract_atom("f")[: len(atoms)][order], stress
 
 
-@pytest.fixture(params=["mace", "nequip"])
-def host(request):
-    if missing(request.param):
-        pytest.skip(f"{request.param} is not installed")
-    return importlib.import_module(f"{request.param}_models")
-
-
 def integration(host):
     return importlib.import_module(f"tg_equiattn.integrations.{host.__name__.removesuffix('_models')}")
-
-
-@pytest.fixture
-def calculator(host):
-    def calculator(model):
-        if host.__name__ == "mace_models":
-            from tg_equiattn.integrations.mace import LongRangeCalculator
-
-            return LongRangeCalculator(models=model, default_dtype="float64")
-        from nequip.integrations.ase import NequIPCalculator
-
-        return NequIPCalculator(model, "cpu", transforms=host.transforms())
-
-    return calculator
 
 
 @pytest.fixture
