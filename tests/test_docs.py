@@ -85,15 +85,6 @@ BLOCKS = [
 ]
 
 
-def files_of_structures():
-    """The folder with files of structures that a package ships."""
-    pytest.importorskip("gemmi")
-    package = importlib.util.find_spec("MDAnalysisTests")
-    if package is None:
-        pytest.skip("MDAnalysisTests is not installed")
-    return Path(package.origin).parent / "data"
-
-
 @pytest.mark.parametrize("code", BLOCKS)
 def test_blocks_of_code_run(code):
     for package in HOSTS.values():
@@ -106,32 +97,10 @@ def test_blocks_of_code_run(code):
     if "PeriodicRadiusGraph" in code:
         pytest.importorskip("vesin")
     if "import gemmi" in code:
-        files_of_structures()
+        pytest.importorskip("gemmi")
+        pytest.importorskip("MDAnalysisTests")
     with torch.compiler.set_stance("force_eager"):  # each module's own tests compile
         exec(compile(code, "block", "exec"), {"__name__": "block"})
-
-
-def test_the_recipe_for_files_of_structures():
-    """Structures as PDB and mmCIF, with insertion codes and missing residues."""
-    data, gemmi, names = files_of_structures(), pytest.importorskip("gemmi"), {}
-    (code,) = [code for code in WORK.findall((DOCS / "chains.md").read_text()) if "def residues" in code]
-    exec(code.partition("folder =")[0], names)
-    for file in ("mmcif/1BD2.pdb.gz", "mmcif/3PWP.pdb.gz", "1osm.pdb.gz", "5a7u.pdb"):
-        index, chain, pos, kind = names["residues"](data / file)
-        here, step = chain.diff() == 0, index.diff()
-        assert (step[here] > 0).all()
-        assert (pos.diff(dim=0).norm(dim=1)[here & (step == 1)] < 4).all()
-        assert (kind < 20).all()
-        if file.startswith("mmcif"):
-            for a, b in zip(
-                (index, chain, pos, kind), names["residues"](data / file.replace("pdb", "cif")), strict=True
-            ):
-                torch.testing.assert_close(a, b)
-        else:
-            inserted = [r.seqid.icode != " " for r in gemmi.read_structure(str(data / file))[0][0]]
-            assert any(inserted) == (file == "1osm.pdb.gz")
-    index, chain, _, _ = names["residues"](data / "mmcif/1BD2.cif.gz")
-    assert (index.diff()[chain.diff() == 0] > 1).sum() == 2  # places where residues are missing
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
 
 D2, C3, SCALES = dihedral(2), cyclic(3), dyadic(3)
 ABOUT_X = from_generators([[[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]])
+LOCAL = [name for name in LAYERS if not name.startswith("global")]
 DISK, CIRCULAR, ALL = {"kernel_size": 5, "window_shape": "disk"}, {"padding_mode": "circular"}, {"kernel_size": None}
 SLOW = ("lifted", D2, {}), ("ge_vit", ABOUT_X, {"heads": 1}), ("lifted", D2, CIRCULAR), ("ge_vit", D2, ALL)
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
@@ -22,6 +23,7 @@ CASES = [
     *((name, SCALES, {}) for name in ("lifting", "relative")),
     *((name, D2, CIRCULAR) for name in ("lifting", "global")),
     *((name, D2, ALL) for name in ("lifting", "frame", "relative")),
+    *((name, D2, ALL | {"encoding": None}) for name in LOCAL),
     *SLOW,
 ]
 

@@ -75,6 +75,8 @@ def oracle(layer, x, relation, context=None, there=None, mask=None):
     scale = layer.window.scale(spatial)
 
     def rho(offset, u):
+        if layer.encoding is None:
+            return q.new_zeros(layer.head_channels)
         space, group = layer.encoding((offset / scale).view(1, 1, -1))
         if space.ndim == 4:
             return space[0, 0, u]

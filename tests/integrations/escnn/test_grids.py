@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from escnn import gspaces, nn
+from escnn import nn
 from fields import GSPACES, regular, trivial
 from tg_equiattn.integrations.escnn import (
     MaskedSequential,
     R2AttentionBlock,
     R2GroupAttention,
     R2LiftingAttention,
-    R3GroupAttention,
     group_from_gspace,
     to_standard_torch,
 )
@@ -40,15 +39,6 @@ def test_layers_check_themselves(randomise):
     assert layer(hidden(torch.randn(2, hidden.size, 13, 9).double())).shape == (2, hidden.size, 7, 5)
     with pytest.raises(ValueError, match=r"input sides must be odd with stride=2, got \(8, 9\)"):
         layer(hidden(torch.randn(2, hidden.size, 8, 9).double()))
-
-
-def test_thick_slices(randomise):
-    about_z, cube = gspaces.dihedralOnR3(4), gspaces.octaOnR3()
-    slices, voxels = regular(about_z, 2), regular(cube, 2)
-    layer = randomise(R3GroupAttention(slices, slices, (1, 3, 3), heads=2)).double()
-    assert len(layer.check_equivariance(atol=1e-10, rtol=1e-10)) == 8
-    with pytest.raises(ValueError, match=r"kernel_size must have equal sides along axes that elements of .* exchange"):
-        R3GroupAttention(voxels, voxels, (1, 3, 3))
 
 
 def test_a_hierarchy_with_masks(randomise):
