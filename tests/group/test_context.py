@@ -75,18 +75,6 @@ def test_images_that_are_transformed_apart(kind, randomise):
     assert max(float(error.detach().abs().max()) for error in together) < 1e-10
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kernel_size": 3}, "kernel_size must be None with encoding=None, got 3"),
-        ({"locality": 1.0}, "locality must be None or 'auto' with encoding=None, got 1.0"),
-    ],
-)
-def test_arguments_that_depend_on_offsets_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        layer(GroupAttention, D4, **{"kernel_size": None, "encoding": None, **change})
-
-
 def test_contexts_that_do_not_fit_are_refused():
     x, context = torch.randn(2, 3, 8, 5, 5), torch.randn(2, 3, 8, 4, 6)
     attention = layer(GroupAttention, D4)

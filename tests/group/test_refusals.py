@@ -52,7 +52,20 @@ def errors(module, *shape):
     return lambda: off_lattice_errors(module, cyclic(8), shape)
 
 
+ROTARY = {"kernel_size": None, "encoding": "rotary"}
+CONTENT = {"kernel_size": None, "encoding": None}
 REFUSED = [
+    ("encoding must not be 'rotary' with kernel_size=5: .*use kernel_size=None, or",
+     made(kernel_size=5, encoding="rotary")),
+    ("windows, also circular ones, need the offset of each key",
+     made(kernel_size=5, encoding="rotary", padding_mode="circular")),
+    ("padding_mode", made(**ROTARY, padding_mode="circular")),
+    ("with relation='ge_vit', whose scores compare different group elements", made(**ROTARY, relation="ge_vit")),
+    ("locality must be None or 'auto' with encoding='rotary', got 4.0", made(**ROTARY, locality=4.0)),
+    ("head_channels must be at least 2 for rotary positions, .* got 1; increase it", made(**ROTARY, head_channels=1)),
+    ("content_heads=1 needs locality", made(**ROTARY, content_heads=1)),
+    ("kernel_size must be None with encoding=None, got 3", made(encoding=None)),
+    ("locality must be None or 'auto' with encoding=None, got 1.0", made(**CONTENT, locality=1.0)),
     ("content_heads must be an integer from 0 to heads=2, got 3", made(content_heads=3)),
     ("content_heads=1 needs locality: heads without content", made(content_heads=1, locality=None)),
     ("content_heads must be at least 1 with a context, got 0", made(context_channels=5, content_heads=0)),

@@ -153,23 +153,6 @@ def test_defaults():
     assert no_weight_decay(GroupAttention(C4, 4, 4, kernel_size=None)) == {"encoding.frequencies"}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kernel_size": 5}, "encoding must not be 'rotary' with kernel_size=5: .*use kernel_size=None, or"),
-        ({"kernel_size": 5, "padding_mode": "circular"}, "windows, also circular ones, need the offset of each key"),
-        ({"padding_mode": "circular"}, "padding_mode"),
-        ({"relation": "ge_vit"}, "with relation='ge_vit', whose scores compare different group elements"),
-        ({"locality": 4.0}, "locality must be None or 'auto' with encoding='rotary', got 4.0"),
-        ({"head_channels": 1}, "head_channels must be at least 2 for rotary positions, .* got 1; increase it"),
-        ({"content_heads": 1}, "content_heads=1 needs locality"),
-    ],
-)
-def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
-        GroupAttention(C4, 4, 4, **{"kernel_size": None, "encoding": "rotary"} | options)
-
-
 def test_no_table_of_pairs_is_kept_for_backward():
     """What autograd keeps grows with the pixels, not with their pairs."""
     layer = GroupAttention(C4, 8, 8, kernel_size=None)
