@@ -28,7 +28,7 @@ def error(kind, kernel_size, layers=4, scale=None, **options):
     ("kind", "kernel_size", "disk", "options"),
     [
         (LiftingAttention, 5, 0.01, {}),
-        (LiftingAttention, 7, 0.04, {}),
+        pytest.param(LiftingAttention, 7, 0.04, {}, marks=pytest.mark.slow),
         (GroupAttention, 5, 0.01, {"relation": "relative", "layers": 2}),
         pytest.param(GroupAttention, 5, 0.01, {"relation": "ge_vit"}, marks=pytest.mark.slow),
         pytest.param(GroupAttention, 7, 0.05, {"relation": "relative"}, marks=pytest.mark.slow),
