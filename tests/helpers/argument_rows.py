@@ -1,5 +1,6 @@
 """Values of each constructor argument of every public module, and whether states load between them."""
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from cases import CASES, GIVEN, PREDICTED
 from ewald import Own
 from hosts import HOSTS
 from public_names import PUBLIC
@@ -271,8 +273,7 @@ EWALD = {
 }  # fmt: skip
 KERNELS = {"width": 1.0, "max_width": 2.0, "num_gaussians": 1, "num_coulomb": 1}
 ALIKE = {"irreps_in": "2x0e+2x1o", "irreps_out": "2x0e+2x1o"}
-IONS = {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "cutoff": 2.0}
-PREDICTED = {"names": ["Na", "Cl"], "width": 1.0, "cutoff": 2.0}
+SCALARS = {"irreps_in": "3x0e+1x1o"}
 NETWORK = {
     "scalar_channels": 2, "vector_channels": 2, "hidden_scalars": 2, "hidden_vectors": 2, "num_layers": 1,
 }  # fmt: skip
@@ -293,15 +294,9 @@ def with_elements():
     return features() | {"atoms": Atoms(torch.tensor([0, 1, 0, 1]), edges, vectors, torch.ones(1))}
 
 
-def charged(columns, **more):
-    def inputs():
-        pos, edges = torch.rand(4, 3), torch.tensor([[0, 1], [1, 0]])
-        return {
-            "elements": torch.tensor([0, 1, 0, 1]), "pos": pos, "features": torch.randn(4, columns),
-            "edge_index": edges, "edge_vectors": pos[edges[1]] - pos[edges[0]], **more,
-        }  # fmt: skip
-
-    return inputs
+def charges(name, arguments, **rows):
+    """With the inputs of the cases."""
+    return Table({"width": 1.0, "cutoff": 2.0, **arguments}, functools.partial(CASES[name].inputs, 0), rows)
 
 
 def ewald_of_irreps():
@@ -310,7 +305,6 @@ def ewald_of_irreps():
 
 UUU = [(0, 0, 0, "uuu", True), (1, 1, 2, "uuu", True)]
 OTHERS = ([UUU[0], (1, 1, 0, "uuu", True)], [UUU[0], (*UUU[1], 0.3)])
-TOTAL = {"total_charge": torch.ones(1)}
 ORDERS = refused("2x0e+2x1o", "2x1o+2x0e")
 MODULES |= {
     "CliffordMLP": Table({"in_channels": 2, "out_channels": 3}, dict, {
@@ -330,15 +324,15 @@ MODULES |= {
             "out_vectors": refused(0, 2, 3),
         },
     ),
-    "ChargeInteraction": Table(IONS | {"scalars": 2}, charged(2), {"scalars": refused(0, 2, 3)}),
-    "PredictedChargeInteraction": Table(
-        PREDICTED | {"scalars": 2}, charged(2, **TOTAL), {"scalars": refused(2, 3)}
+    "ChargeInteraction": charges("ChargeInteraction", GIVEN | {"scalars": 3}, scalars=refused(0, 2, 3)),
+    "PredictedChargeInteraction": charges(
+        "PredictedChargeInteraction", PREDICTED | {"scalars": 3}, scalars=refused(2, 3)
     ),
-    "IrrepsPredictedChargeInteraction": Table(
-        PREDICTED | {"irreps_in": "2x0e+2x1o"}, charged(8, **TOTAL), {"irreps_in": ORDERS}
+    "IrrepsChargeInteraction": charges(
+        "IrrepsChargeInteraction", GIVEN | SCALARS, irreps_in=refused(None, *ORDERS.values)
     ),
-    "IrrepsChargeInteraction": Table(
-        IONS | {"irreps_in": "2x0e+2x1o"}, charged(8), {"irreps_in": refused(None, *ORDERS.values)}
+    "IrrepsPredictedChargeInteraction": charges(
+        "IrrepsPredictedChargeInteraction", PREDICTED | SCALARS, irreps_in=ORDERS
     ),
     "IrrepsEwaldAttention": Table(ALIKE | KERNELS, features, EWALD),
     "AtomsEwaldAttention": Table(  # with its neutral sources, the layer of MACE and NequIP

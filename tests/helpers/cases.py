@@ -200,9 +200,9 @@ def relative_performer(**options):
     return fixed(lambda: layers.RelativePerformer(2, 5, **options), images)
 
 
-def charged(make, columns, host="torch", total=False):
-    """Clouds of two elements with features of these columns, and bonds between neighbors in the order: neutral ones, or
-    with total charges."""
+def charged(kind, columns, host="torch", **options):
+    """A layer of charges. Clouds of two elements with features of these columns, and bonds between neighbors in the
+    order: neutral ones, or with total charges where charges are predicted."""
 
     def inputs(step):
         sizes = [4 + 2 * step, 12, 2]
@@ -212,13 +212,17 @@ def charged(make, columns, host="torch", total=False):
         return {
             "elements": torch.arange(sum(sizes)) % 2, "pos": pos, "batch": batch_of(sizes), "batch_size": 3,
             "features": d(sum(sizes), columns), "edge_index": edges, "edge_vectors": pos[edges[1]] - pos[edges[0]],
-            "max_num_nodes": 32, **({"total_charge": d(3)} if total else {}),
+            "max_num_nodes": 32, **({"total_charge": d(3)} if "names" in options else {}),
         }  # fmt: skip
+
+    def make():
+        place = layers if host == "torch" else importlib.import_module("tg_equiattn.integrations.e3nn")
+        return getattr(place, kind)(**options, width=1.0, cutoff=2.0)
 
     return Case(make, inputs, host)
 
 
-IONS = {"charges": {"Na": 0.7, "Cl": -0.7}, "width": 1.0, "cutoff": 2.0}
+GIVEN, PREDICTED = {"charges": {"Na": 0.7, "Cl": -0.7}}, {"names": ["Na", "Cl"]}
 
 
 CORE = {
@@ -333,12 +337,8 @@ CORE = {
         lambda **t: F.charge_energies(**t, width=1.0, batch_size=len(RAGGED), max_num_nodes=17), charges=(25,),
         pos=(25, 3), batch=flat_batch(RAGGED),
     ),
-    "ChargeInteraction": charged(lambda: layers.ChargeInteraction(**IONS, scalars=3), 3),
-    "PredictedChargeInteraction": charged(
-        lambda: layers.PredictedChargeInteraction(["Na", "Cl"], width=1.0, cutoff=2.0, scalars=3),
-        3,
-        total=True,
-    ),
+    "ChargeInteraction": charged("ChargeInteraction", 3, scalars=3, **GIVEN),
+    "PredictedChargeInteraction": charged("PredictedChargeInteraction", 3, scalars=3, **PREDICTED),
     "SE3Hyena attention": tokens(
         lambda: layers.SE3Hyena(S, V, 0, 1, attention=True, num_layers=1, pool="mean", **SMALL)
     ),
@@ -493,20 +493,9 @@ CASES = {
     "e3nn IrrepsEwaldAttention": on_irreps(
         "IrrepsEwaldAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", width=1.0, lmax=2
     ),
-    "IrrepsChargeInteraction": charged(
-        lambda: importlib.import_module("tg_equiattn.integrations.e3nn").IrrepsChargeInteraction(
-            irreps_in="3x0e+1x1o", **IONS
-        ),
-        6,
-        "e3nn",
-    ),
+    "IrrepsChargeInteraction": charged("IrrepsChargeInteraction", 6, "e3nn", irreps_in="3x0e+1x1o", **GIVEN),
     "IrrepsPredictedChargeInteraction": charged(
-        lambda: importlib.import_module("tg_equiattn.integrations.e3nn").IrrepsPredictedChargeInteraction(
-            ["Na", "Cl"], "3x0e+1x1o", width=1.0, cutoff=2.0
-        ),
-        6,
-        "e3nn",
-        total=True,
+        "IrrepsPredictedChargeInteraction", 6, "e3nn", irreps_in="3x0e+1x1o", **PREDICTED
     ),
     "TensorProductHyenaOperator": on_irreps("TensorProductHyenaOperator", "3x0e+2x1o", "1x0e+2x1o"),
     "IrrepsSE3HyenaOperator implicit": on_irreps(

@@ -64,6 +64,7 @@ def test_draws_between_steps_are_written_over_the_old_ones():
     assert torch.equal(directions(copy.deepcopy(features)), kept)
 
 
+@pytest.mark.slow
 def test_draws_between_steps_reach_a_compiled_layer_without_compiling_again():
     layer = PerformerAttention(8, 8, 2, position=None, method="features")
     plain, counter = copy.deepcopy(layer), CompileCounterWithBackend("eager")
