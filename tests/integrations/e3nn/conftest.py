@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from cases import einsums_as_written
 from e3nn import o3
 from e3nn.util.test import assert_equivariant
 from space import batch_of
@@ -33,6 +34,12 @@ KINDS = {
     "tensor radial": partial(TensorProductHyenaOperator, order="radial"),
     "ewald": partial(IrrepsEwaldAttention, width=2.0, output_scale=20),
 }
+
+
+@pytest.fixture(autouse=True)
+def _einsums_as_written():
+    with einsums_as_written("e3nn"):
+        yield
 
 
 @pytest.fixture(params=[torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=["float64", "float32"])

@@ -198,8 +198,11 @@ def plane():
     return Data(pos=pos, edge_index=torch.stack([near.flatten(), torch.arange(150).repeat_interleave(8)]))
 
 
+HEADS = pytest.param({"heads": 4, "num_coulomb": 0}, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("make_graph", [molecule, crystal, plane])
-@pytest.mark.parametrize("options", [{}, {"heads": 4, "num_coulomb": 0}], ids=["default", "heads"])
+@pytest.mark.parametrize("options", [{}, HEADS], ids=["default", "heads"])
 def test_outputs_of_a_new_layer_are_of_unit_size(make_graph, options):
     """With settings that are read from a data set; with 1 or the number of nodes they are not (negative control)."""
     given = ewald_settings([make_graph() for _ in range(20)], **options)
