@@ -82,7 +82,7 @@ def test_closures_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's attention, compiled
-@pytest.mark.parametrize("kernel_size", [3, None])
+@pytest.mark.parametrize("kernel_size", [3, pytest.param(None, marks=pytest.mark.slow)])
 def test_transforms_of_a_backward_that_begin_after_the_forward(kernel_size):
     """Batched gradients are no state of a thread or of a context: the gradients themselves say so."""
     layer = GroupAttention(cyclic(4), 4, 4, kernel_size=kernel_size).double()
