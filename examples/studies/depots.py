@@ -18,6 +18,8 @@ Performer, shifts        the same, with random shifts in training
 Performer, centred       the same, with positions from the mean of the graph
 dense, shifts            GPSConv, attn_type="multihead", positions among the inputs, with random shifts in training
 dense, centred           the same, with positions from the mean of the graph
+SGFormer, centred        the whole model of torch_geometric, without dropout, positions from the mean of the graph
+Polynormer, centred      the same of torch_geometric's Polynormer
 
 Positions among the inputs are turned at random in training where the task is the distance. Tests are graphs as in
 training, moved, turned, and of two and four times the nodes at the same density. For the nearest of three, every graph
@@ -37,7 +39,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
-from baselines.depot_layers import NodePredictor, Positions, relative_layer
+from baselines.depot_layers import NodePredictor, Positions, WholeModel, relative_layer
 from baselines.graph_layers import AttentionLayer, LocalLayer, messages
 from data.depots import BEACONS, depots, nearest_of_three
 from harness import study
@@ -61,7 +63,8 @@ NODE_NORM: dict[str, Any] = {"norm": "layer_norm", "norm_kwargs": {"mode": "node
 Task = Literal["displacement", "distance", "nearest"]
 Model = Literal[
     "far offsets", "far offsets, pairs", "far offsets, near only", "content", "GATv2", "Performer",
-    "Performer, shifts", "Performer, centred", "dense, shifts", "dense, centred",
+    "Performer, shifts", "Performer, centred", "dense, shifts", "dense, centred", "SGFormer, centred",
+    "Polynormer, centred",
 ]  # fmt: skip
 IN_TASK = {
     "displacement": Model.__args__,
@@ -69,7 +72,8 @@ IN_TASK = {
         "far offsets", "far offsets, pairs", "content", "GATv2", "Performer, centred",
         "dense, shifts",
     ),
-    "nearest": ("far offsets", "far offsets, pairs", "Performer, centred", "dense, centred"),
+    "nearest": ("far offsets", "far offsets, pairs", "Performer, centred", "dense, centred", "SGFormer, centred",
+                "Polynormer, centred"),
 }  # fmt: skip
 OUTPUTS = {"displacement": 2, "distance": 1, "nearest": 4}
 POSITIONS: dict[str, Positions] = {"Performer": "as they are", "shifts": "shifted", "centred": "centred"}
@@ -138,6 +142,8 @@ def layers_of(settings: DepotsStudy) -> tuple[Callable[[int], nn.Module], int]:
     edge_dim = 1 if task == "distance" else 2
     if name == "GATv2":
         return lambda width: LocalLayer(width, messages(width, heads, edge_dim)), 2 * settings.layers
+    if name in ("SGFormer, centred", "Polynormer, centred"):
+        return lambda width: WholeModel(name.split(",")[0], width), 1
     kind, norm = name.split(",")[0], NODE_NORM if task == "nearest" else {}
     if kind in ("Performer", "dense"):
         attention = "performer" if kind == "Performer" else "multihead"

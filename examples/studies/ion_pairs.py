@@ -6,20 +6,25 @@ of training: the error of the force between the two fragments, and its slope, th
 Needs the extras mace and xtb.
 
 Other sets are published ones (data/published_molecules.py), from the folder ``--data``: dimers of charged, polar and
-apolar molecules, water, and acetylacetone.
+apolar molecules, one dimer of two ions, one of two polar molecules, water, and acetylacetone.
 
 MACE            the potential alone
 predicted       add_long_range(charges="predicted"), and a loss of the charge that is shared
 predicted+near  the same with exclude_near=False
+formal          the potential beside Coulomb's law between the formal charges of the fragments, which models do not know
+MACELES         MACE's own class, with latent charges by the package les (CC BY-NC; ``--les`` is the src folder of
+                github.com/ChengUCB/les) at its defaults, and the ratio of the weights in its authors' scripts
 
     python examples/studies/ion_pairs.py --models MACE predicted --seeds 0 1 2
     python examples/studies/ion_pairs.py --data ~/molecules --sets dimers --epochs 200
+    python examples/studies/ion_pairs.py --models MACELES --les ~/les/src --sets lithium potassium
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,9 +43,11 @@ if TYPE_CHECKING:
     from ase import Atoms
 
 ENERGY = 10.0, 1000.0  # weights of squared energies of an atom, and in the last quarter of the epochs, as in MACE
+ENERGY_OF_LES = 1.0, 1000.0  # the same of MACELES
 SHARED = 10.0  # weight of the squared charge that is shared, in 1 / e²
 OWN = {"pairs": "ions and molecules", "ions": "ions that part", "chloride": "chloride beside water",
        "lithium": "lithium and fluorine", "potassium": "potassium and bromine"}  # fmt: skip
+COULOMB = 14.399645  # e² / (4 pi epsilon_0), in eV A
 KINDS = "like ions", "unlike ions", "an ion and a molecule", "two molecules"
 
 
@@ -51,15 +58,17 @@ class IonPairsStudy(Settings):
     STUDY: ClassVar[str] = "ion_pairs"
     SWEEP: ClassVar[tuple[str, ...]] = ("sets", "models", "seeds")
     SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs", "batch")
-    HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
+    HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data", "les")
 
-    sets: tuple[Literal["pairs", "ions", "chloride", "lithium", "potassium", "dimers", "water", "AcAc"], ...] = (
-        "pairs",
-    )
+    sets: tuple[
+        Literal["pairs", "ions", "chloride", "lithium", "potassium", "dimers", "CC", "PP", "water", "AcAc"], ...
+    ] = ("pairs",)
     """sets to train on"""
     data: Path | None = None
     """folder of the published files"""
-    models: tuple[Literal["MACE", "predicted", "predicted+near"], ...] = ("MACE", "predicted")
+    les: Path | None = None
+    """folder that contains the package les, for MACELES"""
+    models: tuple[Literal["MACE", "predicted", "predicted+near", "formal", "MACELES"], ...] = ("MACE", "predicted")
     """models to train"""
     train: int = 374
     """number of frames to train on"""
@@ -87,6 +96,7 @@ def graphs(frames: Sequence[Atoms], table: Any, cutoff: float) -> list[Any]:
 
 def build(settings: IonPairsStudy, frames: Sequence[Atoms], table: Any, sample: Any) -> torch.nn.Module:
     from mace import modules
+    from mace.modules.extensions import MACELES
     from tg_equiattn.integrations.mace import add_long_range
 
     from e3nn import o3  # isort: skip  (0.4.4 loads after mace alone)
@@ -94,7 +104,12 @@ def build(settings: IonPairsStudy, frames: Sequence[Atoms], table: Any, sample: 
     blocks, symbols = modules.interaction_classes, table.zs
     content = np.array([[(atoms.numbers == z).sum() for z in symbols] for atoms in frames])
     energies = np.array([atoms.info["REF_energy"] for atoms in frames])
-    model = modules.ScaleShiftMACE(
+    (name,) = settings.models
+    if name == "MACELES":
+        if settings.les is None:
+            raise SettingsError("--les must be the folder that contains the package les, got none")
+        sys.path.append(str(settings.les.expanduser().absolute()))
+    model = (MACELES if name == "MACELES" else modules.ScaleShiftMACE)(
         r_max=settings.cutoff, num_bessel=8, num_polynomial_cutoff=5, max_ell=2, num_interactions=2,
         interaction_cls=blocks["RealAgnosticResidualInteractionBlock"], num_elements=len(symbols), correlation=2,
         interaction_cls_first=blocks["RealAgnosticInteractionBlock"], hidden_irreps=o3.Irreps("16x0e + 16x1o"),
@@ -102,8 +117,7 @@ def build(settings: IonPairsStudy, frames: Sequence[Atoms], table: Any, sample: 
         atomic_energies=np.linalg.lstsq(content, energies, rcond=None)[0], atomic_inter_shift=0.0,
         atomic_inter_scale=math.sqrt(np.square(np.concatenate([x.arrays["REF_forces"] for x in frames])).mean()),
     )  # fmt: skip
-    (name,) = settings.models
-    if name == "MACE":
+    if not name.startswith("predicted"):
         return model
     return add_long_range(model, charges="predicted", exclude_near=name == "predicted", batch=sample)
 
@@ -112,10 +126,11 @@ def fit(model: torch.nn.Module, loader: Any, settings: IonPairsStudy) -> None:
     """Train."""
     steps = settings.epochs * len(loader)
     optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate, amsgrad=True)
+    energy = ENERGY_OF_LES if settings.models == ("MACELES",) else ENERGY
     rising = max(1, int(settings.warmup * steps))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1, (n + 1) / rising) * (1 - 0.97 * n / steps))
     for epoch in range(settings.epochs):
-        weight = ENERGY[4 * epoch >= 3 * settings.epochs]
+        weight = energy[4 * epoch >= 3 * settings.epochs]
         for batch in loader:
             out = model(batch.to_dict(), training=True)
             loss = weight * ((out["energy"] - batch.energy) / batch.ptr.diff()).square().mean()
@@ -127,6 +142,35 @@ def fit(model: torch.nn.Module, loader: Any, settings: IonPairsStudy) -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
             optimizer.step()
             schedule.step()
+
+
+def coulomb(atoms: Atoms) -> tuple[float, np.ndarray]:
+    """Energy and forces between the formal charges of two fragments. Each is spread over the atoms of its fragment; a
+    bare ion with water has it all."""
+    from ase.data import atomic_numbers
+    from data.ion_pairs import CHARGES
+
+    first, names = atoms.info.get("first", len(atoms)), atoms.info.get("pair", "").split("-")
+    charges = [float(CHARGES.get(name, 0)) for name in names]
+    if "chargeA" in atoms.info:
+        charges = [float(atoms.info[key]) for key in ("chargeA", "chargeB")]
+    spread = np.zeros(len(atoms))
+    for name, charge, start, end in zip(names, charges, (0, first), (first, len(atoms)), strict=False):
+        end = start + 1 if name in atomic_numbers else end
+        spread[start:end] = charge / max(1, end - start)
+    offsets = atoms.positions[:first, None] - atoms.positions[None, first:]
+    distances = np.linalg.norm(offsets, axis=-1)
+    energies = COULOMB * spread[:first, None] * spread[first:] / distances
+    pushes = (energies / distances**2)[..., None] * offsets
+    return float(energies.sum()), np.concatenate([pushes.sum(1), -pushes.sum(0)])
+
+
+def without(atoms: Atoms, energy: float, forces: np.ndarray) -> Atoms:
+    """The frame whose labels lack an energy and its forces."""
+    atoms = atoms.copy()
+    atoms.info["REF_energy"] -= energy
+    atoms.arrays["REF_forces"] -= forces
+    return atoms
 
 
 def kind_of(pair: str) -> str:
@@ -141,17 +185,22 @@ def kind_of(pair: str) -> str:
     return "like ions" if first == second else "unlike ions"
 
 
-def errors(model: torch.nn.Module, frames: Sequence[Atoms], loader: Any) -> dict[str, Any]:
-    """Root mean squares of errors of energies, in eV, of forces, in meV/A, and what pairs have beside."""
+def errors(
+    model: torch.nn.Module, frames: Sequence[Atoms], loader: Any, known: Sequence[tuple[float, np.ndarray]] | None
+) -> dict[str, Any]:
+    """Root mean squares of errors of energies, in eV, of forces, in meV/A, and what pairs have beside. ``known`` has
+    energies and forces of frames that are added to the model's."""
     asked = {"compute_shared_charge": True} if getattr(model, "long_range", None) is not None else {}
     found = [model(batch.to_dict(), **asked) for batch in loader]
     energies = torch.cat([out["energy"].detach() for out in found]).numpy()
+    energies += 0 if known is None else [energy for energy, _ in known]
     labels = np.array([x.info["REF_energy"] for x in frames])
     shared = [out["shared_charge"].detach() for out in found if "shared_charge" in out]
     measured = {"energy": rms(energies - labels), "shared": rms(torch.cat(shared).numpy()) if shared else None}
     if "REF_forces" not in frames[0].arrays:
         return measured
     forces = torch.cat([out["forces"].detach() for out in found]).numpy()
+    forces += 0 if known is None else np.concatenate([some for _, some in known])
     lacking = np.split(
         forces - np.concatenate([x.arrays["REF_forces"] for x in frames]), np.cumsum([len(x) for x in frames])[:-1]
     )
@@ -216,14 +265,22 @@ def train(settings: IonPairsStudy) -> Outcome:
     torch.set_default_dtype(torch.float64)
     parts = frames_of(settings)
     table = tools.AtomicNumberTable(sorted({int(z) for x in parts["train"] for z in x.numbers}))
-    frames = parts.pop("train")[: settings.train]
-    made = {part: graphs(some, table, settings.cutoff) for part, some in (parts | {"train": frames}).items()}
+    frames, formal = parts.pop("train")[: settings.train], settings.models == ("formal",)
+    every = parts | {"train": frames}
+    known = {part: [coulomb(x) for x in some] if formal else None for part, some in every.items()}
+    learned = {
+        part: [without(x, *y) for x, y in zip(some, known[part], strict=True)] if formal else some
+        for part, some in every.items()
+    }
+    made = {part: graphs(some, table, settings.cutoff) for part, some in learned.items()}
     start = time.process_time()
-    model = build(settings, frames, table, DataLoader(made["train"], batch_size=48))
+    model = build(settings, learned["train"], table, DataLoader(made["train"], batch_size=48))
     fit(model, DataLoader(made["train"], batch_size=settings.batch, shuffle=True), settings)
     seconds = time.process_time() - start
     model.eval()
-    more = {part: errors(model, some, DataLoader(made[part], batch_size=16)) for part, some in parts.items()}
+    more = {
+        part: errors(model, some, DataLoader(made[part], batch_size=16), known[part]) for part, some in parts.items()
+    }
     test = more[next(part for part in parts if part != "validation")]
     metric = "net" if "net" in test else "force"
     name = "net force error" if "net" in test else "force error"

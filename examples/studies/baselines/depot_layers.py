@@ -10,6 +10,8 @@ import torch
 from tg_equiattn.integrations.pyg import RelativeGPSBlock
 from torch import Tensor, nn
 from torch_geometric.data import Batch
+from torch_geometric.nn import SGFormer
+from torch_geometric.nn.models import Polynormer
 from torch_geometric.utils import scatter
 
 from .graph_layers import messages, without_far_part
@@ -92,6 +94,29 @@ def relative_layer(
     if not far:
         without_far_part(block.attention)
     return block
+
+
+class WholeModel(nn.Module):
+    """A model of torch_geometric with its own layers, without dropout. Its output is a logarithm of softmax, from which
+    the mean over channels is subtracted: what is left are logits without their mean.
+
+    Args:
+        name: ``"SGFormer"`` or ``"Polynormer"``.
+        channels: of inputs, outputs and between.
+    """
+
+    def __init__(self, name: str, channels: int) -> None:
+        super().__init__()
+        if name == "SGFormer":
+            self.model: nn.Module = SGFormer(channels, channels, channels, trans_dropout=0.0, gnn_dropout=0.0)
+        else:
+            none = {"in_dropout": 0.0, "dropout": 0.0, "global_dropout": 0.0}
+            self.model = Polynormer(channels, channels, channels, **none)
+            self.model._global = True  # with its attention, which is off at the start
+
+    def forward(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
+        out = self.model(x, data.edge_index, data.batch)
+        return out - out.mean(1, keepdim=True)
 
 
 class EdgeFeatures(nn.Module):

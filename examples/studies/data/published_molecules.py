@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,12 +109,11 @@ def acetylacetone(folder: Path) -> Parts:
     return {TRAIN: every[:-50], VALIDATION: every[-50:]} | tests
 
 
-def dimers(folder: Path) -> Parts:
+def dimers(folder: Path, kinds: Sequence[int] = (0, 2, 3, 4, 5, 6)) -> Parts:
     """One pair of molecules of each of six kinds (charged, polar, apolar), at ten distances from 4 to 12 A; tests are
     at 12 to 15 A. Energies of the two molecules are subtracted."""
     train, test = (
-        [m for kind in (0, 2, 3, 4, 5, 6) for m in read_xyz(folder / "lode" / f"{part}-id{kind}.xyz")]
-        for part in ("train", "test")
+        [m for kind in kinds for m in read_xyz(folder / "lode" / f"{part}-id{kind}.xyz")] for part in ("train", "test")
     )
     parts = {TRAIN: train, "farther": test}
     return {name: [_interaction(molecule) for molecule in part] for name, part in parts.items()}
@@ -141,6 +141,8 @@ SETS: dict[str, tuple[Callable[[Path], Parts], str]] = {
         dimers,
         "lode/: charged, polar and apolar dimers of Grisafi and Ceriotti (2019), as fits of LES use them",
     ),
+    "CC": (partial(dimers, kinds=(0,)), "lode/, the dimer of two ions"),
+    "PP": (partial(dimers, kinds=(5,)), "lode/, the dimer of two polar molecules"),
     "water": (water, "water/bec_example.xyz of github.com/lab-cosmo/lorem-jax"),
 }
 
