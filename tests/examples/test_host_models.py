@@ -1,9 +1,11 @@
 """Scripts of a user of MACE, NequIP and ASE, where these are installed: trained, saved, loaded, run."""
 
+import math
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hosts import missing
@@ -57,8 +59,30 @@ def test_quick_starts(host, tmp_path):
 def test_ion_pairs(tmp_path):
     """The study of ions and molecules that part: data, training, tables."""
     pytest.importorskip("lightning")
-    out = said("mace", tmp_path, EXAMPLES / "studies" / "ion_pairs.py", "--quick", "--output", "out")
+    models = "--models", "MACE", "predicted", "formal"
+    out = said("mace", tmp_path, EXAMPLES / "studies" / "ion_pairs.py", "--quick", "--output", "out", *models)
     assert "| predicted | 1 | 0.02 |" in out
+    assert "| formal | 1 | 0.02 |" in out
+
+
+def test_formal_charges():
+    """Coulomb's law between two fragments: a bare ion has its charge itself, others spread it. Forces are slopes."""
+    ase = pytest.importorskip("ase")
+    from ion_pairs import COULOMB, coulomb
+
+    positions = np.random.default_rng(0).normal(size=(8, 3)) + [[0, 0, 9 * (n > 3)] for n in range(8)]
+    atoms = ase.Atoms("NaOH2HCO2", positions, info={"first": 4, "pair": "Na-HCOO"})
+    energy, forces = coulomb(atoms)
+    assert energy == pytest.approx(sum(-COULOMB / 4 / math.dist(positions[0], far) for far in positions[4:]))
+    for place in (0, 0), (2, 1), (5, 2):
+        there = []
+        for step in (1e-4, -1e-4):
+            moved = atoms.copy()
+            moved.positions[place] += step
+            there.append(coulomb(moved)[0])
+        assert forces[place] == pytest.approx((there[1] - there[0]) / 2e-4, abs=1e-9)
+    alone = ase.Atoms("Na", info={"first": 1, "pair": "Na"})
+    assert coulomb(alone)[0] == 0
 
 
 def test_crystal(tmp_path):
