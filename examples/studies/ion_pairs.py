@@ -311,15 +311,17 @@ def of_pairs(rows: list[Row]) -> str:
 def of_sets(rows: list[Row]) -> str:
     """Errors on published sets."""
     lines = []
-    for (name, model, epochs), group in grouped(rows, "sets", "models", "epochs").items():
+    for (name, model, rate, epochs), group in grouped(rows, "sets", "models", "learning_rate", "epochs").items():
         for test in group[0].more:
             if test == "validation":
                 continue
             energy, force, net = ([row.more[test].get(key) for row in group] for key in ("energy", "force", "net"))
             cells = [mean_and_spread((1000 * x for x in energy), 1)]
             cells += [mean_and_spread(values, 1) if None not in values else "-" for values in (force, net)]
-            lines.append([name, test, model, str(epochs), *cells, f"{np.mean([row.seconds for row in group]):.0f}"])
-    return markdown(["set", "test", "model", "epochs", "energy, meV", "force", "net force", "seconds"], lines)
+            lines.append(
+                [name, test, model, str(epochs), str(rate), *cells, f"{np.mean([row.seconds for row in group]):.0f}"]
+            )
+    return markdown(["set", "test", "model", "epochs", "rate", "energy, meV", "force", "net force", "seconds"], lines)
 
 
 def report(rows: list[Row]) -> dict[str, str]:

@@ -1,8 +1,10 @@
 """The benchmarks: --device, rows of tables, small runs."""
 
+import batches
 import long_context
 import pytest
 import torch
+import turned
 from defaults import CASES, measure, tiny
 from running import run
 
@@ -30,6 +32,21 @@ def test_a_row_of_the_table_at_the_defaults(name):
     cells = measure(make, "tiny", 1, "cpu")
     assert len(cells) == 6
     assert all(float(cell) > 0 for cell in (*cells, *tiny(make, 1, "cpu")))
+
+
+def test_outputs_of_a_graph_do_not_depend_on_its_batch():
+    torch.set_default_dtype(torch.float64)
+    try:
+        first, larger = batches.graph(20), batches.graph(50)
+        for name, make in batches.LAYERS.items():
+            alike = name.startswith("`RelativeGPSBlock`")
+            assert (batches.change(make().eval(), first, larger) < 1e-12) or not alike, name
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_turned_clouds():
+    assert max(turned.changes(turned.ours(turned.IrrepsVectorSelfAttention))) < 1e-4
 
 
 def test_the_published_convolution_and_ours_compute_the_same():
