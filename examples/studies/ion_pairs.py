@@ -150,7 +150,8 @@ def coulomb(atoms: Atoms) -> tuple[float, np.ndarray]:
     from ase.data import atomic_numbers
     from data.ion_pairs import CHARGES
 
-    first, names = atoms.info.get("first", len(atoms)), atoms.info.get("pair", "").split("-")
+    first = atoms.info.get("first", len(atoms))
+    names = str(atoms.info.get("pair", "")).split("-")  # ase reads "F" as False
     charges = [float(CHARGES.get(name, 0)) for name in names]
     if "chargeA" in atoms.info:
         charges = [float(atoms.info[key]) for key in ("chargeA", "chargeB")]
