@@ -30,6 +30,8 @@ from tg_equiattn.integrations.escnn import R2GlobalAttention, R2GroupAttention, 
 from tg_equiattn.integrations.pyg import RelativeGPSBlock, RelativePerformerConv
 
 from tg_equiattn.graphs import neighbor_list
+from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import GroupAttention
 
 
 @dataclasses.dataclass
@@ -84,7 +86,22 @@ class Graphs(torch.nn.Module):
         return self.call(self.layer, x, pos, self.edges, self.batch)
 
 
-GRAPHS = {"tiny": (1, 8), "small": (64, 30), "medium": (16, 200), "large": (1, 3000)}  # number, and nodes of each
+GRAPHS = {  # number, and nodes of each
+    "tiny": (1, 8), "small": (64, 30), "medium": (16, 200), "large": (1, 3000),
+    "8 of 40": (8, 40), "8 of 150": (8, 150), "1 of 1000": (1, 1000),
+}  # fmt: skip
+
+
+def published(relation: str, rotations: int) -> Case:
+    """A layer of the size that GE-ViT's paper trains, beside its formula in operations of torch; 1 image of 28 x 28."""
+    layers = [
+        GroupAttention(
+            cyclic(rotations), 20, 20, heads=9, head_channels=10, kernel_size=5, relation=relation, locality=None
+        )
+        for _ in range(2)
+    ]
+    layers[1].plain = True
+    return Case(layers[0], layers[1], (torch.randn(1, 20, rotations, 28, 28),), layers[0])
 
 
 def clouds(size: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,12 +122,12 @@ def performer(method: str, size: str) -> Case:
     return Case(first, second, (torch.randn(len(batch), 64), pos), first)
 
 
-def gps(size: str, **options: Any) -> Case:
-    """A layer of a GPS network with softmax attention, beside PyG's."""
+def gps(size: str, attn: str = "performer", heads: int = 8, **options: Any) -> Case:
+    """A layer of a GPS network, beside PyG's with softmax attention."""
     pos, edges, batch = clouds(size)
-    settings = {"pos_dim": 3, "offset": "distance", "cutoff": 1.0, **options}
-    ours = RelativeGPSBlock(64, SAGEConv(64, 64), 8, attn_kwargs=settings)
-    theirs = GPSConv(64, SAGEConv(64, 64), 8, attn_type="multihead")
+    settings = options if attn == "ewald" else {"pos_dim": 3, "offset": "distance", "cutoff": 1.0, **options}
+    ours = RelativeGPSBlock(64, SAGEConv(64, 64), heads, attn=attn, attn_kwargs=settings)
+    theirs = GPSConv(64, SAGEConv(64, 64), heads, attn_type="multihead")
     first = Graphs(ours, lambda layer, x, pos, edges, batch: layer(x, edges, pos=pos, batch=batch), edges, batch)
     second = Graphs(theirs, lambda layer, x, pos, edges, batch: layer(x, edges, batch), edges, batch)
     return Case(first, second, (torch.randn(len(batch), 64), pos), first)
@@ -171,6 +188,21 @@ README: dict[str, tuple[str, Callable[[str], Case]]] = {
     "RelativeGPSBlock, far offsets": ("GPSConv", functools.partial(gps, offset="mlp", values="offset")),
     "IrrepsEwaldAttention, 2 + 2 kernels": ("MessagePassing", functools.partial(irreps, IrrepsEwaldAttention, **EWALD)),
     "IrrepsSE3Hyena, exponential, 2 layers": ("MessagePassing", functools.partial(irreps, IrrepsSE3Hyena, **MEMORY)),
+}  # fmt: skip
+
+
+# rows of a size of their own
+OTHERS: dict[str, tuple[str, Callable[[], Case]]] = {
+    **{
+        f"GroupAttention, {relation}, C{n}": ("its formula", functools.partial(published, relation, n))
+        for relation in ("ge_vit", "lifted") for n in (4, 8)
+    },
+    **{
+        f"RelativeGPSBlock, attn='ewald', 4 heads, {size}": (
+            "GPSConv", functools.partial(gps, size, attn="ewald", heads=4, width=1.0)
+        )
+        for size in ("8 of 40", "8 of 150", "1 of 1000")
+    },
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ Times are medians of interleaved rounds, of the processor on one thread, or with
     python -W ignore examples/benchmarks/defaults.py --device cuda
     python -W ignore examples/benchmarks/defaults.py --sizes --repeats 15    # tiny calls alone
     python -W ignore examples/benchmarks/defaults.py --readme    # the calls that README advertises
+    python -W ignore examples/benchmarks/defaults.py --others    # the layer of a paper, and heads of Ewald attention
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from default_cases import CASES, README, SIDES, Case, shape_of
+from default_cases import CASES, OTHERS, README, SIDES, Case, shape_of
 from measure import add_device, medians
 from torch import Tensor
 
@@ -53,9 +54,9 @@ def training(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Callable[[]
     return lambda: module(*given).square().sum().backward()
 
 
-def measure(make: Callable[[str], Case], size: str, repeats: int, device: str) -> list[str]:
+def measure(case: Case, repeats: int) -> list[str]:
     """The cells of a row."""
-    case, cells = make(size).to(device), []
+    device, cells = str(case.inputs[0].device), []
     modules = {"theirs": case.theirs, "ours": case.ours}
     for direction in (forward, training):
         for module in modules.values():
@@ -93,16 +94,20 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", choices=list(SIDES)[1:], default=list(SIDES)[1:])
     parser.add_argument("--cases", nargs="*", help="names of cases; default: all", choices=list(CASES))
     parser.add_argument("--readme", action="store_true", help="the calls that README advertises, without tiny sizes")
+    parser.add_argument("--others", nargs="*", choices=list(OTHERS), help="rows of a size of their own alone, or some")
     add_device(parser)
     options = parser.parse_args()
     device = options.device
     torch.set_num_threads(1)
     chosen = {name: CASES[name] for name in options.cases or CASES} if options.cases != [] else {}
-    chosen = README if options.readme else chosen
+    chosen = README if options.readme else {} if options.others is not None else chosen
     rows, tiny_rows = [], []
+    for name in () if options.others is None else options.others or OTHERS:
+        beside, make_one = OTHERS[name]
+        rows.append([name, beside, *measure(make_one().to(device), options.repeats)])
     for name, (beside, make) in chosen.items():
         for size in options.sizes:
-            cells = measure(make, size, options.repeats, device)
+            cells = measure(make(size).to(device), options.repeats)
             rows.append([f"{name}, {shape_of(name, size)}", beside, *cells])
         if not options.readme:
             tiny_rows.append([name, beside, *tiny(make, options.repeats, device)])
