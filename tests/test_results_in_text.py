@@ -30,9 +30,11 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
             f"surfaces/errors | {model} | larger"
             for model in ("Ewald (e3nn), no messages", "messages, potentials", "messages, net charge")
         ],
-        "of longer chains is {:.3f}; the best baseline has {:.3f}": [
-            f"proteins/response | 128 | {model} | larger, beyond 8 Å"
-            for model in ("Ewald + Hyena", "distance attention")
+        "is {:.4f}, and {:.4f} for motions four times as long": [
+            f"memory/forces | exponentials | {n} x length" for n in (1, 4)
+        ],
+        "an equivariant transformer, has {:.4f} and {:.4f} after": [
+            f"memory/forces | equivariant transformer | {n} x length" for n in (1, 4)
         ],
         "takes {:.0f} times as long as an R2Conv of 5 x 5 pixels at 16 x 16 pixels, and {:.0f} times at 32 x 32": [
             f"benchmarks/calls | R2GroupAttention, all pixels, relative, C4, {n} x {n} | ours" for n in (16, 32)
@@ -45,9 +47,13 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
         "far nodes takes {:.1f} to {:.1f} times as long as `GPSConv` forward": [
             f"benchmarks/calls | RelativeGPSBlock, far offsets, {graphs} | ours" for graphs in ("16 of 200", "64 of 30")
         ],
-        "calls for e3nn take {:.1f} to {:.1f} times as long as messages": [
-            f"benchmarks/calls | {layer}, 16 of 200 | ours"
-            for layer in ("IrrepsSE3HyenaOperator, implicit", "IrrepsEwaldAttention, 2 + 2 kernels")
+        "distance takes {:.1f} to {:.1f} times as long, and that for histories {:.1f} to {:.1f} times": [
+            f"benchmarks/calls | {layer}, {graphs} | ours"
+            for layer, sizes in (
+                ("IrrepsEwaldAttention, 2 + 2 kernels", ("64 of 30", "16 of 200")),
+                ("IrrepsSE3Hyena, exponential, 2 layers", ("16 of 200", "64 of 30")),
+            )
+            for graphs in sizes
         ],
         "MACE with Ewald attention takes {:.1f} to {:.1f} times as long on a CPU": [
             f"benchmarks/mace_step | {system} | ratio" for system in ("32 molecules of 20 atoms", "1,000 atoms, open")
