@@ -153,6 +153,15 @@ def test_defaults():
     assert no_weight_decay(GroupAttention(C4, 4, 4, kernel_size=None)) == {"encoding.frequencies"}
 
 
+def test_half_of_the_pairs_start_without_positions():
+    """At the start their scores are products of content alone, at any distance."""
+    layer = GroupAttention(cyclic(4), 4, 4, heads=2, head_channels=10, kernel_size=None)
+    still = (layer.encoding.frequencies == 0).all(-1)
+    assert still.tolist() == 2 * [[False] * 3 + [True] * 2]
+    assert not layer.query.bias.any()
+    assert not (RotaryEncoding(2, 2, 2).frequencies == 0).any()
+
+
 def test_no_table_of_pairs_is_kept_for_backward():
     """What autograd keeps grows with the pixels, not with their pairs."""
     layer = GroupAttention(C4, 8, 8, kernel_size=None)

@@ -133,7 +133,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self.out = Pointwise(heads * head_channels, out_channels)
         self.encoding: nn.Module | None = None
         if width:
-            self._start(strength is not None)
+            self._start(strength is not None, encoding != "rotary")
             if encoding == "rotary":
                 self.encoding = RotaryEncoding(heads, group.dim, head_channels)
             elif encoding is not None:
@@ -159,7 +159,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             return GroupLinear(self.group, in_channels, out_channels)
         return Pointwise(in_channels, out_channels)
 
-    def _start(self, by_locality: bool) -> None:
+    def _start(self, by_locality: bool, by_tables: bool) -> None:
         """Initialise the projections to queries and keys.
 
         Outside of frames, queries are scaled down if there is locality, which then determines the weights at the start.
@@ -168,7 +168,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         step.
         """
         query, key = cast(nn.Module, self.query), cast(nn.Module, self.key)
-        nn.init.normal_(cast(Tensor, query.bias))  # so that scores depend on offsets where the input is zero
+        if by_tables:
+            nn.init.normal_(cast(Tensor, query.bias))  # so that scores depend on offsets where the input is zero
         with torch.no_grad():
             if by_locality and not self._relation.mixes_elements:
                 for parameter in query.parameters():

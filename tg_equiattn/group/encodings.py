@@ -196,7 +196,8 @@ class RotaryEncoding(nn.Module):
     .. math:: \theta_{ep}(h, x) = \omega_{ep} \cdot (h^{-1} x)
 
     The score of a query at x_i and a key at x_j of element h then depends on :math:`h^{-1}(x_j - x_i)` only.
-    Frequencies :math:`\omega` of head e and pair p are learned, in radians per unit of x.
+    Frequencies :math:`\omega` of head e and pair p are learned, in radians per unit of x. Those of half of the pairs of
+    each head start at zero: these pairs first compare content alone, at all distances.
 
     Args:
         heads: Number of heads.
@@ -217,7 +218,10 @@ class RotaryEncoding(nn.Module):
                 "head_channels must be at least 2 for rotary positions, which rotate pairs of channels, got "
                 f"{channels}; increase it, or use another encoding"
             )
-        self.frequencies = nn.Parameter(torch.randn(heads, channels // 2, dim))
+        pairs = channels // 2
+        start = torch.randn(heads, pairs, dim)
+        start[:, (pairs + 1) // 2 :] = 0
+        self.frequencies = nn.Parameter(start)
 
     def forward(
         self, positions: Float[Tensor, "*any dim"], matrices: Float[Tensor, "H dim dim"]
