@@ -8,8 +8,8 @@ frames C4, D4, cube          FrameTransformer, of this width for all group eleme
 plain, equal width           a vision transformer as timm's
 plain, equal parameters      the same with as many parameters as frames (C4, or the cube for volumes)
 CNN                          three plain convolutions
-G-CNN C4, D4                 three convolutions of escnn
-convolutions + frames C4     two convolutions of escnn before the blocks of frames
+G-CNN C4, D4, cube           three convolutions of escnn
+convolutions + frames C4     two convolutions of escnn before the blocks of frames (C4, or the cube for volumes)
 convolutions + plain         two plain convolutions before plain blocks
 
 Rows have accuracy (AUC for volumes) by time on validation images, and for digits that on larger images: the test images
@@ -44,10 +44,12 @@ from tg_equiattn.groups import cyclic, dihedral, octahedral
 
 Model = Literal[
     "frames C4", "frames D4", "frames cube", "plain, equal width", "plain, equal parameters", "CNN", "G-CNN C4",
-    "G-CNN D4", "convolutions + frames C4", "convolutions + plain",
+    "G-CNN D4", "G-CNN cube", "convolutions + frames C4", "convolutions + frames cube", "convolutions + plain",
 ]  # fmt: skip
 GROUPS = {"C4": cyclic(4), "D4": dihedral(4), "cube": octahedral()}
-GSPACES = {"C4": gspaces.rot2dOnR2(4), "D4": gspaces.flipRot2dOnR2(4)}
+GSPACES = {  # made by a call, for that of the cube takes seconds
+    "C4": lambda: gspaces.rot2dOnR2(4), "D4": lambda: gspaces.flipRot2dOnR2(4), "cube": gspaces.octaOnR3,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class VisionTransformers(Settings):
     std: float | None = None
     """of initial weights of plain transformers; None is sqrt(2 / inputs)"""
     fields: int = 12
-    """regular fields of group convolutions; four times as many channels of plain ones"""
+    """regular fields of group convolutions, for volumes a sixth; four times as many channels of plain ones"""
     batch: int = 64
     learning_rate: float = 1e-3
     warmup: float = 0.1
@@ -87,14 +89,14 @@ class VisionTransformers(Settings):
         super().check()
         if self.width % 48:
             raise ValueError(f"{flag('width')} must be a multiple of 48, got {self.width}")
-        wrong = [name for name in self.models if (name == "frames cube") != self.volumes and "plain" not in name]
+        wrong = [name for name in self.models if name.endswith("cube") != self.volumes and "plain" not in name]
         if wrong := [name for name in wrong if name != "CNN"]:
             raise ValueError(f"{flag('models')} must be for {'volumes' if self.volumes else 'images'}, got {wrong}")
 
 
 PRESETS = {
     "quick": VisionTransformers(
-        models=tuple(name for name in Model.__args__ if name != "frames cube"), train=64, minutes=0.01, width=48,
+        models=tuple(name for name in Model.__args__ if not name.endswith("cube")), train=64, minutes=0.01, width=48,
         layers=1, fields=2, batch=16,
     ),
     "study": VisionTransformers(
@@ -109,15 +111,16 @@ def build(settings: VisionTransformers, side: int) -> nn.Module:
     """The model of a single run for images of so many pixels to a side."""
     (name,), dim, patch = settings.models, 3 if settings.volumes else 2, 8 if settings.volumes else 4
     classes, width = (2 if settings.volumes else 10), settings.width
+    fields = max(1, settings.fields // 6) if settings.volumes else settings.fields
     kind, _, group = name.rpartition(" ")
     if kind == "frames":
         heads = max(1, width // (48 * len(GROUPS[group])))
         return frames(GROUPS[group], classes, width, settings.layers, heads, patch)
     if kind == "G-CNN":
-        return GCNN(GSPACES[group], settings.fields, [convolution] * 2, pools=(0, 1))
+        return GCNN(GSPACES[group](), fields, [convolution] * 2, classes, pools=(0, 1))
     if kind == "convolutions + frames":
         options = {"channels": width // len(GROUPS[group]), "num_layers": settings.layers}
-        return GroupStem(GSPACES[group], settings.fields, **options)
+        return GroupStem(GSPACES[group](), fields, classes, **options)
     if name == "CNN":
         return plain_cnn(dim, 4 * settings.fields, classes)
     if name == "plain, equal parameters":

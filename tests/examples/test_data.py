@@ -198,7 +198,8 @@ def test_volumes_and_their_models(tmp_path):
     assert training[0].shape == (2, 1, SIDE, SIDE, SIDE)
     assert validation[1].tolist() == [0, 1, 0]
     sizes = {}
-    for name in ("frames cube", "plain, equal parameters", "plain, equal width", "CNN"):
+    names = "frames cube", "G-CNN cube", "convolutions + frames cube", "convolutions + plain", "CNN"
+    for name in (*names, "plain, equal parameters", "plain, equal width"):
         settings = VisionTransformers(models=(name,), data=tmp_path / "volumes.npz", layers=1)
         settings.check()
         model = build(settings, SIDE)

@@ -19,8 +19,10 @@ Layer = Callable[[nn.FieldType], nn.EquivariantModule]
 
 
 def convolution(fields: nn.FieldType, incoming: nn.FieldType | None = None) -> nn.EquivariantModule:
-    """A 3 x 3 convolution that keeps the size of images, between equal fields or from the incoming ones."""
-    return nn.R2Conv(incoming or fields, fields, kernel_size=3, padding=1)
+    """A convolution of 3 pixels to a side that keeps the size of images or volumes, between equal fields or from the
+    incoming ones."""
+    kind = nn.R2Conv if fields.gspace.dimensionality == 2 else nn.R3Conv
+    return kind(incoming or fields, fields, kernel_size=3, padding=1)
 
 
 class GCNN(torch.nn.Module):
@@ -31,10 +33,10 @@ class GCNN(torch.nn.Module):
         channels: regular fields of every layer.
         layers: builds the layer after the first convolution, and the next, and so on.
         classes: number of logits.
-        pools: layers after which space is pooled 2 x 2, counted from 1; 0 means after the first convolution.
+        pools: layers after which space is pooled by 2, counted from 1; 0 means after the first convolution.
 
     Shapes:
-        ``(B, 1, H, W)`` -> ``(B, classes)``.
+        ``(B, 1, *spatial)`` -> ``(B, classes)``.
     """
 
     def __init__(
@@ -55,7 +57,8 @@ class GCNN(torch.nn.Module):
             nn.SequentialModule(layer, nn.InnerBatchNorm(self.fields), nn.ReLU(self.fields))
             for layer in (first, *(build(self.fields) for build in layers))
         )
-        self.pool = nn.PointwiseMaxPool(self.fields, kernel_size=2)
+        pool = nn.PointwiseMaxPool2D if gspace.dimensionality == 2 else nn.PointwiseMaxPool3D
+        self.pool = pool(self.fields, kernel_size=2)
         self.invariant = nn.GroupPooling(self.fields)
         self.classifier = torch.nn.Linear(channels, classes)
         # escnn's convolutions keep expanded filters in eval mode, which no checkpoint needs and another mode refuses
@@ -63,7 +66,7 @@ class GCNN(torch.nn.Module):
         self.register_load_state_dict_pre_hook(_drop_filters)
 
     def features(self, x: Tensor) -> Tensor:
-        """The last regular feature map, ``(B, channels, |H|, H, W)``."""
+        """The last regular feature map, ``(B, channels, |H|, *spatial)``."""
         y = nn.GeometricTensor(x, self.in_type)
         for number, stage in enumerate(self.stages):
             y = stage(y)
@@ -83,7 +86,7 @@ def _without_filters(module: torch.nn.Module, state: dict[str, Tensor], prefix: 
 
 def _drop_filters(module: torch.nn.Module, *_: object) -> None:
     for layer in module.modules():
-        if isinstance(layer, nn.R2Conv):
+        if isinstance(layer, (nn.R2Conv, nn.R3Conv)):
             layer.train()
 
 

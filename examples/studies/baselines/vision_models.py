@@ -55,10 +55,10 @@ class PlainTransformer(nn.Module):
 class GroupStem(nn.Module):
     """Two convolutions of escnn with norms and pools, and a transformer of frames on a quarter of the resolution."""
 
-    def __init__(self, gspace: gspaces.GSpace, fields: int, **options: int) -> None:
+    def __init__(self, gspace: gspaces.GSpace, fields: int, classes: int, **options: int) -> None:
         super().__init__()
         self.stem = GCNN(gspace, fields, [convolution], pools=(0, 1))
-        self.blocks = FrameTransformer(self.stem.group, fields, 10, patch_size=1, lifts=False, **options)
+        self.blocks = FrameTransformer(self.stem.group, fields, classes, patch_size=1, lifts=False, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks(self.stem.features(x))
