@@ -13,7 +13,7 @@ import warnings
 import pytest
 import torch
 from argument_rows import CLASSES, public_class
-from cases import einsums_as_written
+from cases import CASES, Call, besides, einsums_as_written
 
 from tg_equiattn import graphs, grids, groups
 
@@ -87,3 +87,15 @@ def test_problems_are_found():
     assert "size=-1 makes []" not in found
     assert "rate=nan makes None" in found
     assert len(found) > 12
+
+
+@pytest.mark.parametrize("name", besides([name for name, case in CASES.items() if case.host == "torch"]))
+def test_inputs_of_two_devices_are_refused(name):
+    """All but the first: where a layer has no parameters, the first input says which device it is."""
+    pytest.importorskip(CASES[name].host)
+    module, inputs = CASES[name].build(torch.float32)
+    if isinstance(module, Call):
+        return  # a function of parts that are made from its inputs
+    for key in [key for key, x in inputs.items() if isinstance(x, torch.Tensor)][1:]:
+        with pytest.raises(ValueError, match=r"must be on (cpu|meta) as"):
+            module(**inputs | {key: inputs[key].to("meta")})

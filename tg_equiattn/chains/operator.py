@@ -78,7 +78,7 @@ class TokenNetwork(StoresSettings):
             raise ValueError(f"edge_attr must have edge_channels={channels} scalars an edge, got {text}")
         if edge_index is None:
             return None
-        check_edges(edge_index, graphs.nodes)
+        check_edges(edge_index, graphs.nodes, graphs.sizes.device)
         if tokens.slots is not None:
             edge_index = tokens.slots.slot[edge_index]
         if self.options.causal:

@@ -114,7 +114,7 @@ class ChargeLayer(NotScriptable, StoresSettings):
         cells = cells_of(cell, pbc, node_batch.count, elements)
         if total_charge is not None:
             shapes = [(node_batch.count,), (node_batch.count, 1)]
-            checks.tensor("total_charge", total_charge, "real numbers", shapes, None)
+            checks.tensor("total_charge", total_charge, "real numbers", shapes, elements.device)
             checks.finite("total_charge", total_charge)
         if self.weights is not None:
             self._check_inputs(features, edge_index, edge_vectors, elements.shape[0])
@@ -137,7 +137,7 @@ class ChargeLayer(NotScriptable, StoresSettings):
                 raise ValueError(f"{name} must be given, since charges are learned from features and edges, got None")
         checks.tensor("features", features, "floating point", [(nodes, *self.feature_size.shape)], None)
         checks.of_points(features, self.feature_size, "features")
-        check_edges(edge_index, nodes)
+        check_edges(edge_index, nodes, features.device)
         of_edges("edge_vectors", edge_vectors, edge_index, 3)
 
     def _charges(

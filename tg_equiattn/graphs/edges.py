@@ -62,11 +62,13 @@ class CSR(NamedTuple):
         return self.row_starts.shape[0] - 1
 
 
-def check_edges(edge_index: object, nodes: int) -> None:
-    """Raise ValueError unless ``edge_index`` is int64 (2, E) with indices of ``nodes`` nodes; values are checked only
-    where they are read."""
+def check_edges(edge_index: object, nodes: int, device: torch.device | None = None) -> None:
+    """Raise ValueError unless ``edge_index`` is int64 (2, E) with indices of ``nodes`` nodes, on a ``device`` if given;
+    values are checked only where they are read."""
     if not isinstance(edge_index, Tensor) or edge_index.dtype != torch.int64 or edge_index.shape[:-1] != (2,):
         raise ValueError(f"edge_index must be int64 (2, E), got {checks.described(edge_index)}")
+    if device is not None and edge_index.device != device:
+        raise ValueError(f"edge_index must be on {device} as the input is, got {edge_index.device}")
     checks.in_range("edge_index", edge_index, nodes - 1, ", the nodes")
 
 

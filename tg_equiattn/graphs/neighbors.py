@@ -112,10 +112,13 @@ class NeighborList:
         """The :class:`CSR` matrix of targets (rows) and sources (columns). It is made at the first access."""
         return self.cached(_csr) if self._unrestricted is None else self._unrestricted.csr
 
-    def check_nodes(self, nodes: int, dim: int) -> None:
-        """Raise ValueError unless these are pairs of ``nodes`` nodes, with offsets of dimension ``dim``."""
+    def check_nodes(self, nodes: int, dim: int, device: torch.device) -> None:
+        """Raise ValueError unless these are pairs of ``nodes`` nodes on a device, with offsets of dimension ``dim``."""
         if self.nodes != nodes or self.dim != dim:
             raise ValueError(f"neighbors must be of {nodes} nodes in {dim} dimensions, got {self.nodes} in {self.dim}")
+        if {self.target.device, self.offsets.device} != {device}:
+            came = self.target.device, self.offsets.device
+            raise ValueError(f"neighbors must be on {device} as the input is, got {came[0]}, with offsets on {came[1]}")
 
     def check_graphs(self, name: str, batch: Tensor | None) -> None:
         """Raise ValueError for a pair between graphs of ``batch``, if values are read."""
@@ -199,7 +202,7 @@ def mean_edge_length(pos: Tensor, edge_index: Tensor) -> float:
         >>> mean_edge_length(torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([[0, 1], [1, 2]]))
         2.0
     """
-    check_edges(edge_index, len(pos))
+    check_edges(edge_index, len(pos), pos.device)
     source, target = edge_index[:, edge_index[0] != edge_index[1]]
     lengths = torch.linalg.vector_norm(pos.detach()[source].double() - pos.detach()[target].double(), dim=-1)
     mean = float(lengths.mean()) if len(lengths) else 0.0

@@ -99,7 +99,7 @@ def read_nodes(
         pos = read_pos(pos, (*shape, needs.dim), x, needs, why).reshape(-1, needs.dim)
     if count and (needs.neighbors or (placed and neighbors.dim == needs.dim)):  # type: ignore[union-attr]
         near = _near_pairs(needs, node_batch, x.device, pos, batch, grid, neighbors)
-        near.check_nodes(count, needs.dim)
+        near.check_nodes(count, needs.dim, x.device)
         near.check_graphs("edge_index", batch)
         near = near if node_batch.mask is None else near.restricted(node_batch.mask)
         if placed:
@@ -120,7 +120,7 @@ def _even(x: Tensor, mask: Tensor | None, batch: Tensor | None, grid: PixelGrid 
     if x.ndim == 2 and grid is not None:
         return NodeBatch.dense(x.shape[0] // len(grid), len(grid), None, x.device)
     if mask is not None:
-        checks.tensor("mask", mask, torch.bool, [tuple(x.shape[:-1])], None)
+        checks.tensor("mask", mask, torch.bool, [tuple(x.shape[:-1])], x.device)
     return NodeBatch.dense(x.shape[0], x.shape[1], mask, x.device)
 
 
