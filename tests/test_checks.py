@@ -9,7 +9,7 @@ from ewald import Own
 
 from tg_equiattn import checks
 from tg_equiattn import functional as F
-from tg_equiattn.ewald.cells import read_lattice
+from tg_equiattn.ewald.cells import cells_of
 from tg_equiattn.graphs import NeighborList, neighbor_list
 from tg_equiattn.grids import PixelGrid, Window, transform_grid
 from tg_equiattn.group.encodings import GroupEncoding
@@ -140,7 +140,7 @@ CASES = [
     ("scalars must be torch.float32 as the parameters are", called(scalars=FLAT["scalars"].double())),
     (r"pos must be real numbers of shape \(5, 3\)", called(pos=X[:2])),
     ("max_hkl must be given with cell while a model is traced or mapped over", lambda: mapped("ewald", **BOX)),
-    ("cell must have a lattice vector wherever pbc is true", lambda: read_lattice(
+    ("cell must have a lattice vector wherever pbc is true", lambda: cells_of(
         torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 1]]), torch.ones(3).bool(), 1, torch.ones(3))),
     ("edge_index must be on meta as the input is", lambda: NeighborList(EDGES, 3).check_graphs(
         "edge_index", torch.zeros(3, device="meta"))),

@@ -72,7 +72,12 @@ def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) 
         if pbc is not None and not none:
             raise ValueError("cell must be given with pbc, got None")
         return None
-    vectors, periodic = read_lattice(cell, pbc, count, like)
+    checks.tensor("cell", cell, "floating point", [(3, 3), (count, 3, 3), (1, 3, 3), (3 * count, 3)], like.device)
+    if pbc is not None:
+        checks.tensor("pbc", pbc, torch.bool, [(3,), (count, 3), (1, 3), (3 * count,)], like.device)
+        if is_readable(pbc) and not bool(pbc.any()):
+            return None
+    vectors, periodic = _read_lattice(cell, pbc, count)
     wires, name = periodic.sum(1) == 1, "cell" if pbc is None else "pbc"
     note = f"{name} must let graphs repeat along three directions, two or none"
     checks.must_hold(
@@ -84,21 +89,16 @@ def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) 
     return Cells(torch.where(periodic[..., None], vectors, Cells.none(count, like.device).vectors), periodic)
 
 
-def read_lattice(
-    cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor
+def _read_lattice(
+    cell: Tensor, pbc: Tensor | None, graphs: int
 ) -> tuple[Float[Tensor, "graphs 3 3"], Bool[Tensor, "graphs 3"]]:
     """Check the lattice vectors of graphs.
 
     ``cell`` is one for all graphs, one for each, or (3 graphs, 3) as PyG batches them. Return the lattice vectors
     as rows in float64, zero along directions that do not repeat, and the directions that repeat.
     """
-    shapes = [(3, 3), (graphs, 3, 3), (1, 3, 3), (3 * graphs, 3)]
-    checks.tensor("cell", cell, "floating point", shapes, like.device)
     vectors = cell.double().reshape(-1, 3, 3).expand(graphs, 3, 3)
-    periodic = (vectors != 0).any(2)
-    if pbc is not None:
-        checks.tensor("pbc", pbc, torch.bool, [(3,), (graphs, 3), (1, 3), (3 * graphs,)], like.device)
-        periodic = pbc.reshape(-1, 3).expand(graphs, 3)
+    periodic = (vectors != 0).any(2) if pbc is None else pbc.reshape(-1, 3).expand(graphs, 3)
     _check_lattice(periodic, vectors.detach())
     return torch.where(periodic[..., None], vectors, 0.0), periodic
 

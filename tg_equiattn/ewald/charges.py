@@ -163,12 +163,11 @@ class ChargeLayer(NotScriptable, StoresSettings):
     def _near_energies(self, charges: Tensor, *edges: Tensor | None) -> Float[Tensor, " nodes"]:
         """Energies of nodes with themselves and with neighbors, which fade out towards the cutoff."""
         (first, second), vectors = cast("tuple[Tensor, Tensor]", edges)
-        length = vectors.norm(dim=1).to(charges.dtype)
-        u = (length / cast("float", self.cutoff)).clamp(max=1)
-        kernel = torch.erf(length / (math.sqrt(2) * self.width)) / length * (1 - u) ** 3 * (1 + 3 * u)
-        pairs = charges.index_select(0, first) * charges.index_select(0, second) * kernel
-        own = charges.square() / (math.sqrt(2 * math.pi) * self.width)
-        return own.index_add(0, first, 0.5 * pairs)
+        length = vectors.square().sum(1).sqrt().to(charges.dtype)
+        rest = (1 - length / cast("float", self.cutoff)).clamp(min=0)
+        kernel = torch.erf(length / (math.sqrt(2) * self.width)) / length * rest**3 * (4 - 3 * rest)
+        sums = torch.zeros_like(charges).index_add(0, first, charges.index_select(0, second) * kernel)
+        return charges * (0.5 * sums + charges / (math.sqrt(2 * math.pi) * self.width))
 
     def _with_transfers(
         self, charges: Tensor, moments: Tensor, *inputs: Tensor | None

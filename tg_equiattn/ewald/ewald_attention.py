@@ -26,6 +26,7 @@ Method = Literal["auto", "direct", "ewald", "nufft"]
 Error = Annotated[float, checks.Kind("in [1e-14, 0.1]", lambda x: isinstance(x, float) and 1e-14 <= x <= 0.1)]
 
 MillerIndices = tuple[checks.Count, checks.Count, checks.Count]  # along each lattice vector
+_FEW_NODES = 15  # graphs up to this size are padded to one length: another group takes longer than the padding
 _PAIRS = 1 << 21  # pairs times kernels of a tile on a CPU
 
 
@@ -77,7 +78,7 @@ def _choose(
     chosen: dict[Choice, list[int]] = {}
     for graph, size in sizes.items():
         if size:
-            chosen.setdefault(choices[graph]._replace(nodes=size.bit_length()), []).append(graph)
+            chosen.setdefault(choices[graph]._replace(nodes=max(size, _FEW_NODES).bit_length()), []).append(graph)
     return chosen
 
 
