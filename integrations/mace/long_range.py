@@ -223,7 +223,10 @@ def _add_charges(layer: Layer, out: dict[str, Any], call: Call, training: bool, 
     """Add energies of charges to the energies that MACE returned, and the outputs of charges. Return the energy of the
     charges and the shared charge of each graph."""
     data = call.data
-    result = interact(layer, atoms_of(data), out["node_feats"], graphs_of(*call), neutral=True)
+    field, graphs_given = data.get("external_field"), graphs_of(*call)
+    if field is not None and passes(lambda: field.any(), field):
+        graphs_given["external_field"] = field
+    result = interact(layer, atoms_of(data), out["node_feats"], graphs_given, neutral=True)
     each = torch.stack([result.energies, result.energies - result.offsets], 1)
     graphs = each.new_zeros(data["ptr"].numel() - 1, 2).index_add(0, data["batch"], each)
     long_range, added = graphs.unbind(1)
@@ -361,7 +364,8 @@ def add_long_range(
     and the model has the outputs ``charges`` and ``dipole``. Its call has the arguments ``compute_long_range_energy``,
     ``compute_born_charges`` and, if charges are predicted, ``compute_shared_charge``, ``False`` by default, for the
     outputs ``long_range_energy``, ``born_charges`` and ``shared_charge``. Data with ``born_charges`` ask for Born
-    charges, and ``training=True`` for the shared charge, too. At the start a part
+    charges, and ``training=True`` for the shared charge, too. An ``external_field`` of the data, in V/Å, acts on the
+    dipole of graphs that do not repeat. At the start a part
     of :math:`E_{\mathrm{long}}` for each element is fitted to ``batch`` and taken off, and the scale of a
     ``ScaleShiftMACE`` is fitted to the forces of the data without those of charges. So atomic energies of the model
     are those of the data, as without long range. Charges that are predicted

@@ -112,6 +112,27 @@ def test_energy_is_not_linear_in_the_total_charge():
     assert (low + high - 2 * middle).abs() > 1e-2
 
 
+def test_an_external_field_pulls_at_the_dipole():
+    """By differences of energies, in every direction; it turns with the positions. Graphs that repeat have none."""
+    made, (elements, pos, features), r = layer(dielectric=4.0), cloud(), motion(reflect=True)
+    field = torch.tensor([[0.3, -0.2, 0.5]])
+
+    def energy(pos, field):
+        return call(made, elements, pos, features, 1.0, external_field=field).energies.sum()
+
+    plain = call(made, elements, pos, features, 1.0)
+    assert error(energy(pos, field), plain.energies.sum() - 2 * (field[0] * plain.dipole[0]).sum()) < 1e-12
+    assert error(energy(pos @ r.T, field @ r.T), energy(pos, field)) < 1e-12
+    assert (energy(pos, field @ r.T) - energy(pos, field)).abs() > 1e-2
+    assert torch.autograd.gradcheck(energy, (pos.requires_grad_(), field.requires_grad_()))
+    cell, pos, field = {"cell": 30 * torch.eye(3)}, pos.detach(), field.detach()
+    with pytest.raises(ValueError, match="external_field must be zero for graphs that repeat"):
+        call(made, elements, pos, features, 1.0, external_field=field, **cell)
+    call(made, elements, pos, features, 1.0, external_field=0 * field, **cell)
+    with pytest.raises(ValueError, match=r"external_field must be floating point of shape \(1, 3\)"):
+        call(made, elements, pos, features, 1.0, external_field=field[0])
+
+
 @pytest.mark.parametrize("reflect", [False, True])
 def test_symmetries(reflect):
     made, (elements, pos, features), r = layer(), cloud(), motion(reflect=reflect)

@@ -84,7 +84,7 @@ class ChargeLayer(NotScriptable, StoresSettings):
         self, elements: Tensor, pos: Tensor, batch: Tensor | None = None, *, features: Tensor | None = None,
         edge_index: Tensor | None = None, edge_vectors: Tensor | None = None, total_charge: Tensor | None = None,
         cell: Tensor | None = None, pbc: Tensor | None = None, batch_size: int | None = None,
-        max_num_nodes: int | None = None,
+        max_num_nodes: int | None = None, external_field: Tensor | None = None,
     ) -> ChargeOutputs:  # fmt: skip
         """Energies, charges and dipoles.
 
@@ -103,6 +103,9 @@ class ChargeLayer(NotScriptable, StoresSettings):
                 ``None`` means all that are not zero.
             batch_size: Number of graphs. ``None`` reads it from ``batch``, which torch.compile cannot.
             max_num_nodes: Bound of the number of nodes of a graph. ``None`` reads it from ``batch``.
+            external_field: Uniform electric field ``(B, 3)`` on each graph, in V/Å. Its energy, minus the field times
+                the dipole and the root of ``dielectric``, joins those of nodes. It must be zero for graphs that repeat,
+                whose dipole is not defined. ``None`` means no field.
         """
         checks.full_parameters(self.offsets if self.weights is None else self.weights)
         if not isinstance(elements, Tensor) or elements.dtype != torch.int64 or elements.ndim != 1:
@@ -128,6 +131,10 @@ class ChargeLayer(NotScriptable, StoresSettings):
             if self.exclude_near:
                 energies = energies - self._near_energies(charges, edge_index, edge_vectors)
             energies = COULOMB_CONSTANT * energies
+            if external_field is not None:
+                _check_field(external_field, node_batch.count, cells, elements.device)
+                field = self.dielectric**0.5 * node_batch.spread(external_field.to(moments.dtype))
+                energies = energies - (moments * field).sum(1).to(energies.dtype)
             return ChargeOutputs(energies, offsets, charges, node_batch.sum(moments).to(charges.dtype), shared)
 
     def _check_inputs(self, features: Any, edge_index: Any, edge_vectors: Any, nodes: int) -> None:
@@ -184,6 +191,14 @@ class ChargeLayer(NotScriptable, StoresSettings):
         transfers = near * (own.index_select(0, first) - own.index_select(0, second))
         moments = moments.index_add(0, first, (0.5 * transfers)[:, None] * edge_vectors.to(moments.dtype))
         return charges.index_add(0, second, transfers), moments
+
+
+def _check_field(field: Tensor, count: int, cells: Cells | None, device: torch.device) -> None:
+    checks.tensor("external_field", field, "floating point", [(count, 3)], device)
+    checks.finite("external_field", field)
+    if cells is not None:
+        acts = (field != 0).any(1) & cells.periodic.any(1)
+        checks.must_hold(~acts.any(), "external_field must be zero for graphs that repeat: their dipole is not defined")
 
 
 def _check_vectors(edge_index: Any, vectors: Any, pos: Tensor, batch: Tensor, cells: Cells | None) -> None:
