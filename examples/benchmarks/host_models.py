@@ -2,11 +2,12 @@
 
 One thread (or --device cuda), float32, forward, forces and the gradients of a loss of both, the models in turns. Atoms
 are on a jittered grid 2 apart, or the first --frame of a file of water, which a third model with given charges gets,
-too. With --boxes they are molecules alone in cubic cells that repeat, and charges are predicted. Run where the host is
-installed:
+too. With --boxes they are molecules alone in cubic cells that repeat, with --pairs two molecules apart, and charges are
+predicted. Run where the host is installed:
 
     python host_models.py mace
     python host_models.py mace --boxes 15 20 30
+    python host_models.py mace --pairs --repeats 30
     python host_models.py nequip --frame ~/water.xyz
 """
 
@@ -26,6 +27,7 @@ parser.add_argument("--repeats", type=int, default=3)
 parser.add_argument("--device", default="cpu")
 parser.add_argument("--frame", help="file whose first frame, of H, C and O, takes the place of grids")
 parser.add_argument("--boxes", type=float, nargs="*", default=[], help="sides of cells with a molecule each")
+parser.add_argument("--pairs", action="store_true", help="two molecules, 6 A apart")
 options = parser.parse_args()
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
@@ -49,9 +51,16 @@ def in_box(number, side):
     return atoms
 
 
-with_charges = options.frame or options.boxes  # grids are not neutral
+def apart(number):
+    first, second = (molecule(("H2O", "CH4", "CO", "CH3OH", "HCOOH")[n % 5]) for n in (number, 2 * number + 1))
+    second.positions += [0, 0, 6]
+    return first + second
+
+
+predicted = options.boxes or options.pairs
+with_charges = options.frame or predicted  # grids are not neutral
 VARIANTS = ("alone", "attention", "charges") if with_charges else ("alone", "attention")
-CHARGES = "predicted" if options.boxes else {"H": 0.4, "C": 0.0, "O": -0.8}
+CHARGES = "predicted" if predicted else {"H": 0.4, "C": 0.0, "O": -0.8}
 WARM_UPS = 1 if options.device == "cpu" else 3  # on a GPU, TorchScript compiles in the second call, too
 SYSTEMS = {
     "32 molecules of 20 atoms": [grid((5, 2, 2), False, seed) for seed in range(32)],
@@ -63,6 +72,8 @@ if options.frame:
     SYSTEMS = {f"{len(read)} atoms": [Atoms(read.numbers, read.positions, cell=read.cell, pbc=read.pbc)]}
 if options.boxes:
     SYSTEMS = {f"32 molecules in boxes of {side:g}": [in_box(n, side) for n in range(32)] for side in options.boxes}
+if options.pairs:
+    SYSTEMS = {"10 pairs of molecules": [apart(n) for n in range(10)]}
 
 
 def mace(far):
@@ -88,7 +99,7 @@ def mace(far):
     if far == "attention":
         add_long_range(model, batch=few, gain=0.1)
     elif far == "charges":
-        add_long_range(model, charges=CHARGES, batch=few)
+        add_long_range(model, charges=CHARGES, batch=few | ({"total_charge": torch.ones(4)} if predicted else {}))
     return model, batch, lambda data: model(data, training=True), "energy"
 
 

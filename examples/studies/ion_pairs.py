@@ -9,7 +9,8 @@ Other sets are published ones (data/published_molecules.py), from the folder ``-
 apolar molecules, one dimer of two ions, one of two polar molecules, water, and acetylacetone.
 
 MACE            the potential alone
-predicted       add_long_range(charges="predicted"), and a loss of the charge that is shared
+predicted       add_long_range(charges="predicted"), and a loss of the charge that is shared; the potential alone
+                where the data do not say what charges are
 predicted+near  the same with exclude_near=False
 formal          the potential beside Coulomb's law between the formal charges of the fragments, which models do not know
 MACELES         MACE's own class, with latent charges by the package les (CC BY-NC; ``--les`` is the src folder of
@@ -94,10 +95,11 @@ def graphs(frames: Sequence[Atoms], table: Any, cutoff: float) -> list[Any]:
     return [data.AtomicData.from_config(data.config_from_atoms(x, keys), table, cutoff=cutoff) for x in frames]
 
 
-def build(settings: IonPairsStudy, frames: Sequence[Atoms], table: Any, sample: Any) -> torch.nn.Module:
+def build(settings: IonPairsStudy, frames: Sequence[Atoms], table: Any, sample: list[Any]) -> torch.nn.Module:
     from mace import modules
     from mace.modules.extensions import MACELES
-    from tg_equiattn.integrations.mace import add_long_range
+    from mace.tools.torch_geometric.dataloader import DataLoader
+    from tg_equiattn.integrations.mace import add_long_range, can_predict_charges
 
     from e3nn import o3  # isort: skip  (0.4.4 loads after mace alone)
 
@@ -117,9 +119,11 @@ def build(settings: IonPairsStudy, frames: Sequence[Atoms], table: Any, sample: 
         atomic_energies=np.linalg.lstsq(content, energies, rcond=None)[0], atomic_inter_shift=0.0,
         atomic_inter_scale=math.sqrt(np.square(np.concatenate([x.arrays["REF_forces"] for x in frames])).mean()),
     )  # fmt: skip
-    if not name.startswith("predicted"):
+    if not name.startswith("predicted") or not can_predict_charges(sample):
         return model
-    return add_long_range(model, charges="predicted", exclude_near=name == "predicted", batch=sample)
+    return add_long_range(
+        model, charges="predicted", exclude_near=name == "predicted", batch=DataLoader(sample, batch_size=48)
+    )
 
 
 def fit(model: torch.nn.Module, loader: Any, settings: IonPairsStudy) -> None:
@@ -275,7 +279,7 @@ def train(settings: IonPairsStudy) -> Outcome:
     }
     made = {part: graphs(some, table, settings.cutoff) for part, some in learned.items()}
     start = time.process_time()
-    model = build(settings, learned["train"], table, DataLoader(made["train"], batch_size=48))
+    model = build(settings, learned["train"], table, made["train"])
     fit(model, DataLoader(made["train"], batch_size=settings.batch, shuffle=True), settings)
     seconds = time.process_time() - start
     model.eval()

@@ -238,6 +238,24 @@ def _pair_forces(layer: Any, sample: Sample) -> Tensor:
     return out.unflatten(0, (len(elements), -1)).transpose(1, 2).flatten(2)
 
 
+def check_informative(found: Iterable[bool]) -> None:
+    """Raise ValueError unless some of the batches say what predicted charges are."""
+    if not any(found):
+        raise ValueError(
+            'batch must say what charges are for charges="predicted", got no graph with a total charge, with forces '
+            "on two separate fragments, or with a label of its dipole or Born charges: leave out charges, since such "
+            "data are learned better and faster without them; or give more of the data, or charges of elements"
+        )
+
+
+def is_informative(atoms: Atoms, graphs: dict[str, Any], forces: Tensor | None, *labels: Tensor | None) -> bool:
+    """True if a batch says what predicted charges are: by total charges, by ``labels`` of charge, or by forces on
+    separate fragments. So it does without total charges, for which the layer asks."""
+    if atoms.total_charge is None or any(x is not None and x.any() for x in (atoms.total_charge, *labels)):
+        return True
+    return forces is not None and bool(forces.any()) and len(_separate(atoms, graphs)[1]) > 0
+
+
 class _Pairs(NamedTuple):
     """Pairs of separate fragments: sums of inputs of their nodes, their distance, and the product of their charges that
     explains the force between them."""
@@ -256,7 +274,7 @@ def fit_predicted_charges(layer: PredictedChargeInteraction, samples: Iterable[S
     graph, and that the force between the two fragments of a graph is that of their charges. Fragments are separate if
     no path of edges joins them. Charges are also small, and change slowly with positions: a charge at the potential phi
     has the force -phi dq/dpos. If the data have neither charged graphs nor separate fragments, charges are zero, and
-    they stay zero in training. Return the part of the net forces between fragments, as a share of their sum of
+    only labels of charge change them. Return the part of the net forces between fragments, as a share of their sum of
     squares, that charges explain; ``None`` if the batches have no separate fragments.
     """
     every: list[tuple[Tensor, ...]] = []
@@ -293,13 +311,8 @@ def fit_predicted_charges(layer: PredictedChargeInteraction, samples: Iterable[S
     layer.linear.weight[0] = (weights[elements:] / UNIT).to(layer.constants)
     nn.init.zeros_(cast("nn.Linear", layer.perceptron[-1]).weight[0])
     if pairs is None:
-        if totals.any():
-            _LOGGER.info("charges start from total charges alone: no graph has two separate fragments")
-        else:
-            _LOGGER.warning(
-                "charges are zero and stay zero: no graph has a total charge or two separate fragments, so the data do "
-                "not say what charges are"
-            )
+        start = "total charges alone" if totals.any() else "zero"
+        _LOGGER.info("charges start from %s: no graph has two separate fragments", start)
         return None
     slope = pairs.distance**-2
     products = (pairs.first @ weights) * (pairs.second @ weights)
@@ -310,11 +323,25 @@ def fit_predicted_charges(layer: PredictedChargeInteraction, samples: Iterable[S
 
 def _pairs_of_fragments(x: Tensor, sample: Sample) -> _Pairs:
     """Pairs of fragments of open graphs that have two, with sums of the inputs x of nodes."""
-    graphs, count = sample.graphs, sample.graphs["batch_size"]
-    batch = torch.zeros_like(sample.atoms.elements) if graphs["batch"] is None else graphs["batch"]
+    of_node, first, second = _separate(sample.atoms, sample.graphs)
+    values = [cast("Tensor", sample.labels).double(), x, sample.graphs["pos"].detach().double()]
+    sizes = of_node.bincount()
+    force, inputs, center = (v.new_zeros(len(sizes), v.shape[1]).index_add(0, of_node, v) for v in values)
+    center = center / sizes[:, None]
+    apart = center[first] - center[second]
+    distance = apart.norm(dim=1)
+    net = 0.5 * ((force[first] - force[second]) * apart).sum(1) / distance
+    product = net * distance.square() / COULOMB_CONSTANT
+    return _Pairs(*(t.cpu() for t in (inputs[first], inputs[second], distance, product)))
+
+
+def _separate(atoms: Atoms, graphs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """The fragment of each node, and the first and the second fragment of each open graph that has two."""
+    nodes, device = len(atoms.elements), atoms.elements.device
+    batch = torch.zeros_like(atoms.elements) if graphs["batch"] is None else graphs["batch"]
     # the smallest node of the fragment of each node; edges join nodes of a fragment
-    smallest = torch.arange(len(x), device=x.device)
-    source, target = sample.atoms.edge_index
+    smallest = torch.arange(nodes, device=device)
+    source, target = atoms.edge_index
     while True:
         least = smallest.scatter_reduce(0, target, smallest[source], "amin")
         least = least[least]
@@ -322,18 +349,10 @@ def _pairs_of_fragments(x: Tensor, sample: Sample) -> _Pairs:
             break
         smallest = least
     fragments, of_node = smallest.unique(return_inverse=True)
-    graph, sizes, repeats = batch[fragments], of_node.bincount(), graphs["pbc"]
+    graph, repeats = batch[fragments], graphs["pbc"]
     open_graph = torch.ones_like(graph, dtype=torch.bool) if repeats is None else ~repeats.any(-1)[graph]
-    two = (graph.bincount(minlength=count)[graph] == 2) & open_graph
-    first, second = two.nonzero()[:, 0].view(-1, 2).unbind(1)
-    values = [cast("Tensor", sample.labels).double(), x, graphs["pos"].detach().double()]
-    force, inputs, center = (v.new_zeros(len(fragments), v.shape[1]).index_add(0, of_node, v) for v in values)
-    center = center / sizes[:, None]
-    apart = center[first] - center[second]
-    distance = apart.norm(dim=1)
-    net = 0.5 * ((force[first] - force[second]) * apart).sum(1) / distance
-    product = net * distance.square() / COULOMB_CONSTANT
-    return _Pairs(*(t.cpu() for t in (inputs[first], inputs[second], distance, product)))
+    two = (graph.bincount(minlength=graphs["batch_size"])[graph] == 2) & open_graph
+    return of_node, *two.nonzero()[:, 0].view(-1, 2).unbind(1)
 
 
 def _ridge(x: Tensor, y: Tensor, penalty: Tensor) -> Tensor:

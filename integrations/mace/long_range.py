@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
@@ -24,7 +24,16 @@ from tg_equiattn.ewald.charges import ChargeLayer
 from tg_equiattn.nn import PredictedChargeInteraction
 
 from ..e3nn.atoms_attention import Atoms, AtomsEwaldAttention, blocks_of, total_charge_of
-from ..e3nn.atoms_charges import Layer, Sample, fit_charges, interact, layer_of_charges, slopes_of
+from ..e3nn.atoms_charges import (
+    Layer,
+    Sample,
+    check_informative,
+    fit_charges,
+    interact,
+    is_informative,
+    layer_of_charges,
+    slopes_of,
+)
 
 
 class Call(NamedTuple):
@@ -223,13 +232,12 @@ def _add_charges(layer: Layer, out: dict[str, Any], call: Call, training: bool, 
     """Add energies of charges to the energies that MACE returned, and the outputs of charges. Return the energy of the
     charges and the shared charge of each graph."""
     data = call.data
-    field, graphs_given = data.get("external_field"), graphs_of(*call)
+    field, graphs = data.get("external_field"), graphs_of(*call)
     if field is not None and passes(lambda: field.any(), field):
-        graphs_given["external_field"] = field
-    result = interact(layer, atoms_of(data), out["node_feats"], graphs_given, neutral=True)
+        graphs["external_field"] = field
+    result = interact(layer, atoms_of(data), out["node_feats"], graphs, neutral=True)
     each = torch.stack([result.energies, result.energies - result.offsets], 1)
-    graphs = each.new_zeros(data["ptr"].numel() - 1, 2).index_add(0, data["batch"], each)
-    long_range, added = graphs.unbind(1)
+    long_range, added = each.new_zeros(data["ptr"].numel() - 1, 2).index_add(0, data["batch"], each).unbind(1)
     for name, energies in (("energy", added), ("interaction_energy", added), ("node_energy", each[:, 1])):
         if name in out:
             out[name] = out[name] + energies
@@ -370,7 +378,8 @@ def add_long_range(
     ``ScaleShiftMACE`` is fitted to the forces of the data without those of charges. So atomic energies of the model
     are those of the data, as without long range. Charges that are predicted
     (:class:`tg_equiattn.nn.PredictedChargeInteraction`) are fitted to total charges of ``batch`` and to net forces
-    between separate fragments; a message of level INFO says how much of these forces they explain.
+    between separate fragments; a message of level INFO says how much of these forces they explain. Data that have
+    neither of these, nor labels of charge, are refused (:func:`can_predict_charges`): MACE alone learns them better.
 
     All parameters and buffers of the model keep their names, and all but the scale with charges their values: older
     checkpoints load with ``strict=False``. With attention a trained model predicts as before until g moves from 0. With
@@ -429,7 +438,8 @@ def add_long_range(
 
     Raises:
         ValueError: if an argument is not allowed, or does not fit another one; if an element of the data has no charge,
-            or if charges of a graph do not sum to its total charge.
+            or if charges of a graph do not sum to its total charge; if charges are to be predicted, and ``batch`` does
+            not say what they are.
         TypeError: for models that are not exactly ``MACE`` or ``ScaleShiftMACE``.
 
     Example::
@@ -454,6 +464,8 @@ def add_long_range(
             **sums,
         ).to(like.device, like.dtype)  # fmt: skip
         batches = _batches(batch, like)
+        if charges == "predicted":
+            check_informative(_says_charges(data, "dipole", "born_charges") for data in batches)
         factor = fit_charges(layer, lambda: (_sample(model, layer, data) for data in batches), learn == "scale")
         if hasattr(model, "scale_shift"):
             model.scale_shift.scale.mul_(factor)
@@ -487,6 +499,26 @@ def add_long_range(
     return model
 
 
+def can_predict_charges(batch: Any) -> bool:
+    """Return true if data say what predicted charges are: if a graph has a total charge, or forces on two separate
+    fragments, which no path of edges joins. Other data are learned better and faster without long range.
+
+    Args:
+        batch: The training data, as :func:`add_long_range` takes a sample of them.
+
+    Example::
+
+        if can_predict_charges(train_loader):
+            model = add_long_range(model, charges="predicted", batch=train_loader)
+    """
+    return any(map(_says_charges, _each_batch(batch, torch.empty(()))))
+
+
+def _says_charges(data: dict[str, Any], *labels: str) -> bool:
+    """True if a batch says what predicted charges are. ``labels`` are names of labels of charge, which it may have."""
+    return is_informative(atoms_of(data), graphs_of(data, None), data.get("forces"), *map(data.get, labels))
+
+
 @torch.enable_grad()
 def _sample(model: MACE, layer: Layer, data: dict[str, Any]) -> Sample:
     """Run a model without its charges, and the charges, on a batch."""
@@ -502,8 +534,13 @@ def _sample(model: MACE, layer: Layer, data: dict[str, Any]) -> Sample:
 
 def _batches(batch: Any, like: Tensor) -> list[dict[str, Tensor]]:
     """The tensors of one or several batches or graphs, with the device and the dtype of a model."""
+    if not (found := list(_each_batch(batch, like))):
+        raise ValueError(f"batch must have a sample of the training data, got an empty {type(batch).__name__}")
+    return found
+
+
+def _each_batch(batch: Any, like: Tensor) -> Iterator[dict[str, Tensor]]:
     alone = not isinstance(batch, Iterable) or isinstance(batch, (Mapping, torch_geometric.Data))
-    found = []
     for graphs in [batch] if alone else batch:
         if isinstance(graphs, torch_geometric.Data) and "ptr" not in graphs:
             graphs = torch_geometric.Batch.from_data_list([graphs])
@@ -513,11 +550,8 @@ def _batches(batch: Any, like: Tensor) -> list[dict[str, Tensor]]:
                 "batch must be a batch of MACE's loaders, an AtomicData, or several of them (a loader, a list), got "
                 f"{type(batch).__name__}" + ("" if alone else f" with {type(graphs).__name__}")
             )
-        found.append({name: x.to(like.device, like.dtype if x.is_floating_point() else None)
-                      for name, x in items.items() if isinstance(x, Tensor)})  # fmt: skip
-    if not found:
-        raise ValueError(f"batch must have a sample of the training data, got an empty {type(batch).__name__}")
-    return found
+        yield {name: x.to(like.device, like.dtype if x.is_floating_point() else None)
+               for name, x in items.items() if isinstance(x, Tensor)}  # fmt: skip
 
 
 def _seen(model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module]) -> list[Tensor]:

@@ -24,10 +24,14 @@ from mace.tools.scripts_utils import check_path_ase_read
 from tg_equiattn.nn import PredictedChargeInteraction
 
 from .calculator import ChargeLoss
-from .long_range import add_long_range, copy_long_range, select_head, without_long_range
+from .long_range import add_long_range, can_predict_charges, copy_long_range, select_head, without_long_range
 
 BATCHES = 8  # of the training data, to which long range is fitted before training
 SHARED_CHARGE_WEIGHT = 10.0
+NOTHING_SAID = (
+    "long range: none, as no frame of the training set has a total charge, or forces on two separate fragments. So the "
+    "data do not say what charges are, and MACE is trained without them"
+)
 build, remove_head, train = run_train.configure_model, run_train.remove_pt_head, run_train.tools.train
 
 
@@ -134,7 +138,16 @@ def main() -> None:
         if tuned:
             model, source = copy_long_range(model_foundation, model), f"kept from {args.foundation_model}"
         else:
+            told = None
+            if settings.get("charges") == "predicted":
+                frames = map(train_loader.dataset.__getitem__, range(len(train_loader.dataset)))
+                told = next(filter(can_predict_charges, frames), None)
+                if told is None:
+                    logging.info(NOTHING_SAID)
+                    return model, outputs
             batches = list(itertools.islice(train_loader, BATCHES))
+            if told is not None and not can_predict_charges(batches):
+                batches.append(told)
             model = add_long_range(model, batch=batches, **settings)
             source = f"from {sum(len(batch.ptr) - 1 for batch in batches)} frames"
         logging.info(described(model, source))

@@ -15,7 +15,7 @@ from nequip.nn import GraphModuleMixin, PerTypeScaleShift
 from tg_equiattn import checks
 
 from ..e3nn.atoms_attention import blocks_of
-from ..e3nn.atoms_charges import Sample, fit_charges, interact, slopes_of
+from ..e3nn.atoms_charges import Sample, check_informative, fit_charges, interact, is_informative, slopes_of
 from .long_range import ENERGY, SHARED, LongRange, LongRangeCharges
 
 register_fields(graph_fields=[ENERGY, SHARED])
@@ -127,15 +127,24 @@ class FitCharges(lightning.Callback):
 def fit_model(model: torch.nn.Module, module: LongRangeCharges, batches: list[AtomicDataDict.Type]) -> None:
     """Fit charges of a model, and the scale of its energies, to batches of data."""
     layer, training = module.interaction, model.training
+    batches = [AtomicDataDict.to_(dict(batch), layer.offsets.device) for batch in batches]
+    if module.predicted:
+        check_informative(_says_charges(module, data) for data in batches)
     layer.offsets.zero_()
     model.eval()
-    batches = [AtomicDataDict.to_(dict(batch), layer.offsets.device) for batch in batches]
     factor = fit_charges(layer, lambda: (_sample(model, module, data) for data in batches), module.search)
     with torch.no_grad():
         for other in model.modules():
             if isinstance(other, PerTypeScaleShift) and other.field == AtomicDataDict.PER_ATOM_ENERGY_KEY:
                 other.scales.mul_(factor)
     model.train(training)
+
+
+def _says_charges(module: LongRangeCharges, data: AtomicDataDict.Type) -> bool:
+    """True if a batch says what predicted charges are."""
+    graphs = {"batch_size": 1, **module.read_frames(dict(data))}
+    labels = data.get(AtomicDataDict.POLARIZATION_KEY), data.get(AtomicDataDict.BORN_CHARGE_KEY)
+    return is_informative(module.read_atoms(dict(data)), graphs, data.get(AtomicDataDict.FORCE_KEY), *labels)
 
 
 @torch.enable_grad()

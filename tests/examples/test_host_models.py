@@ -23,6 +23,9 @@ for n, atoms in enumerate(systems):
     atoms.info["REF_energy"], atoms.arrays["REF_forces"] = atoms.get_potential_energy(), atoms.get_forces()
     atoms.calc = None
 write("train.xyz", systems)
+for n, atoms in enumerate(systems):
+    atoms.info["total_charge"] = n % 2
+write("ions.xyz", systems)
 """
 FLAGS = """--train_file train.xyz --valid_fraction 0.25 --E0s average --model ScaleShiftMACE --r_max 3 --batch_size 3
 --lr 0.01 --ema --default_dtype float64 --seed 1"""
@@ -118,7 +121,13 @@ def test_the_training_command(tmp_path):
     assert "products.0.long_range.gain" in torch.load(tmp_path / "far.model", weights_only=False).state_dict()
     plain, tune = train("plain", 2, *shape), ("--multiheads_finetuning", "False")
     assert not any("long_range" in key for key in torch.load(tmp_path / "plain.model", weights_only=False).state_dict())
-    train("predicted", 1, *shape, "--charges", "predicted", line="predicted charges (from 9 frames), width 1.8 A")
+    charges = *shape, "--charges", "predicted"
+    ions = "--train_file", "ions.xyz"
+    train("predicted", 1, *charges, *ions, line="predicted charges (from 9 frames), width 1.8 A")
+    # data that do not say what charges are: MACE alone, to the bit
+    assert train("neutral", 2, *charges, line="none, as no frame of the training set has a total charge") == plain
+    same = [torch.load(tmp_path / f"{name}.model", weights_only=False).state_dict() for name in ("plain", "neutral")]
+    torch.testing.assert_close(*same, rtol=0, atol=0)
     tuned = train("tuned", 1, "--foundation_model", "plain.model", *tune, *attention, line=line)
     assert tuned[0] < 0.8 * plain[0]
     tuned = train("farther", 1, "--foundation_model", "far.model", *tune, line=line)

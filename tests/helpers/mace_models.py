@@ -11,6 +11,7 @@ with warnings.catch_warnings():  # of MACE and e3nn 0.4.4 at import
     from mace.tools.torch_geometric.dataloader import DataLoader
     from tg_equiattn.integrations.mace import add_long_range
 
+from ase import Atoms
 from ase.build import molecule
 from atoms import salt, slab
 from e3nn import o3
@@ -61,12 +62,18 @@ def data_of(*systems):
     return batch_of(*systems).to_dict() | {"total_charge": charges}
 
 
+def charged_systems(charges):
+    """Systems for the fit of charges. Those that are predicted need a total charge."""
+    ion = [Atoms("Na", info={"charge": 1.0})]
+    return [salt(), slab(), molecule("H2O")] + (ion if charges == "predicted" else [])
+
+
 def make(after=(0,), charges=None, systems=None, **options):
     """A model with long range; ``systems`` may have labels."""
     torch.manual_seed(3)
     own = {"after": after, "gain": 0.5} if charges is None else {"charges": charges, "width": 1.2}
-    systems = (mixed() if charges is None else [salt(), slab(), molecule("H2O")]) if systems is None else systems
-    batch = loader(systems, 2) if "energy" in systems[0].info else batch_of(*systems)
+    systems = (mixed() if charges is None else charged_systems(charges)) if systems is None else systems
+    batch = loader(systems, 2) if "energy" in systems[0].info else data_of(*systems)
     return add_long_range(make_mace(), batch=batch, **own | options)
 
 

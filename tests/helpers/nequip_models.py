@@ -79,7 +79,10 @@ def make(after=(0,), charges=None, systems=None, dtype="float64", **options):
         return make_nequip(dtype, after=after, options=options)
     own = {"width": 1.2, "born_charges": charges != "predicted", **options}
     model = make_nequip(dtype, charges=charges, options=own, **SCALES)
-    return fit(model, labelled(*([salt(), molecule("H2O")] if systems is None else systems)))
+    if systems is None:
+        ion = [molecule("OH", info={"charge": -1.0})] if charges == "predicted" else []  # or data do not say charges
+        systems = [salt(), molecule("H2O"), *ion]
+    return fit(model, labelled(*systems))
 
 
 def layer_of(model):

@@ -35,8 +35,8 @@ PUBLIC = {
     "integrations.e3nn": "IrrepsChargeInteraction IrrepsPredictedChargeInteraction "
     "IrrepsEwaldAttention IrrepsSE3Hyena IrrepsSE3HyenaOperator IrrepsVectorSelfAttention "
     "LongTensorProduct TensorProductHyenaOperator",
-    "integrations.mace": "ChargeLoss LongRangeCalculator add_long_range copy_long_range load_example "
-    "select_head without_long_range write_lammps",
+    "integrations.mace": "ChargeLoss LongRangeCalculator add_long_range can_predict_charges copy_long_range "
+    "load_example select_head without_long_range write_lammps",
     "integrations.nequip": "FitCharges LongRange LongRangeCharges LongRangeNequIPGNNModel write_lammps",
     "integrations.lammps": "run_lammps",
 }

@@ -8,14 +8,15 @@ import torch
 from ase import Atoms
 from ase.build import bulk, molecule
 from ase.calculators.calculator import PropertyNotImplementedError
-from atoms import salt, slab
+from atoms import salt
 from mace import modules, tools
-from mace_models import batch_of, data_of, energy, graphs, loader, make_mace
+from mace_models import batch_of, charged_systems, data_of, energy, graphs, loader, make_mace
 from space import error
 from tg_equiattn.integrations.mace import (
     ChargeLoss,
     LongRangeCalculator,
     add_long_range,
+    can_predict_charges,
     copy_long_range,
     select_head,
     without_long_range,
@@ -31,7 +32,7 @@ def charged():
 
     def charged(batch=None, learn=False, width=1.2, charges=CHARGES, dielectric=1.0, **options):
         torch.manual_seed(3)
-        batch = batch_of(salt(), slab(), molecule("H2O")) if batch is None else batch
+        batch = data_of(*charged_systems(charges)) if batch is None else batch
         own = {"charges": charges, "learn": learn, "width": width, "dielectric": dielectric}
         model = add_long_range(make_mace(**options), batch=batch, **own)
         if charges == "predicted":
@@ -163,6 +164,30 @@ def test_calculator(charged):
         ion.get_dipole_moment()
 
 
+@pytest.mark.parametrize("charges", [CHARGES, "predicted"])
+def test_an_external_field(charges, charged):
+    """From the data, where MACE has zeros by default, and by the calculator from atoms.info."""
+    model, atoms, field = charged(charges=charges), molecule("H2O"), [0.3, -0.2, 0.5]
+    data, crystal = data_of(atoms, molecule("H2O")), data_of(salt())
+    fields = torch.tensor([field, [0.0, 0.0, 0.0]])
+    plain, out = model(dict(data)), model(data | {"external_field": fields})
+    assert error(out["energy"], plain["energy"] - (fields * plain["dipole"]).sum(1)) < 1e-12
+    pulls, step = torch.zeros_like(data["positions"]), 1e-4
+    for place in np.ndindex(*pulls.shape):
+        each = []
+        for moved in (-step, step):
+            positions = data["positions"].clone()
+            positions[place] += moved
+            each.append(model(data | {"external_field": fields, "positions": positions})["energy"].sum())
+        pulls[place] = (each[0] - each[1]) / (2 * step)
+    assert error(out["forces"], pulls) < 1e-5
+    atoms.info["external_field"], atoms.calc = field, LongRangeCalculator(models=[model], default_dtype="float64")
+    assert abs(atoms.get_potential_energy() - out["energy"][0].item()) < 1e-10
+    assert model(dict(crystal))["energy"].isfinite().all()
+    with pytest.raises(ValueError, match="external_field must be zero for graphs that repeat"):
+        model(crystal | {"external_field": torch.tensor([field])})
+
+
 def test_copies_heads_and_fine_tuning_keep_charges(charged, tmp_path):
     model, batch = charged(learn=True, heads=("first", "second")), batch_of(salt(), molecule("H2O"))
     torch.save(model, tmp_path / "far.model")
@@ -256,3 +281,25 @@ def test_predicted_charges_start_from_total_charges(charged):
     for wrong in ({"charges": "learned"}, {"charges": "predicted", "learn": True}):
         with pytest.raises(ValueError, match=r"charges must be .*predicted"):
             add_long_range(make_mace(), batch=batch_of(*ions), **wrong)
+
+
+def test_data_that_do_not_say_what_charges_are_are_refused():
+    """Neutral graphs of one fragment, crystals, and pairs without forces; labels of charge say it, too."""
+    waters = [molecule("H2O"), molecule("H2O")]
+    waters[1].positions += [0, 0, 7]
+    pair, crystal = waters[0] + waters[1], salt()
+    for atoms in (*waters, crystal):
+        atoms.arrays["forces"] = np.ones((len(atoms), 3))
+    silent = [*waters, pair, crystal]
+    assert not can_predict_charges(loader(silent, 1))
+    with pytest.raises(ValueError, match=r'say what charges are for charges="predicted", got no graph .* leave out'):
+        add_long_range(make_mace(), charges="predicted", batch=loader(silent, 1))
+    pushed, ion, labelled = pair.copy(), Atoms("Na", info={"charge": 1.0}), data_of(*waters)
+    pushed.arrays["forces"] = np.ones((6, 3))
+    labelled["dipole"] = torch.ones(2, 3)
+    assert can_predict_charges([*graphs(silent), batch_of(pushed)])
+    assert can_predict_charges(data_of(*waters, ion))
+    assert not can_predict_charges(labelled)  # the energy does not say it
+    for batch in (graphs([*silent, pushed]), data_of(*waters, ion), labelled):
+        model = add_long_range(make_mace(), charges="predicted", batch=batch)
+        assert model(data_of(*waters))["charges"].shape == (6,)

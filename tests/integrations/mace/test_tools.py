@@ -9,7 +9,7 @@ from ase import Atoms
 from ase.build import molecule
 from atoms import salt
 from mace.tools.scripts_utils import extract_model, remove_pt_head
-from mace_models import batch_of, make_mace, mixed
+from mace_models import batch_of, data_of, make_mace, mixed
 from space import error
 from tg_equiattn.integrations.mace import LongRangeCalculator, add_long_range, copy_long_range, select_head
 from tg_equiattn.integrations.mace.train import described, long_range_flags
@@ -133,7 +133,8 @@ def test_a_line_says_what_long_range_a_model_has():
     held.long_range.scale.fill_(1.038)
     line = "long range: charges Na +1.04, Cl -1.04 (scale 1.038, from 1 frames), width 2 A"
     assert described(held, "from 1 frames") == line
-    predicted = add_long_range(make_mace(), charges="predicted", batch=waters)
+    ions = data_of(Atoms("Na", info={"charge": 1.0}))
+    predicted = add_long_range(make_mace(), charges="predicted", batch=ions)
     assert described(predicted, "kept").startswith(
         "long range: predicted charges (kept), width 1.8 A; the loss adds 10"
     )

@@ -83,6 +83,8 @@ def test_what_is_refused():
     del data["charge"]
     with pytest.raises(ValueError, match="total_charge must be given for predicted charges"):
         fit(make_nequip(charges="predicted", options={}), data)
+    with pytest.raises(ValueError, match=r'say what charges are for charges="predicted", got no graph .* leave out'):
+        fit(make_nequip(charges="predicted", options={}), labelled(salt(), molecule("H2O")))
     with pytest.raises(
         ValueError, match="charges must be a dictionary of finite numbers or 'predicted', got 'learned'"
     ):
