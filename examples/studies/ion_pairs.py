@@ -15,10 +15,12 @@ predicted+near  the same with exclude_near=False
 formal          the potential beside Coulomb's law between the formal charges of the fragments, which models do not know
 MACELES         MACE's own class, with latent charges by the package les (CC BY-NC; ``--les`` is the src folder of
                 github.com/ChengUCB/les) at its defaults, and the ratio of the weights in its authors' scripts
+PET, PET+long   PET of metatrain without and with long_range (needs metatrain and torch-pme, and not MACE)
 
     python examples/studies/ion_pairs.py --models MACE predicted --seeds 0 1 2
     python examples/studies/ion_pairs.py --data ~/molecules --sets dimers --epochs 200
     python examples/studies/ion_pairs.py --models MACELES --les ~/les/src --sets lithium potassium
+    python examples/studies/ion_pairs.py --models PET PET+long --sets lithium potassium --learning-rate 0.001
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ SHARED = 10.0  # weight of the squared charge that is shared, in 1 / e²
 OWN = {"pairs": "ions and molecules", "ions": "ions that part", "chloride": "chloride beside water",
        "lithium": "lithium and fluorine", "potassium": "potassium and bromine"}  # fmt: skip
 COULOMB = 14.399645  # e² / (4 pi epsilon_0), in eV A
+Model = Literal["MACE", "predicted", "predicted+near", "formal", "MACELES", "PET", "PET+long"]
 KINDS = "like ions", "unlike ions", "an ion and a molecule", "two molecules"
 
 
@@ -69,7 +72,7 @@ class IonPairsStudy(Settings):
     """folder of the published files"""
     les: Path | None = None
     """folder that contains the package les, for MACELES"""
-    models: tuple[Literal["MACE", "predicted", "predicted+near", "formal", "MACELES"], ...] = ("MACE", "predicted")
+    models: tuple[Model, ...] = ("MACE", "predicted")
     """models to train"""
     train: int = 374
     """number of frames to train on"""
@@ -190,22 +193,28 @@ def kind_of(pair: str) -> str:
     return "like ions" if first == second else "unlike ions"
 
 
-def errors(
-    model: torch.nn.Module, frames: Sequence[Atoms], loader: Any, known: Sequence[tuple[float, np.ndarray]] | None
-) -> dict[str, Any]:
-    """Root mean squares of errors of energies, in eV, of forces, in meV/A, and what pairs have beside. ``known`` has
-    energies and forces of frames that are added to the model's."""
+def predictions(
+    model: torch.nn.Module, loader: Any, known: Sequence[tuple[float, np.ndarray]] | None
+) -> tuple[np.ndarray, np.ndarray, float | None]:
+    """Energies, forces and the root mean square of shared charges. ``known`` has energies and forces of frames that
+    are added to the model's."""
     asked = {"compute_shared_charge": True} if getattr(model, "long_range", None) is not None else {}
     found = [model(batch.to_dict(), **asked) for batch in loader]
-    energies = torch.cat([out["energy"].detach() for out in found]).numpy()
+    energies, forces = (torch.cat([out[key].detach() for out in found]).numpy() for key in ("energy", "forces"))
     energies += 0 if known is None else [energy for energy, _ in known]
-    labels = np.array([x.info["REF_energy"] for x in frames])
+    forces += 0 if known is None else np.concatenate([some for _, some in known])
     shared = [out["shared_charge"].detach() for out in found if "shared_charge" in out]
-    measured = {"energy": rms(energies - labels), "shared": rms(torch.cat(shared).numpy()) if shared else None}
+    return energies, forces, rms(torch.cat(shared).numpy()) if shared else None
+
+
+def errors(
+    frames: Sequence[Atoms], energies: np.ndarray, forces: np.ndarray, shared: float | None = None
+) -> dict[str, Any]:
+    """Root mean squares of errors of energies, in eV, of forces, in meV/A, and what pairs have beside."""
+    labels = np.array([x.info["REF_energy"] for x in frames])
+    measured = {"energy": rms(energies - labels), "shared": shared}
     if "REF_forces" not in frames[0].arrays:
         return measured
-    forces = torch.cat([out["forces"].detach() for out in found]).numpy()
-    forces += 0 if known is None else np.concatenate([some for _, some in known])
     lacking = np.split(
         forces - np.concatenate([x.arrays["REF_forces"] for x in frames]), np.cumsum([len(x) for x in frames])[:-1]
     )
@@ -264,6 +273,27 @@ def atoms_of(molecule: published_molecules.Molecule) -> Atoms:
 
 def train(settings: IonPairsStudy) -> Outcome:
     """One model, trained and tested."""
+    return (train_pet if settings.models[0].startswith("PET") else train_mace)(settings)
+
+
+def train_pet(settings: IonPairsStudy) -> Outcome:
+    from baselines.pet import PET
+
+    parts = frames_of(settings)
+    start, pet = time.process_time(), PET(settings, parts.pop("train")[: settings.train], parts["validation"])
+    pet.fit()
+    seconds = time.process_time() - start
+    return outcome({part: errors(some, *pet.predictions(some)) for part, some in parts.items()}, pet.model, seconds)
+
+
+def outcome(more: dict[str, Any], model: torch.nn.Module, seconds: float) -> Outcome:
+    """Errors by part of the data."""
+    test = more[next(part for part in more if part != "validation")]
+    metric, name = ("net", "net force error") if "net" in test else ("force", "force error")
+    return Outcome(name, test[metric], parameters(model), seconds, more)
+
+
+def train_mace(settings: IonPairsStudy) -> Outcome:
     from mace import tools
     from mace.tools.torch_geometric.dataloader import DataLoader
 
@@ -284,12 +314,10 @@ def train(settings: IonPairsStudy) -> Outcome:
     seconds = time.process_time() - start
     model.eval()
     more = {
-        part: errors(model, some, DataLoader(made[part], batch_size=16), known[part]) for part, some in parts.items()
+        part: errors(some, *predictions(model, DataLoader(made[part], batch_size=16), known[part]))
+        for part, some in parts.items()
     }
-    test = more[next(part for part in parts if part != "validation")]
-    metric = "net" if "net" in test else "force"
-    name = "net force error" if "net" in test else "force error"
-    return Outcome(name, test[metric], parameters(model), seconds, more)
+    return outcome(more, model, seconds)
 
 
 def of_pairs(rows: list[Row]) -> str:

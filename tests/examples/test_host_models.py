@@ -68,6 +68,40 @@ def test_ion_pairs(tmp_path):
     assert "| formal | 1 | 0.02 |" in out
 
 
+def test_pet(tmp_path):
+    """The study of ions and molecules that part trains PET by metatrain and reads forces from what it saves."""
+    for package in ("ase", "lightning", "metatrain", "torchpme"):
+        pytest.importorskip(package)
+    import ase.io
+
+    folder, random, names = tmp_path / "out" / "ion_pairs" / "lithium", np.random.default_rng(0), ("PET", "PET+long")
+    folder.mkdir(parents=True)
+    for part in "train", "validation", "test":
+        frames = [ase.Atoms("Li2", [[0, 0, 0], [0, 0, 2 + n]]) for n in range(12)]
+        for n, atoms in enumerate(frames):
+            atoms.info = {"REF_energy": 1 / (2 + n), "first": 1, "pair": "Li-Li", "distance": 2.0 + n, "line": 0}
+            atoms.arrays["REF_forces"] = random.normal(size=(2, 3))
+        ase.io.write(folder / f"{part}.xyz", frames)
+    command = sys.executable, "-W", "ignore", EXAMPLES / "studies" / "ion_pairs.py", "--quick", "--output", "out"
+    words = [*map(str, command), "--sets", "lithium", "--models", *names]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(f"| {name} | 1 | 0.02 |" in done.stdout for name in names)
+
+
+def test_pet_without_its_packages_says_what_to_install(monkeypatch, tmp_path):
+    pytest.importorskip("lightning")
+    pytest.importorskip("ase")
+    from baselines.pet import PET
+    from harness.settings import SettingsError
+    from ion_pairs import IonPairsStudy
+
+    monkeypatch.setitem(sys.modules, "metatrain.cli.train", None)
+    monkeypatch.setitem(sys.modules, "metatomic_ase", None)
+    with pytest.raises(SettingsError, match="pip install metatrain torch-pme"):
+        PET(IonPairsStudy(models=("PET",), output=tmp_path), [], []).fit()
+
+
 def test_formal_charges():
     """Coulomb's law between two fragments: a bare ion has its charge itself, others spread it. Forces are slopes."""
     ase = pytest.importorskip("ase")
