@@ -107,7 +107,7 @@ def train(settings: PolarCrystalsStudy) -> Outcome:
     if model.startswith("PET"):
         from baselines.pet import PET
 
-        potential: Any = PET(settings, crystal.small[: settings.train], tests["validation"])
+        potential: Any = PET(settings, crystal.small[: settings.train], tests["validation"], 32)
     else:
         from baselines.polar_potentials import Potential
 

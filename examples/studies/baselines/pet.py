@@ -14,10 +14,6 @@ from harness.settings import Settings, SettingsError
 if TYPE_CHECKING:
     from ase import Atoms
 
-SIZE = {
-    "d_pet": 64, "d_head": 64, "d_node": 128, "d_feedforward": 128, "num_heads": 4, "num_attention_layers": 1,
-}  # fmt: skip
-
 
 class PET:
     """PET trained by metatrain, at its defaults but for the size, the cutoff, the rate, the epochs and the batch.
@@ -26,10 +22,11 @@ class PET:
         settings: of a single run of a study. The model ``PET+long`` has ``long_range``.
         frames: to train on, with ``REF_energy`` and ``REF_forces``.
         validation: frames by which metatrain chooses the epoch.
+        width: of edges. Atoms have twice as many features.
     """
 
-    def __init__(self, settings: Any, frames: Sequence[Atoms], validation: Sequence[Atoms]) -> None:
-        self.settings, self.parts = settings, {"training_set": frames, "validation_set": validation}
+    def __init__(self, settings: Any, frames: Sequence[Atoms], validation: Sequence[Atoms], width: int) -> None:
+        self.settings, self.parts, self.width = settings, {"training_set": frames, "validation_set": validation}, width
 
     def fit(self) -> None:
         """Train, in the folder of the run."""
@@ -50,7 +47,9 @@ class PET:
             systems = {"read_from": str(folder / f"{part}.xyz"), "length_unit": "angstrom"}
             options[part] = {"systems": systems, "targets": {"energy": labels}}
         (name,) = self.settings.models
-        model = SIZE | {"cutoff": self.settings.cutoff, "long_range": {"enable": name == "PET+long"}}
+        model = {"d_pet": self.width, "d_head": self.width, "num_heads": 4, "num_attention_layers": 1}
+        model |= {"d_node": 2 * self.width, "d_feedforward": 2 * self.width, "cutoff": self.settings.cutoff}
+        model["long_range"] = {"enable": name == "PET+long"}
         training = {"num_epochs": settings.epochs, "batch_size": settings.batch, "num_workers": 0}
         training["learning_rate"] = settings.learning_rate
         options["architecture"] = {"name": "pet", "model": model, "training": training}
