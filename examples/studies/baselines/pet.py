@@ -23,10 +23,20 @@ class PET:
         frames: to train on, with ``REF_energy`` and ``REF_forces``.
         validation: frames by which metatrain chooses the epoch.
         width: of edges. Atoms have twice as many features.
+        forces_scale: outputs are in units of the root mean square of forces, as in MACE, and not of metatrain's own,
+            which is tiny where energies are nearly equal.
     """
 
-    def __init__(self, settings: Any, frames: Sequence[Atoms], validation: Sequence[Atoms], width: int) -> None:
-        self.settings, self.parts, self.width = settings, {"training_set": frames, "validation_set": validation}, width
+    def __init__(
+        self,
+        settings: Any,
+        frames: Sequence[Atoms],
+        validation: Sequence[Atoms],
+        width: int,
+        forces_scale: bool = False,
+    ) -> None:
+        self.settings, self.parts = settings, {"training_set": frames, "validation_set": validation}
+        self.width, self.forces_scale = width, forces_scale
 
     def fit(self) -> None:
         """Train, in the folder of the run."""
@@ -52,6 +62,9 @@ class PET:
         model["long_range"] = {"enable": name == "PET+long"}
         training = {"num_epochs": settings.epochs, "batch_size": settings.batch, "num_workers": 0}
         training["learning_rate"] = settings.learning_rate
+        if self.forces_scale:
+            forces = np.concatenate([atoms.arrays["REF_forces"] for atoms in self.parts["training_set"]])
+            training["fixed_scaling_weights"] = {"energy": float(np.sqrt(np.square(forces).mean()))}
         options["architecture"] = {"name": "pet", "model": model, "training": training}
         train_model(OmegaConf.create(options), folder / "model.pt", folder / "extensions", folder)
         self.calculator = MetatomicCalculator(folder / "model.pt", device=settings.device)
