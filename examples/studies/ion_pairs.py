@@ -280,7 +280,7 @@ def train_pet(settings: IonPairsStudy) -> Outcome:
     from baselines.pet import PET
 
     parts = frames_of(settings)
-    start, pet = time.process_time(), PET(settings, parts.pop("train")[: settings.train], parts["validation"], 64)
+    start, pet = time.process_time(), PET(settings, parts.pop("train")[: settings.train], parts["validation"])
     pet.fit()
     seconds = time.process_time() - start
     return outcome({part: errors(some, *pet.predictions(some)) for part, some in parts.items()}, pet.model, seconds)

@@ -11,8 +11,6 @@ torch-pme    MACE learns labels minus a smeared Coulomb energy of fixed charges,
 charges      add_long_range with charges that are held
 learned      learn=True from oxidation states, with Born charges of the unit cell as labels
 searched     learn="scale" from oxidation states, without Born charges
-PET          PET of metatrain (needs metatrain and torch-pme, and not MACE)
-PET+long     the same with long_range
 
 Charges that are held are the Born charge over the root of the dielectric constant. Models need the extra mace.
 
@@ -38,9 +36,8 @@ TRAIN, VALIDATION = 40, 20
 AXES = {"NaCl": (2,), "MgO": (2,), "AlN": (2, 0)}  # reciprocal vectors
 PARTS = 2, 3, 4, 6, 8, 12
 TESTS = {"validation": "validation", "small": "small cells", "large": "512 atoms"}
-Model = Literal["DFT", "MACE", "torch-pme", "charges", "searched", "learned", "PET", "PET+long"]
+Model = Literal["DFT", "MACE", "torch-pme", "charges", "searched", "learned"]
 RATES = {"NaCl": 0.03, "MgO": 0.06, "AlN": 0.06}  # learning rates with the least errors on validation data
-RATE_OF_PET = 0.003  # likewise
 SHOWN = ("LO", 2), ("LO", 4), ("LO", 8), ("LO", 12), ("TO", 12)
 PLACES = {"LO2": "LO along c", "TO2": "TO along c", "LO0": "LO in the plane", "TO0": "TO in the plane"}
 
@@ -103,20 +100,14 @@ def train(settings: PolarCrystalsStudy) -> Outcome:
         found = branches(reference(crystal), crystal, AXES[name], PARTS)
         more = {"errors": {}, "branches": found, "born": crystal.born.tolist()}
         return Outcome("force error", 0.0, 0, time.process_time() - start, more)
-    tests = {"validation": crystal.small[TRAIN : TRAIN + VALIDATION], "small": crystal.small[TRAIN + VALIDATION :]}
-    tests |= {"large": crystal.large} if crystal.large else {}
-    if model.startswith("PET"):
-        from baselines.pet import PET
+    from baselines.polar_potentials import Potential, rms
 
-        potential: Any = PET(settings, crystal.small[: settings.train], tests["validation"], 32, forces_scale=True)
-    else:
-        from baselines.polar_potentials import Potential
-
-        potential = Potential(crystal, settings)
+    potential = Potential(crystal, settings)
     potential.fit()
     seconds = time.process_time() - start
-    lacking = {test: np.concatenate(potential.lacking(frames)) for test, frames in tests.items()}
-    errors = {test: 1000 * float(np.sqrt(np.square(found).mean())) for test, found in lacking.items()}
+    tests = {"validation": crystal.small[TRAIN : TRAIN + VALIDATION], "small": crystal.small[TRAIN + VALIDATION :]}
+    tests |= {"large": crystal.large} if crystal.large else {}
+    errors = {test: 1000 * rms(potential.lacking(frames)) for test, frames in tests.items()}
 
     def matrix(axis: int, n: int) -> np.ndarray:
         return dynamical_matrix(potential.lacking, crystal, axis, n)
@@ -133,13 +124,11 @@ def only(rows: list[Row], **settings: Any) -> list[Row]:
 
 
 def best(rows: list[Row]) -> list[Row]:
-    """Rows with the learning rates of their crystals, and those of DFT and of PET."""
+    """Rows with the learning rates of their crystals, and those of DFT."""
     found = []
     for name, rate in RATES.items():
         every = only(rows, crystals=name, models=..., learning_rate=...)
         found += [row for row in every if row.setting("models") == "DFT" or row.setting("learning_rate") == rate]
-        pet = only(rows, crystals=name, models=..., learning_rate=RATE_OF_PET, epochs=..., cutoff=...)
-        found += [row for row in pet if row.setting("models").startswith("PET")]
     return found
 
 

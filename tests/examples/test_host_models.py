@@ -99,7 +99,7 @@ def test_pet_without_its_packages_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "metatrain.cli.train", None)
     monkeypatch.setitem(sys.modules, "metatomic_ase", None)
     with pytest.raises(SettingsError, match="pip install metatrain torch-pme"):
-        PET(IonPairsStudy(models=("PET",), output=tmp_path), [], [], 8).fit()
+        PET(IonPairsStudy(models=("PET",), output=tmp_path), [], []).fit()
 
 
 def test_formal_charges():

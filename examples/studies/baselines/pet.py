@@ -14,6 +14,10 @@ from harness.settings import Settings, SettingsError
 if TYPE_CHECKING:
     from ase import Atoms
 
+SIZE = {
+    "d_pet": 64, "d_head": 64, "d_node": 128, "d_feedforward": 128, "num_heads": 4, "num_attention_layers": 1,
+}  # fmt: skip
+
 
 class PET:
     """PET trained by metatrain, at its defaults but for the size, the cutoff, the rate, the epochs and the batch.
@@ -22,21 +26,10 @@ class PET:
         settings: of a single run of a study. The model ``PET+long`` has ``long_range``.
         frames: to train on, with ``REF_energy`` and ``REF_forces``.
         validation: frames by which metatrain chooses the epoch.
-        width: of edges. Atoms have twice as many features.
-        forces_scale: outputs are in units of the root mean square of forces, as in MACE, and not of metatrain's own,
-            which is tiny where energies are nearly equal.
     """
 
-    def __init__(
-        self,
-        settings: Any,
-        frames: Sequence[Atoms],
-        validation: Sequence[Atoms],
-        width: int,
-        forces_scale: bool = False,
-    ) -> None:
+    def __init__(self, settings: Any, frames: Sequence[Atoms], validation: Sequence[Atoms]) -> None:
         self.settings, self.parts = settings, {"training_set": frames, "validation_set": validation}
-        self.width, self.forces_scale = width, forces_scale
 
     def fit(self) -> None:
         """Train, in the folder of the run."""
@@ -57,14 +50,9 @@ class PET:
             systems = {"read_from": str(folder / f"{part}.xyz"), "length_unit": "angstrom"}
             options[part] = {"systems": systems, "targets": {"energy": labels}}
         (name,) = self.settings.models
-        model = {"d_pet": self.width, "d_head": self.width, "num_heads": 4, "num_attention_layers": 1}
-        model |= {"d_node": 2 * self.width, "d_feedforward": 2 * self.width, "cutoff": self.settings.cutoff}
-        model["long_range"] = {"enable": name == "PET+long"}
+        model = SIZE | {"cutoff": self.settings.cutoff, "long_range": {"enable": name == "PET+long"}}
         training = {"num_epochs": settings.epochs, "batch_size": settings.batch, "num_workers": 0}
         training["learning_rate"] = settings.learning_rate
-        if self.forces_scale:
-            forces = np.concatenate([atoms.arrays["REF_forces"] for atoms in self.parts["training_set"]])
-            training["fixed_scaling_weights"] = {"energy": float(np.sqrt(np.square(forces).mean()))}
         options["architecture"] = {"name": "pet", "model": model, "training": training}
         train_model(OmegaConf.create(options), folder / "model.pt", folder / "extensions", folder)
         self.calculator = MetatomicCalculator(folder / "model.pt", device=settings.device)
@@ -74,12 +62,3 @@ class PET:
         """Energies, and forces on the atoms of all systems."""
         found = [self.calculator.compute_energy(atoms, compute_forces_and_stresses=True) for atoms in systems]
         return np.array([one["energy"] for one in found]), np.concatenate([one["forces"] for one in found], dtype=float)
-
-    def lacking(self, systems: Sequence[Atoms]) -> list[np.ndarray]:
-        """Predicted forces minus those of labels, if there are any."""
-        forces = self.predictions(systems)[1]
-        labels = [atoms.arrays.get("REF_forces", np.zeros_like(atoms.positions)) for atoms in systems]
-        return np.split(forces - np.concatenate(labels), np.cumsum([len(atoms) for atoms in systems])[:-1])
-
-    def born(self) -> None:
-        """No Born charges."""
