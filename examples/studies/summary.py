@@ -58,8 +58,6 @@ TASKS = (
     ("Net force between distant fragments, meV/A", "ion_pairs/pairs", ("ions and molecules", "0.02"), "net force",
      "predicted", "MACE", {"sets": ["pairs"], "learning_rate": 0.02},
      "results_mace.md#ions-and-molecules-at-large-distances"),
-    ("Forces in bulk water, meV/A", "ion_pairs/sets", ("water",), "force",
-     "predicted", "MACE", {"sets": ["water"]}, "results_mace.md#ions-and-molecules-at-large-distances"),
     ("Forces in 512 atoms of MgO, beside these charges by hand, meV/A", "polar_crystals/phonons", ("MgO",), "512 atoms",
      "charges", "torch-pme", {"crystals": ["MgO"], "learning_rate": 0.06, "cutoff": 5.0, "layers": 2},
      "results_mace.md#polar-crystals"),
