@@ -39,6 +39,12 @@ def are_few(numbers: int, device: torch.device) -> bool:
     return 0 < numbers <= (FEW_NUMBERS if device.type == "cpu" else _MORE * FEW_NUMBERS)
 
 
+def is_small(x: Tensor, numbers: int) -> bool:
+    """True for a call on a CPU of so few numbers that the definition takes less time than an operator. Tracing and
+    dispatch modes get the operator, so that graphs do not depend on sizes."""
+    return x.device.type == "cpu" and not is_observed() and are_few(numbers, x.device)
+
+
 def tile_numbers(device: torch.device, on_cpu: int, tensors: int) -> int:
     """The number of elements that each large tensor of a tile may have.
 

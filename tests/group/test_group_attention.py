@@ -9,8 +9,6 @@ from attention_operands import EXTREMES, group_attention, operands
 from tg_equiattn.group.encodings import relation_index
 from tg_equiattn.groups import cyclic
 
-pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
-
 
 def derivatives(out, tensors, order):
     """The output and its derivatives up to an order, each along a direction of the one before."""

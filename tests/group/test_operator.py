@@ -14,8 +14,6 @@ from tg_equiattn.group.windows import flat_operands
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention
 
-pytestmark = pytest.mark.usefixtures("operators_for_few_numbers")
-
 
 def derivatives(out, lse, tensors, mask):
     """Outputs where queries are valid, and what a loss has of first and second derivatives."""

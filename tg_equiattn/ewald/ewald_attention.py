@@ -19,7 +19,7 @@ from ..torch_state import full_precision, is_fused, is_readable, is_transformed,
 from .cells import Cells, cells_of
 from .harmonics import solid_harmonics
 from .kernels import Coulomb, Interaction, Kernel, Product, Sources
-from .reciprocal import FEW, MANY, Choice, Images, Term, choices_of, reciprocal_sums
+from .reciprocal import MANY, Choice, Images, Term, choices_of, few, reciprocal_sums
 
 # annotations of arguments
 Method = Literal["auto", "direct", "ewald", "nufft"]
@@ -91,7 +91,7 @@ def _sums(interaction: Interaction, cells: Cells | None, pos: Tensor, query: Ten
         return direct_sums(pos, query, tuple(sources), interaction)
     cells = (cells or Cells.none(rows.node_batch.count, pos.device)).select(rows.graph)
     terms = () if interaction.max_hkl else choice.terms
-    nufft = {"nufft": 0, "mixed": FEW}.get(choice.method, math.inf)
+    nufft = {"nufft": 0, "mixed": few(choice.nodes)}.get(choice.method, math.inf)
     groups: dict[Images | None, tuple[list[int], list[Kernel]]] = {}
     for columns, kernel, images in _parts(interaction.kernels, terms):
         group = groups.setdefault(images, ([], []))

@@ -171,11 +171,16 @@ def _plan(
 
 _VECTORS = 1 << 23  # numbers in the largest tensor of a tile of reciprocal vectors on a CPU
 MANY = 4000  # open graphs with fewer nodes are summed directly
-FEW = 4000  # reciprocal vectors of a kernel up to which matrix products are faster than non-uniform transforms
 _WIDE = 1000  # reciprocal vectors per node; with more, a cell is far wider than the graph in it
 _WARNED = 30_000  # reciprocal vectors from which on wide cells get a warning
 _CALL = 10_000
 Images = tuple[int, int, int]
+
+
+def few(digits: int) -> int:
+    """Reciprocal vectors of a kernel up to which matrix products are faster than non-uniform transforms, for numbers of
+    nodes with so many binary digits."""
+    return 4000 if digits < 14 else 2000
 
 
 class Term(NamedTuple):
@@ -242,7 +247,7 @@ def choices_of(
         if auto and is_open and (not nufft or size < MANY or size**2 < 1250 * most):
             choices[graph] = Choice("direct")
             continue
-        automatic = "mixed" if nufft and size > 2000 and most > FEW else "ewald"
+        automatic = "mixed" if nufft and size > 2000 and most > few(size.bit_length()) else "ewald"
         choices[graph] = Choice(automatic if auto else method, terms, int(most).bit_length())
     return choices
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import are_few, by_operator, tile_numbers
+from ..operators import by_operator, is_small, tile_numbers
 from ..shapes import Float, Int
-from ..torch_state import full_precision, is_exported, is_observed, is_traced, is_transformed, refuse_forward_mode
+from ..torch_state import full_precision, is_exported, is_traced, is_transformed, refuse_forward_mode
 from .edges import CSR
 from .neighbors import NeighborList
 
@@ -48,11 +48,10 @@ def edge_sum(
 
 
 def _by_operator(x: Tensor, row: Tensor) -> bool:
-    """True if an operator runs. Small eager CPU calls use gathers. Tracing and dispatch modes get the operator, so that
-    graphs do not depend on sizes. Exported programs have torch's own operations, to run without this library."""
+    """True if an operator runs. Small calls on a CPU use gathers. Exported programs have torch's own operations, to run
+    without this library."""
     numbers = x.shape[0] * row.shape[0]
-    few = x.device.type == "cpu" and not is_observed() and are_few(numbers, x.device)
-    return not few and not is_exported() and by_operator(x, numbers)
+    return not is_small(x, numbers) and not is_exported() and by_operator(x, numbers)
 
 
 def _matrix(relation: CSR | NeighborList, x: Tensor) -> CSR:

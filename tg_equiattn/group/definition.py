@@ -27,6 +27,7 @@ and keeps scores in registers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -71,27 +72,21 @@ def attend(
     of keys."""
     dim = at.dim
     own = index is None or index.ndim == 2  # an output h has one query, of element h
-    near = _windows(query.shape[4:], key.shape[4:], at.sides, at.step, query.device)
+    near = _windows(key.shape[4:], at, query.device)
+    keys, values = (x.flatten(-dim).unsqueeze(4).unbind(2) for x in (key, value))
 
-    def on_window(x: Tensor) -> Tensor:
-        """(..., S or 1, D) -> (..., 1, .., 1, S or 1, *window), with zeros between a disk and its square."""
-        return at.to_square(x.reshape(*x.shape[:-2], *[1] * dim, *x.shape[-2:]))
-
-    def around(x: Tensor) -> Tensor:
-        """(..., *padded) -> (..., *rows, 1, *window)."""
-        return x.flatten(-dim)[..., near].unsqueeze(-1 - dim)
+    def on_window(x: Tensor, outside: float = 0.0) -> Tensor:
+        """(..., S or 1, D) -> (..., 1, .., 1, S or 1, *window), with a number between a disk and its square."""
+        return at.to_square(x.reshape(*x.shape[:-2], *[1] * dim, *x.shape[-2:]), outside)
 
     def of_keys(x: Tensor) -> Tensor:
-        """(b, e, K, *padded) -> (b, e, H or 1, 1, *rows, S, *window)."""
-        x = around(x)
-        return x.unsqueeze(3) if index is None else x.transpose(2, -1 - dim).unsqueeze(3)
+        """(b, e, K, 1, padded) -> (b, e, H or 1, 1, *rows, S, *window)."""
+        x = x[..., near]
+        return x if index is None else x.transpose(2, -1 - dim)
 
-    def of_queries(x: Tensor) -> Tensor:
-        """(b, e, Q, *rows) -> (b, e, H or 1, T or 1, *rows, 1, *1)."""
-        return x.unsqueeze(3 if own else 2)[(...,) + (None,) * (1 + dim)]
-
-    *rho, bias = on_window(offset_table.movedim(-1, 0)[:, :, :, None, None])  # each (e, H, 1, *1, 1, *window)
-    scores = bias + (1 - on_window(torch.ones_like(offset_table[0, 0, :, 0])[None])) * (2 * MASKED_SCORE)
+    offset_table = offset_table[:, :, None, None]
+    rho = on_window(offset_table[..., :-1].movedim(-1, 0)).unbind()  # each (e, H, 1, *1, 1, *window)
+    scores = on_window(offset_table[..., -1], 2 * MASKED_SCORE)
     if element_table.shape[1] and index is not None:
         logits = torch.einsum("euc,becq...->bequ...", element_table[..., :-1], query)
         logits = logits + element_table[..., -1].view(1, len(element_table), 1, -1, *[1] * dim)
@@ -99,9 +94,10 @@ def attend(
         element, u = (element[:, None, None], index[:, None]) if own else (element[:, None], index)
         scores = scores + logits[:, :, element, u].movedim(4, -1)[(...,) + (None,) * dim]
     if penalty is not None:
-        scores = scores + around(penalty)[:, None, None, None]
-    for q, k, encoding in zip(query.unbind(2), key.unbind(2), rho, strict=True):
-        scores = scores + of_queries(q) * (of_keys(k) + encoding)
+        scores = scores + penalty.flatten(-dim)[:, None, None, None][..., near]
+    queries = query.unsqueeze(4 if own else 3)[(...,) + (None,) * (1 + dim)].unbind(2)
+    for q, k, encoding in zip(queries, keys, rho, strict=True):  # q: (b, e, H or 1, T or 1, *rows, 1, *1)
+        scores = scores + q * (of_keys(k) + encoding)
     flat = scores.flatten(-1 - dim)
     weight = flat.softmax(-1).view(scores.shape)  # softmax's derivatives round less than those of exp
     weight = weight if own else weight.sum(3, keepdim=True)
@@ -109,18 +105,13 @@ def attend(
         hashes = row[:, :, None, None][(...,) + (None,) * (1 + dim)]
         weight = weight * hashed_dropout.keep(hashes, on_window(column[:, None]), dropout, weight.dtype)
     sums = tuple(range(-1 - dim, 0))
-    out = torch.stack([(weight * of_keys(x)).sum(sums).squeeze(3) for x in value.unbind(2)], 2)
+    out = torch.stack([(weight * of_keys(x)).sum(sums).squeeze(3) for x in values], 2)
     return out, flat.logsumexp(-1)
 
 
-def _windows(
-    rows: Sequence[int], padded: Sequence[int], sides: Sequence[int], step: int, device: torch.device
-) -> Int[Tensor, "*rows *window"]:
+def _windows(padded: Sequence[int], at: Shifts, device: torch.device) -> Int[Tensor, "*rows 1 *window"]:
     """The indices, among all pixels of a padded image, of the window of every pixel."""
-    dim, flat = len(rows), torch.zeros((), dtype=torch.int64, device=device)
-    for axis, (count, size, side) in enumerate(zip(rows, padded, sides, strict=True)):
-        along = torch.arange(count, device=device)[:, None] + step * torch.arange(side, device=device)
-        shape = [1] * (2 * dim)
-        shape[axis], shape[dim + axis] = count, side
-        flat = flat * size + along.view(shape)
-    return flat
+    near = torch.arange(math.prod(padded), device=device).view(*padded)
+    for side in at.sides:
+        near = near.unfold(-at.dim, (side - 1) * at.step + 1, 1)[..., :: at.step]
+    return near.unsqueeze(at.dim).contiguous()

@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import hashed_dropout
 from ..grids import Window
 from ..linear.linear_attention import Inputs, complete_lse, feature_attention
-from ..operators import by_operator
+from ..operators import by_operator, is_small
 from ..shapes import Bool, Float, Int
 from ..softmax_attention import merge_attentions, softmax_attention
 from ..torch_state import by_form, full_precision
@@ -83,7 +83,9 @@ def attention_of_heads(
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     others = () if index is None else index.shape[1 : None if recorded else -1]
     numbers = query.shape[0] * math.prod((*offsets.shape[:-1], *query.shape[4:], *others))
-    attend = windowed_attention if by_operator(query, numbers // 4, plain) else windowed_attention_definition
+    small = is_small(query, numbers // 8 if recorded else numbers)  # tiles are computed again in backward
+    by_tiles = not small and by_operator(query, numbers // 4, plain)
+    attend = windowed_attention if by_tiles else windowed_attention_definition
     out, lse = attend(query, key, value, offsets, elements, index, key_mask, seed, window, dropout, step)
     # A query without a valid key has the score MASKED_SCORE for each key. Attention gives it an average of masked
     # values, and its backward cannot tell how many there are: the fill removes both. All heads and elements of a pixel
@@ -116,6 +118,8 @@ def _by_content(
 def _table(query: Tensor, rows: Sequence[int], rho: Tensor | None, bias: Tensor | None) -> Float[Tensor, "e *rows C+1"]:
     """Encodings (*rows, C) with biases (e, *rows) as their last channel; ``None`` means zeros."""
     heads, channels = query.shape[1:3]
+    if rho is None and bias is None:
+        return query.new_zeros(heads, *rows, channels + 1)
     rho = query.new_zeros(*rows, channels) if rho is None else rho.to(query.dtype)
     bias = query.new_zeros(heads, *rows) if bias is None else bias.to(query.dtype)
     return torch.cat([rho.expand(heads, *rho.shape), bias.unsqueeze(-1)], -1)

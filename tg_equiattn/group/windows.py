@@ -122,10 +122,10 @@ class Shifts:
         *depth, height, width = reach
         return F.pad(x, (width, width, height, height + rows, *depth, *depth), value=value)
 
-    def to_square(self, x: Float[Tensor, "*lead D"]) -> Float[Tensor, "*lead *window"]:
-        """Place values of the window's offsets in the square around the window, with zeros at other offsets."""
+    def to_square(self, x: Float[Tensor, "*lead D"], outside: float = 0.0) -> Float[Tensor, "*lead *window"]:
+        """Place values of the window's offsets in the square around the window, with a number at other offsets."""
         if self.blocks[-1].offsets.stop < math.prod(self.sides):
-            x = F.pad(x, (0, 1)).index_select(-1, _order_in_square(self, x.device))
+            x = F.pad(x, (0, 1), value=outside).index_select(-1, _order_in_square(self, x.device))
         return x.unflatten(-1, self.sides)
 
 
