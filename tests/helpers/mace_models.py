@@ -35,7 +35,8 @@ def make_mace(kind="ScaleShiftMACE", hidden="4x0e+4x1o", blocks=2, heads=("Defau
 
 def graphs(systems, numbers=NUMBERS):
     table = tools.AtomicNumberTable(numbers)
-    keys = data.KeySpecification(info_keys={"energy": "energy"}, arrays_keys={"forces": "forces"})
+    info = {"energy": "energy", "total_charge": "charge"}
+    keys = data.KeySpecification(info_keys=info, arrays_keys={"forces": "forces"})
     configurations = [data.config_from_atoms(atoms, key_specification=keys) for atoms in systems]
     return [data.AtomicData.from_config(one, z_table=table, cutoff=3.0) for one in configurations]
 

@@ -50,7 +50,10 @@ def test_settings_are_the_cores(host, name, core, own, cores):
 EWALD = {
     "pyg": ("EwaldAttention", VECTORS),
     "e3nn": ("IrrepsEwaldAttention", {"irreps_in", "irreps_out"}),
-    "mace": ("add_long_range", {"model", "after", "batch", "gain", "charges", "learn", "dielectric", "attn_kwargs"}),
+    "mace": (
+        "add_long_range",
+        {"model", "after", "batch", "gain", "charges", "learn", "dielectric", "exclude_near", "attn_kwargs"},
+    ),
     "nequip": (
         "LongRange",
         {"features", "gain", "max_num_nodes", "irreps_in", "type_names", "r_max", "avg_num_neighbors", "attn_kwargs"},

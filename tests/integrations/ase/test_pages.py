@@ -26,7 +26,7 @@ CALLS, SETTINGS = column("mace", r"add_long_range\(.*\)"), column("nequip", r"\{
 
 
 def systems(row):
-    """Salts with forces between charges, or molecules."""
+    """Salts with forces between charges, or molecules; one has a charge where charges are predicted."""
     frames = [salt(), salt((2, 1, 1))] if "Na" in row else [molecule("CH3CH2OH"), molecule("H2O")]
     for number, atoms in enumerate(frames):
         atoms.rattle(0.05, seed=number)
@@ -35,6 +35,7 @@ def systems(row):
             charges = torch.tensor([{"Na": 1.0, "Cl": -1.0}[symbol] for symbol in atoms.symbols])
             far = 14.4 * charge_energies(charges, pos, width=0.3, cell=torch.tensor(atoms.cell.array)).sum()
             forces = -torch.autograd.grad(far, pos)[0]
+        atoms.info["charge"] = float(number) if "predicted" in row else 0.0
         atoms.info["energy"], atoms.arrays["forces"] = 0.0, forces.numpy()
     return frames
 

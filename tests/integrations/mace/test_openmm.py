@@ -5,7 +5,7 @@ import pytest
 import torch
 from ase.build import molecule
 from atoms import salt
-from mace_models import batch_of, make_mace
+from mace_models import charged_systems, data_of, make_mace
 from tg_equiattn.integrations.mace import LongRangeCalculator, add_long_range
 
 pytest.importorskip("openmmml", reason="needs openmm and openmmml")
@@ -43,7 +43,7 @@ def test_openmm_has_the_energy_and_the_forces_of_ase(charges, system, charge, ra
     if atoms.pbc.all():
         atoms.set_cell(atoms.cell.standard_form()[0], scale_atoms=True)  # as OpenMM wants it
     atoms.rattle(0.05, rng=np.random.default_rng(0))
-    model = add_long_range(make_mace(), charges=charges, batch=batch_of(salt(), molecule("H2O")))
+    model = add_long_range(make_mace(), charges=charges, batch=data_of(*charged_systems(charges)))
     torch.save(model if charges is IONS else randomise(model, 0.1), tmp_path / "far.model")
     atoms.info["charge"], atoms.calc = charge, LongRangeCalculator(str(tmp_path / "far.model"))
     energy, forces = in_openmm(str(tmp_path / "far.model"), atoms, charge)

@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from ase.build import molecule
 from ase.units import Bohr, Hartree
 from atoms import salt
-from mace_models import batch_of, make_mace
+from mace_models import charged_systems, data_of, make_mace
 from tg_equiattn.integrations.mace import LongRangeCalculator, add_long_range
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("double")]
@@ -16,7 +15,7 @@ IONS = {"H": 0.4, "C": 0.0, "O": -0.8, "Na": 1.0, "Cl": -1.0}
 
 
 def make(charges, randomise):
-    model = add_long_range(make_mace(), charges=charges, batch=batch_of(salt(), molecule("H2O")))
+    model = add_long_range(make_mace(), charges=charges, batch=data_of(*charged_systems(charges)))
     return model if charges else randomise(model, 0.1)
 
 
