@@ -76,6 +76,10 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
         "rises from {:.1f} % to {:.1f} %": [
             f"rotated_digits/accuracy | R4_SA | {relation}" for relation in ("relative", "relative, locality")
         ],
+        "frames are as accurate, {:.1f} beside {:.1f} %": [
+            f"vision_transformers/accuracy | {model} | 15 | test" for model in ("frames C4", "G-CNN C4")
+        ],
+        "are behind: {:.0f} % at equal width": ["vision_transformers/accuracy | plain, equal width | 15 | test"],
         "(Z2) attention reaches {:.1f} %": ["rotated_digits/accuracy | Z2_SA | ge_vit, locality"],
         'with `relation="relative"` finds the pair in {:.0f} % of test images': PAIR[1:2],
         'in {:.0f} % with the default, rotary positions, and in {:.0f} % with `encoding="joint"`': [
