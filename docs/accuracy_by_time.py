@@ -25,7 +25,9 @@ def draw(path: Path) -> None:
     rows = results.read(study.committed("vision_transformers"), VisionTransformers)
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for name, (label, style) in STYLES.items():
-        found = [row for row in rows if (row.setting("models"), row.setting("minutes")) == (name, 15.0)]
+        found = [
+            row for row in rows if (row.setting("models"), row.setting("minutes")) == (name, 15.0)
+        ]
         for number, row in enumerate(found):
             seconds, accuracy = zip(*row.more["curve"], strict=True)
             axis.plot([s / 60 for s in seconds], accuracy, style, label=None if number else label)

@@ -67,6 +67,14 @@ def run(folder, atoms, calculator, potential="pair_style tg_equiattn\npair_coeff
     return program, program.get_thermo("pe"), program.numpy.extract_atom("f")[: len(atoms)][order], stress
 
 
+def options_of(form):
+    """Settings of a model, with frames of a salt for charges. Those that are predicted need a frame with a charge."""
+    if "charges" not in FORMS[form]:
+        return FORMS[form]
+    ion = [molecule("OH", info={"charge": -1.0})] if FORMS[form]["charges"] == "predicted" else []
+    return FORMS[form] | {"systems": [bulk("NaCl", "rocksalt", a=5.6, cubic=True), *ion]}
+
+
 def integration(host):
     return importlib.import_module(f"tg_equiattn.integrations.{host.__name__.removesuffix('_models')}")
 
@@ -138,9 +146,7 @@ def test_dynamics_are_those_of_ase(split, tmp_path):
 @pytest.mark.parametrize("kind", ["triclinic", "slab", "open"])
 @pytest.mark.parametrize("form", FORMS)
 def test_fix_external_is_ase(form, kind, host, calculator, tmp_path):
-    frames = [bulk("NaCl", "rocksalt", a=5.6, cubic=True)]
-    options = {"systems": frames, **FORMS[form]} if "charges" in FORMS[form] else FORMS[form]
-    atoms, calc = salt(kind), calculator(host.make(**options))
+    atoms, calc = salt(kind), calculator(host.make(**options_of(form)))
     _, energy, forces, stress = run(tmp_path, atoms, calc)
     atoms.calc = calc
     assert energy == pytest.approx(atoms.get_potential_energy(), rel=1e-12)
@@ -256,13 +262,11 @@ def test_the_input_file_stops_for_other_atoms(change, charges, message, write_cr
 
 def test_what_kspace_cannot_do_is_refused(host, tmp_path):
     package = integration(host)
-    frames = [bulk("NaCl", "rocksalt", a=5.6, cubic=True)]
     for form, message in {"attention": "got attention or none", "learned": "got transfers between neighbors",
                           "predicted": "got predicted ones"}.items():  # fmt: skip
-        options = {"systems": frames} if "charges" in FORMS[form] else {}
         with pytest.raises(ValueError, match=f"{message}: LAMMPS's kspace .* run_lammps"):
-            package.write_lammps(host.make(**FORMS[form], **options), tmp_path)
-    given = host.make(charges=CHARGES, systems=frames)
+            package.write_lammps(host.make(**options_of(form)), tmp_path)
+    given = host.make(charges=CHARGES, systems=[bulk("NaCl", "rocksalt", a=5.6, cubic=True)])
     with pytest.raises(ValueError, match="types must be elements with a charge, H, O, Na, Cl, got C"):
         package.write_lammps(given, tmp_path, types=["Na", "C"])
     with pytest.raises(ValueError, match="pair_style must be one of mliap"):
