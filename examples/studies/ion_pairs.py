@@ -42,6 +42,8 @@ from harness.settings import Settings, SettingsError
 from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Outcome, parameters
 
+from tg_equiattn.ewald.charges import COULOMB_CONSTANT
+
 if TYPE_CHECKING:
     from ase import Atoms
 
@@ -50,7 +52,6 @@ ENERGY_OF_LES = 1.0, 1000.0  # the same of MACELES
 SHARED = 10.0  # weight of the squared charge that is shared, in 1 / e²
 OWN = {"pairs": "ions and molecules", "ions": "ions that part", "chloride": "chloride beside water",
        "lithium": "lithium and fluorine", "potassium": "potassium and bromine"}  # fmt: skip
-COULOMB = 14.399645  # e² / (4 pi epsilon_0), in eV A
 Model = Literal["MACE", "predicted", "predicted+near", "formal", "MACELES", "PET", "PET+long"]
 KINDS = "like ions", "unlike ions", "an ion and a molecule", "two molecules"
 
@@ -168,7 +169,7 @@ def coulomb(atoms: Atoms) -> tuple[float, np.ndarray]:
         spread[start:end] = charge / max(1, end - start)
     offsets = atoms.positions[:first, None] - atoms.positions[None, first:]
     distances = np.linalg.norm(offsets, axis=-1)
-    energies = COULOMB * spread[:first, None] * spread[first:] / distances
+    energies = COULOMB_CONSTANT * spread[:first, None] * spread[first:] / distances
     pushes = (energies / distances**2)[..., None] * offsets
     return float(energies.sum()), np.concatenate([pushes.sum(1), -pushes.sum(0)])
 

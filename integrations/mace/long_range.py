@@ -501,7 +501,8 @@ def add_long_range(
 
 def can_predict_charges(batch: Any) -> bool:
     """Return true if data say what predicted charges are: if a graph has a total charge, or forces on two separate
-    fragments, which no path of edges joins. Other data are learned better and faster without long range.
+    fragments, which no path of edges joins. Other data are learned better and faster without long range, unless
+    :class:`ChargeLoss` trains on labels of charge, which are not read here.
 
     Args:
         batch: The training data, as :func:`add_long_range` takes a sample of them.

@@ -105,12 +105,12 @@ def test_pet_without_its_packages_says_what_to_install(monkeypatch, tmp_path):
 def test_formal_charges():
     """Coulomb's law between two fragments: a bare ion has its charge itself, others spread it. Forces are slopes."""
     ase = pytest.importorskip("ase")
-    from ion_pairs import COULOMB, coulomb
+    from ion_pairs import COULOMB_CONSTANT, coulomb
 
     positions = np.random.default_rng(0).normal(size=(8, 3)) + [[0, 0, 9 * (n > 3)] for n in range(8)]
     atoms = ase.Atoms("NaOH2HCO2", positions, info={"first": 4, "pair": "Na-HCOO"})
     energy, forces = coulomb(atoms)
-    assert energy == pytest.approx(sum(-COULOMB / 4 / math.dist(positions[0], far) for far in positions[4:]))
+    assert energy == pytest.approx(sum(-COULOMB_CONSTANT / 4 / math.dist(positions[0], far) for far in positions[4:]))
     for place in (0, 0), (2, 1), (5, 2):
         there = []
         for step in (1e-4, -1e-4):
