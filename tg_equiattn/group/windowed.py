@@ -200,7 +200,8 @@ def _tile(
         of_t = query if own else query.narrow(2, t, 1)
         flat = of_t.flatten(4)
         scores = torch.matmul(table.reshape(len(table), of_t.shape[2], -1, table.shape[-1]), flat)
-        scores = scores.view(*query.shape[:2], outputs, 1, offsets, *pixels)
+        # autograd would replace the gradient of a view, which is written to below, by a slow one of strides
+        scores = torch.ops.aten._unsafe_view(scores, [*query.shape[:2], outputs, 1, offsets, *pixels])
         if penalty is not None:
             for block in at.shifts.blocks:
                 _of_block(scores.detach(), block, at.shifts.dim).add_(at.shifted(penalty, block))
@@ -325,7 +326,7 @@ def _plan(query, key, value, table, elements, index, penalty, row, column, *sett
     elif queries > 1:  # their weights are added up in memory of their own
         chunk //= 2
     steps = [max(1, min(size, chunk // (each * math.prod(sizes[:n])))) for n, size in enumerate(sizes)]
-    steps[1] = -(-sizes[1] // -(-sizes[1] // steps[1]))  # equal numbers of rows
+    steps = [-(-size // -(-size // step)) for size, step in zip(sizes, steps, strict=True)]  # tiles of equal sizes
     tensors = query, key, value, table, elements, index, penalty, row, column
     lead, flat = query.shape[:2], query.shape[4:]
     shapes = Shape((*lead, value.shape[2], outputs, *flat), True), Shape((*lead, outputs, queries, *flat), True)
