@@ -80,7 +80,7 @@ def close(got, wanted, tolerance=1e-9):
 START = torch.tensor([0.3, -0.2], dtype=torch.float64)
 
 
-ROTARY = ["GroupAttention rotary", "LiftingAttention rotary"]  # another operator
+ROTARY = ["GroupAttention rotary", "GroupAttention rotary, relative", "LiftingAttention rotary"]  # another operator
 
 
 @pytest.fixture(

@@ -144,12 +144,13 @@ class R2GroupAttention(RdGroupAttention):
             mix elements. The others compare all elements, and name the u that the encoding sees: ``"ge_vit"``
             (h^-1 t s^-1 t), ``"lifted"`` (t^-1 s), ``"relative"`` (t^-1 s with h = t only) and ``"gsa"``
             (h^-1 t^-1 s), which is **not equivariant**, warns, and serves to reproduce the papers' comparison.
-        encoding (str): Encoding of relative positions. ``"rotary"``, for all pixels with ``"frame"``, rotates queries
-            and keys by angles omega . h^-1 x with learned frequencies and positions x in pixels from the middle of the
-            image; torch's fused attention then needs no table of pairs. ``"axial"`` is one MLP for each axis, as
-            published; ``"joint"`` one MLP of the whole offset. ``None`` is attention by content alone and needs
-            ``kernel_size=None``. With ``"rotary"`` and ``None``, keys may come from an image of another size.
-            ``"auto"`` means ``"rotary"`` over all pixels without locality with ``"frame"``, and otherwise ``"axial"``.
+        encoding (str): Encoding of relative positions. ``"rotary"``, for all pixels with ``"frame"`` or
+            ``"relative"``, rotates queries and keys by angles omega . h^-1 x with learned frequencies and positions x
+            in pixels from the middle of the image; torch's fused attention then needs no table of pairs. ``"axial"`` is
+            one MLP for each axis, as published; ``"joint"`` one MLP of the whole offset. ``None`` is attention by
+            content alone and needs ``kernel_size=None``. With ``"rotary"`` and ``None``, keys may come from an image of
+            another size. ``"auto"`` means ``"rotary"`` over all pixels without locality with these relations, and
+            otherwise ``"axial"``.
         locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
             offset and prefers pixels near it. With ``relation="relative"`` every head also prefers one group element at
             the start. ``None`` means no locality. ``"auto"`` means ``None`` over all pixels; within a window 4, and 1

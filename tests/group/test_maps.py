@@ -12,7 +12,7 @@ FRAMES = ("frame", "lifting", "global frame")  # an output meets keys of one ele
 ROTARY = {"kernel_size": None, "encoding": "rotary"}
 OPTIONS = [{}, {"kernel_size": 5, "window_shape": "disk"}, {"padding_mode": "circular"}, {"kernel_size": None}]
 CASES = [(name, options, (5, 6)) for name in LAYERS for options in OPTIONS]
-CASES += [(name, ROTARY, keys) for name in ("frame", "lifting") for keys in ((5, 6), (3, 4))]
+CASES += [(name, ROTARY, keys) for name in ("frame", "relative", "lifting") for keys in ((5, 6), (3, 4))]
 CASES += [(n, {"content_heads": 2}, k) for n in ("lifting", "frame", "relative", "ge_vit") for k in ((3, 9), (2, 3))]
 
 

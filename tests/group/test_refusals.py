@@ -60,7 +60,7 @@ REFUSED = [
     ("windows, also circular ones, need the offset of each key",
      made(kernel_size=5, encoding="rotary", padding_mode="circular")),
     ("padding_mode", made(**ROTARY, padding_mode="circular")),
-    ("with relation='ge_vit', whose scores compare different group elements", made(**ROTARY, relation="ge_vit")),
+    ("with relation='ge_vit', which sums over query elements", made(**ROTARY, relation="ge_vit")),
     ("locality must be None or 'auto' with encoding='rotary', got 4.0", made(**ROTARY, locality=4.0)),
     ("head_channels must be at least 2 for rotary positions, .* got 1; increase it", made(**ROTARY, head_channels=1)),
     ("content_heads=1 needs locality", made(**ROTARY, content_heads=1)),

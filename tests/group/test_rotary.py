@@ -1,5 +1,7 @@
 """Rotary positions in frames: attention to all pixels by torch's fused kernels."""
 
+import functools
+
 import pytest
 import torch
 from attention_operands import assert_same
@@ -12,7 +14,10 @@ from tg_equiattn.testing import equivariance_error
 from tg_equiattn.torch_state import Tables
 
 C4, D4, CUBE = cyclic(4), dihedral(4), octahedral()
-KINDS = [GroupAttention, LiftingAttention]
+RELATIVE = functools.partial(GroupAttention, relation="relative")
+KINDS = [pytest.param(kind, id=name) for name, kind in (
+    ("frame", GroupAttention), ("relative", RELATIVE), ("lifting", LiftingAttention)
+)]  # fmt: skip
 MATRICES = {"C4": C4, "D4": D4, "cube": CUBE}
 
 
@@ -25,7 +30,7 @@ def made(kind, group=C4, **options):
 
 
 def images(kind, group, *spatial, batch=2):
-    elements = [len(group)] if kind is GroupAttention else []
+    elements = [] if kind is LiftingAttention else [len(group)]
     return torch.randn(batch, 3, *elements, *spatial, dtype=torch.float64)
 
 
@@ -41,11 +46,18 @@ def by_definition(layer, x, context=None, mask=None):
     group, (query, key, value) = layer.group, layer.project(x, context, layer.head_channels**-0.5)
     if layer.lifts:
         query, key, value = (t.unsqueeze(3).expand(-1, -1, -1, len(group), *t.shape[3:]) for t in (query, key, value))
-    pixels, keys = query.shape[4:], key.shape[4:]
+    pixels, keys, relative = query.shape[4:], key.shape[4:], layer.relation == "relative"
     offsets = positions(keys)[None] * max(pixels) / max(keys) - positions(pixels)[:, None]
-    outs = []
+    outs, every = [], range(len(group))
+    if relative:
+        offsets = offsets.repeat(1, len(group), 1)
+        mask = None if mask is None else mask.flatten(1).repeat(1, len(group))
     for h, matrix in enumerate(group.matrices):
         q, k, v = (t[:, :, :, h].flatten(3).mT for t in (query, key, value))
+        if relative:  # all elements s, whose keys know h^-1 s
+            known = [layer.encoding.table[group.cayley[group.inverse[h], s]] for s in every]
+            k = torch.cat([key[:, :, :, s].flatten(3).mT + known[s] for s in every], 2)
+            v = torch.cat([value[:, :, :, s].flatten(3).mT for s in every], 2)
         angle = torch.einsum("epx,ijx->eijp", layer.encoding.frequencies, offsets @ matrix)
         (q1, q2), (k1, k2) = ((t[..., :4:2], t[..., 1:4:2]) for t in (q, k))
         dot = lambda a, b, w: torch.einsum("beip,bejp,eijp->beij", a, b, w)  # noqa: E731
@@ -137,20 +149,27 @@ def test_odd_channels_and_angles():
 
 
 def test_defaults():
-    """Rotary over all pixels in frames and lifting without locality; tables elsewhere, and in presets of papers."""
+    """Rotary over all pixels with one query per output and without locality; tables elsewhere, and in presets of
+    papers."""
     name = lambda kind, **options: kind(C4, 4, 4, **options).encoding_name  # noqa: E731
-    for kind in KINDS:
+    kinds = GroupAttention, RELATIVE, LiftingAttention
+    for kind in kinds:
         assert name(kind, kernel_size=None) == "rotary"
         assert name(kind, kernel_size=None, locality=4.0) == "axial"
         assert name(kind, kernel_size=None, encoding="joint") == "joint"
         assert name(kind, kernel_size=None, encoding=None) is None
         assert name(kind) == "axial"
-    assert name(GroupAttention, kernel_size=None, relation="relative") == "axial"
+    assert name(GroupAttention, kernel_size=None, relation="lifted") == "axial"
     assert GroupAttention(C4, 20, 20, kernel_size=None).head_channels == 4  # three, and one for pairs
     for model, expected in ((GroupTransformer, "rotary"), (GEViT, "axial")):
-        layers = [m for m in model(C4, 1, 3, channels=(4,), kernel_size=None).modules() if isinstance(m, tuple(KINDS))]
+        layers = [
+            m
+            for m in model(C4, 1, 3, channels=(4,), kernel_size=None).modules()
+            if isinstance(m, (GroupAttention, LiftingAttention))
+        ]
         assert {(layer.encoding_name, layer.locality) for layer in layers} == {(expected, None)}
-    assert no_weight_decay(GroupAttention(C4, 4, 4, kernel_size=None)) == {"encoding.frequencies"}
+    for kind in kinds:
+        assert no_weight_decay(kind(C4, 4, 4, kernel_size=None)) == {"encoding.frequencies"}
 
 
 def test_half_of_the_pairs_start_without_positions():
@@ -162,8 +181,17 @@ def test_half_of_the_pairs_start_without_positions():
     assert not (RotaryEncoding(2, 2, 2).frequencies == 0).any()
 
 
-def test_no_table_of_pairs_is_kept_for_backward():
+def test_relative_keys_start_as_queries():
+    """So features that are equal have large scores from the first step; not between different features."""
+    layer = RELATIVE(C4, 4, 4, kernel_size=None)
+    assert torch.equal(layer.key.weight, layer.query.weight)
+    layer = RELATIVE(C4, 4, 4, kernel_size=None, context_channels=4)
+    assert not torch.equal(layer.key.weight, layer.query.weight)
+
+
+@pytest.mark.parametrize("kind", [GroupAttention, RELATIVE])
+def test_no_table_of_pairs_is_kept_for_backward(kind):
     """What autograd keeps grows with the pixels, not with their pairs."""
-    layer = GroupAttention(C4, 8, 8, kernel_size=None)
+    layer = kind(C4, 8, 8, kernel_size=None)
     small, large = (kept_for_backward(layer, torch.randn(1, 8, 4, side, side)) for side in (12, 24))
     assert large < 5 * small

@@ -263,6 +263,9 @@ CORE = {
     "GroupAttention rotary": attention(
         layers.GroupAttention, 4, 3, 4, kernel_size=None, encoding="rotary", masked=True
     ),
+    "GroupAttention rotary, relative": attention(
+        layers.GroupAttention, 4, 3, 4, kernel_size=None, relation="relative", masked=True
+    ),
     "LiftingAttention rotary": attention(layers.LiftingAttention, 3, 4, kernel_size=None, encoding="rotary"),
     "FrameTransformerBlock": layer(lambda: layers.FrameTransformerBlock(C4, 4, heads=2), 2, 4, 4, 3, 4, masked=True),
     "FrameTransformer": layer(

@@ -124,11 +124,12 @@ class GroupAttention(AttentionLayer):
     With one head for each offset, strong locality and no content this is a group convolution.
 
     **All pixels.** ``kernel_size=None`` changes more than the number of keys. There is no locality by default, so every
-    pixel has weight in a new layer, and positions are rotary with ``"frame"``. Other encodings see offsets divided by
-    the image's longest side instead of the window's radius. All heads have content. With ``"frame"`` the projections of
-    queries and keys mix group elements too (:class:`GroupLinear`), so that a head can compare element h with another
-    one; keys start as the queries of an element that differs from head to head. Time grows with the square of the
-    number of pixels, and so does memory without rotary positions. There is no circular padding.
+    pixel has weight in a new layer, and positions are rotary with ``"frame"`` and ``"relative"``. Other encodings see
+    offsets divided by the image's longest side instead of the window's radius. All heads have content. With ``"frame"``
+    the projections of queries and keys mix group elements too (:class:`GroupLinear`), so that a head can compare
+    element h with another one; keys start as the queries of an element that differs from head to head. With
+    ``"relative"`` and rotary positions, keys start as the queries. Time grows with the square of the number of pixels,
+    and so does memory without rotary positions. There is no circular padding.
 
     Args:
         group: The finite group H. Its dimension (2 or 3) is that of the input.
@@ -150,12 +151,14 @@ class GroupAttention(AttentionLayer):
             ``"relative"`` (:math:`t^{-1}s` with h = t only, :math:`|H|` times less work) and ``"gsa"``
             (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, warns, and serves to reproduce the papers'
             comparison.
-        encoding: Encoding of relative positions. ``"rotary"``, for all pixels with ``"frame"``, rotates queries and
-            keys by angles :math:`\omega \cdot h^{-1} x` with learned frequencies and positions x in pixels from the
-            middle of the image; torch's fused attention then needs no table of pairs. ``"axial"`` is one MLP for each
-            axis, as published; ``"joint"`` one MLP of the whole offset. ``None`` is attention by content alone and
+        encoding: Encoding of relative positions. ``"rotary"``, for all pixels with ``"frame"`` or ``"relative"``,
+            rotates queries and keys by angles :math:`\omega \cdot h^{-1} x` with learned frequencies and positions x in
+            pixels from the middle of the image; torch's fused attention then needs no table of pairs. With
+            ``"relative"``, keys of element s first get an embedding of :math:`h^{-1} s`. ``"axial"`` is one MLP for
+            each axis, as published; ``"joint"`` one MLP of the whole offset. ``None`` is attention by content alone and
             needs ``kernel_size=None``. With ``"rotary"`` and ``None``, keys may come from an image of another size.
-            ``"auto"`` means ``"rotary"`` over all pixels without locality with ``"frame"``, and otherwise ``"axial"``.
+            ``"auto"`` means ``"rotary"`` over all pixels without locality with these relations, and otherwise
+            ``"axial"``.
         locality: Strength of the locality in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e |h^{-1}(x_j - x_i)
             - \Delta_e|^2` to its scores; both parameters are learned. With ``"relative"`` every head starts with a
             preference for one group element as well. ``None`` means no locality, as in the papers. ``"auto"`` means

@@ -135,7 +135,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         if width:
             self._start(strength is not None, encoding != "rotary")
             if encoding == "rotary":
-                self.encoding = RotaryEncoding(heads, group.dim, head_channels)
+                self.encoding = RotaryEncoding(heads, group.dim, head_channels, arguments)
             elif encoding is not None:
                 self.encoding = GroupEncoding(encoding, group.dim, head_channels, arguments)
         self.locality: Locality | None = None
@@ -165,7 +165,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         Outside of frames, queries are scaled down if there is locality, which then determines the weights at the start.
         In frames with a global window, head e compares element h with h u, where u is the e-th element: its keys start
         as the queries of element h u. Features that are equal up to a rotation then have large scores from the first
-        step.
+        step. With rotary positions and ``"relative"``, which compares all elements, keys start as the queries.
         """
         query, key = cast(nn.Module, self.query), cast(nn.Module, self.key)
         if by_tables:
@@ -174,7 +174,11 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             if by_locality and not self._relation.mixes_elements:
                 for parameter in query.parameters():
                     parameter.mul_(CONTENT)
-            if isinstance(query, GroupLinear) and not self.crosses:
+            if self.crosses:
+                return
+            if self.relation == "relative" and not by_tables:
+                cast(Tensor, key.weight).copy_(cast(Tensor, query.weight))
+            if isinstance(query, GroupLinear):
                 table = relation_index(query.group, "relative").to(query.weight.device)  # u^-1 g
                 of_heads = query.weight.unflatten(0, (self.content_heads, -1))
                 rotated = [weight[..., table[head % len(table)]] for head, weight in enumerate(of_heads)]
@@ -366,19 +370,31 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, dropout: float
     ) -> Float[Tensor, "B heads channels H *spatial"]:
         """Attention over all pixels with rotary positions in frames, by torch's kernels: pairs of a head and a group
-        element are its heads. Positions are in pixels of the queries' image."""
+        element are its heads. With ``"relative"``, their keys are those of all elements. Positions are in pixels of the
+        queries' image."""
         dtype, matrices = torch.promote_types(query.dtype, torch.float32), self.geometry(value.device)
-        encoding = cast(RotaryEncoding, self.encoding)
+        encoding, index = cast(RotaryEncoding, self.encoding), None if self.index is None else self.index(value.device)
 
-        def in_frames(x: Tensor, unit: float) -> Float[Tensor, "B heads H pixels channels"]:
-            angles = encoding(unit * centred_positions(x.shape[4:], x.device, dtype), matrices.to(dtype))
-            return rotated(x.flatten(4).permute(0, 1, 3, 4, 2), angles.permute(2, 1, 0, 3))
+        def of_pixels(x: Tensor) -> Float[Tensor, "B heads H pixels channels"]:
+            return x.flatten(4).permute(0, 1, 3, 4, 2)
 
-        values = value.flatten(4).permute(0, 1, 3, 4, 2).contiguous().expand(-1, -1, len(matrices), -1, -1)
-        keys = in_frames(key, longest(query.shape[4:]) / longest(key.shape[4:]))
+        def angles(x: Tensor, unit: float) -> Float[Tensor, "heads H pixels pairs"]:
+            places = unit * centred_positions(x.shape[4:], x.device, dtype)
+            return encoding(places, matrices.to(dtype)).permute(2, 1, 0, 3)
+
+        keys, values = of_pixels(key), of_pixels(value)
+        phases = angles(key, longest(query.shape[4:]) / longest(key.shape[4:]))
         mask = None if key_mask is None else key_mask.flatten(1).expand(query.shape[0], -1)
-        q, k, v = (x.flatten(1, 2) for x in (in_frames(query, 1.0), keys, values))
-        out = softmax_attention_of_heads(q, k, v, mask, dropout)
+        if index is None:
+            keys, every = rotated(keys, phases), mask
+        else:
+            embeddings = cast(Tensor, encoding.table)[index].unsqueeze(2)  # (H, S, 1, channels)
+            keys = rotated(keys.unsqueeze(2) + embeddings.to(keys.dtype), phases.unsqueeze(2)).flatten(3, 4)
+            values = values.flatten(2, 3).unsqueeze(2)
+            every = None if mask is None else mask.repeat(1, index.shape[1])
+        values = values.contiguous().expand(-1, -1, len(matrices), -1, -1)
+        q, k, v = (x.flatten(1, 2) for x in (rotated(of_pixels(query), angles(query, 1.0)), keys, values))
+        out = softmax_attention_of_heads(q, k, v, every, dropout)
         out = out.unflatten(1, (self.heads, -1)).permute(0, 1, 4, 2, 3).unflatten(-1, query.shape[4:])
         return zero_where_masked(out, None if mask is None else mask.any(1))
 

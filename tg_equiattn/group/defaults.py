@@ -27,17 +27,17 @@ def default_encoding(
     encoding: str | None, relation: str | None, kernel_size: int | tuple[int, ...] | None,
     locality: float | str | None,
 ) -> str | None:  # fmt: skip
-    """The encoding: by default ``"rotary"`` for frames and lifting (relation ``None``) over all pixels without
-    locality, else ``"axial"``. Raise ValueError for rotary positions where they are not possible."""
-    frames = relation in (None, "frame")
+    """The encoding: by default ``"rotary"`` where each output has one query (relation ``None`` is lifting), over all
+    pixels without locality, else ``"axial"``. Raise ValueError for rotary positions where they are not possible."""
+    one_query = relation in (None, "frame", "relative")
     if encoding == "auto":
-        return "rotary" if frames and kernel_size is None and locality in (None, "auto") else "axial"
+        return "rotary" if one_query and kernel_size is None and locality in (None, "auto") else "axial"
     if encoding != "rotary":
         return encoding
-    if not frames:
+    if not one_query:
         raise ValueError(
-            f"encoding must not be 'rotary' with relation={relation!r}, whose scores compare different group elements: "
-            "queries and keys are rotated in the frame of one element; use relation='frame', or encoding='axial'"
+            f"encoding must not be 'rotary' with relation={relation!r}, which sums over query elements: queries "
+            "and keys are rotated in the frame of one element; use relation='frame' or 'relative', or encoding='axial'"
         )
     if kernel_size is not None:
         raise ValueError(

@@ -199,10 +199,14 @@ class RotaryEncoding(nn.Module):
     Frequencies :math:`\omega` of head e and pair p are learned, in radians per unit of x. Those of half of the pairs of
     each head start at zero: these pairs first compare content alone, at all distances.
 
+    With ``elements``, keys of all group elements meet a query of element h: the embedding ``table[u]`` is added to the
+    key of element s before it is rotated, where u is the element of the relation, :math:`h^{-1} s`.
+
     Args:
         heads: Number of heads.
         dim: Number of coordinates d of a position, 2 or 3.
         channels: Channels of a head, at least 2. The last one of an odd number is not rotated.
+        elements: Number of elements u. ``None`` means that there are no embeddings (frames and lifting).
 
     Raises:
         ValueError: if ``channels`` is less than 2.
@@ -211,7 +215,7 @@ class RotaryEncoding(nn.Module):
     frames: Platonic Transformers (2025, arXiv:2510.03511).
     """
 
-    def __init__(self, heads: int, dim: int, channels: int) -> None:
+    def __init__(self, heads: int, dim: int, channels: int, elements: int | None = None) -> None:
         super().__init__()
         if channels < 2:
             raise ValueError(
@@ -222,6 +226,7 @@ class RotaryEncoding(nn.Module):
         start = torch.randn(heads, pairs, dim)
         start[:, (pairs + 1) // 2 :] = 0
         self.frequencies = nn.Parameter(start)
+        self.table = None if elements is None else nn.Parameter(torch.randn(elements, channels))
 
     def forward(
         self, positions: Float[Tensor, "*any dim"], matrices: Float[Tensor, "H dim dim"]
@@ -417,4 +422,5 @@ def no_weight_decay(model: nn.Module) -> set[str]:
     """
     kinds = (Locality, RotaryEncoding)
     places = {place: part for place, part in model.named_modules() if isinstance(part, kinds)}
-    return {f"{place}.{name}".lstrip(".") for place, part in places.items() for name, _ in part.named_parameters()}
+    names = {f"{place}.{name}".lstrip(".") for place, part in places.items() for name, _ in part.named_parameters()}
+    return {name for name in names if name.rpartition(".")[2] != "table"}  # embeddings of group elements
