@@ -44,7 +44,8 @@ def draw(path: Path) -> None:
         figure, (pair, nodes, ions) = plt.subplots(1, 3, figsize=(11.6, 5), layout="constrained")
 
         columns = {f"{n} cells": n for n in (2, 4, 6)}
-        names = {"relative": "attention, relative (ours)", "frames": "attention, frames (ours)"}
+        names = {"relative, rotary": "attention, relative (ours)"}
+        names |= {"frames, rotary": "attention, frames (ours)"}
         names |= {"G-CNN + mean": "group CNN", "deep G-CNN + mean": "group CNN, 4 layers"}
         lines(pair, "matching/accuracy", (), names, columns)
         pair.set(title="Which two patterns are equal?", ylim=(0, 104))

@@ -31,9 +31,7 @@ def canvases(count):
 
 
 def attention(fields):
-    return R2GroupAttention(
-        fields, fields, kernel_size=None, heads=4, head_channels=8, relation="relative", encoding="joint"
-    )
+    return R2GroupAttention(fields, fields, kernel_size=None, heads=4, head_channels=8, relation="relative")
 
 
 class ConvolutionAndMean(nn.R2Conv):

@@ -183,7 +183,10 @@ MEMORY = {"num_layers": 2, "attn_kwargs": {"filter": "exponential", "causal": Tr
 # the same for the calls that README advertises
 README: dict[str, tuple[str, Callable[[str], Case]]] = {
     "R2GroupAttention, all pixels, relative, C4": (
-        "R2Conv", lambda size: fields(R2GroupAttention, 4, size, kernel_size=None, relation="relative")
+        "R2Conv",
+        lambda size: fields(
+            R2GroupAttention, 4, size, kernel_size=None, heads=4, head_channels=8, relation="relative"
+        ),
     ),
     "RelativeGPSBlock, far offsets": ("GPSConv", functools.partial(gps, offset="mlp", values="offset")),
     "IrrepsEwaldAttention, 2 + 2 kernels": ("MessagePassing", functools.partial(irreps, IrrepsEwaldAttention, **EWALD)),

@@ -10,6 +10,7 @@ frames               GroupAttention over all cells, relation="frame", with an en
 frames, rotary       the same with rotary positions, the default
 frames, no content   the first with content_heads=0: heads look by place alone, a separable group convolution
 relative             relation="relative"
+relative, rotary     the same with rotary positions
 ge_vit               relation="ge_vit", as published
 G-CNN + mean         escnn's 3 x 3 convolution, and a group-linear map of the mean over all cells
 deep G-CNN           four convolutions in place of two layers
@@ -48,8 +49,8 @@ from tg_equiattn.nn import GroupAttention, GroupLinear, RegularLayerNorm
 GROUP = cyclic(4)
 VALIDATION, TEST = 71, 72  # seeds of canvases, which do not depend on the seed of training
 Model = Literal[
-    "frames", "frames, rotary", "frames, no content", "relative", "ge_vit", "G-CNN + mean", "deep G-CNN",
-    "dilated G-CNN", "wide G-CNN", "deep G-CNN + mean",
+    "frames", "frames, rotary", "frames, no content", "relative", "relative, rotary", "ge_vit",
+    "G-CNN + mean", "deep G-CNN", "dilated G-CNN", "wide G-CNN", "deep G-CNN + mean",
 ]  # fmt: skip
 
 
@@ -158,7 +159,7 @@ def layer(settings: Matching, channels: int, number: int) -> nn.Module:
     if "G-CNN" in name:
         dilation = 1 + number if name == "dilated G-CNN" else 1
         return Convolution(channels, 5 if name == "wide G-CNN" else 3, dilation, mean=name.endswith("+ mean"))
-    options: dict[str, Any] = {"encoding": {"ge_vit": "axial", "frames, rotary": "rotary"}.get(name, "joint")}
+    options: dict[str, Any] = {"encoding": "axial" if name == "ge_vit" else "rotary" if "rotary" in name else "joint"}
     if name == "frames, no content":
         options["content_heads"] = 0
     return GroupAttention(

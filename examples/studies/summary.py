@@ -11,7 +11,7 @@ from harness.tables import cells, markdown
 # compared, and the notes.
 TASKS = (
     ("Two of four patterns are equal: accuracy, %", "matching/accuracy", (), "4 cells",
-     "relative", "deep G-CNN + mean", {"cells": [4]}, "results_escnn.md#find-the-pair"),
+     "relative, rotary", "deep G-CNN + mean", {"cells": [4]}, "results_escnn.md#find-the-pair"),
     ("Far digits: accuracy, %", "far_digits/accuracy", (), "accuracy",
      "global attention", "G-CNN + mean", {}, "results_escnn.md#far-digits"),
     ("Copied regions, rotated: F1 of pixels, %", "micrographs/f1", ("near", "30"), "pixels, rotated",
@@ -66,7 +66,7 @@ TASKS = (
      "results_mace.md#polar-crystals"),
 )  # fmt: skip
 NAMES = {
-    "relative": "attention, relative",
+    "relative, rotary": "attention, relative",
     "R4_SA": "attention, frames",
     "far offsets, pairs": "RelativeGPSBlock, pairs",
     "far offsets": "RelativeGPSBlock, features",
