@@ -241,12 +241,12 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         ``pos``; with ``filter='data'`` outputs still depend on the size of the graph; use it to predict the next node
 
     short_conv : int, optional
-        number of taps, odd, of a short convolution of query, key and value before the long one, with one weight for
-        each channel and tap; by default there is none; recall needs it (:doc:`/chains`)
+        number of taps, odd, from 3 on, of a short convolution of query, key and value before the long one, with one
+        weight for each channel and tap; by default there is none; recall needs it (:doc:`/chains`)
 
     order : {'input', 'radial'}
         ``'input'`` keeps the order of the nodes; ``'radial'`` sorts them by their distance to the centroid and needs
-        ``pos``; use ``'radial'`` for clouds without an order
+        ``pos`` and rules out ``index``, ``chain`` and ``ring``; use ``'radial'`` for clouds without an order
 
     length_scale : float
         length that ``pos`` is divided by, in the unit of ``pos``, by default 1; use the spacing of neighbors, for
@@ -352,8 +352,8 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
 
         ring : `torch.Tensor` or bool, optional
             true for the nodes of closed chains, bool of shape ``(nodes,)``, or one bool for all chains; lags then run
-            the shortest way round the ring, in implicit filters and short convolutions; needs ``filter='implicit'`` and
-            ``causal=False``; without it all chains are open
+            the shortest way round the ring, in implicit and exponential filters and in short convolutions; needs
+            ``causal=False`` and another filter than ``'data'``; without it all chains are open
 
         batch_size : int, optional
             number of graphs; by default it is read from ``batch``, which torch.compile cannot do, and for which CUDA

@@ -75,8 +75,8 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
                 sequence by itself; positions are centred, and attention mixes, over the whole sequence. ``None`` means
                 that each sequence is one chain.
             ring: bool ``(B, N)`` or ``(T,)``, true for the tokens of closed chains, or one bool for all chains. Lags
-                then run the shortest way round the ring, in implicit filters and short convolutions. It needs
-                ``filter="implicit"`` and ``causal=False``. ``None`` means that all chains are open.
+                then run the shortest way round the ring, in implicit and exponential filters and in short convolutions.
+                It needs ``causal=False``, and another filter than ``"data"``. ``None`` means that all chains are open.
             pos: positions ``(B, N, 3)`` or ``(T, 3)``. They enter relative to the mean of their sequence, divided by
                 ``length_scale``, as one more vector. They must be ``None`` with ``causal=True``, as later tokens change
                 the mean. Give large coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32
@@ -203,11 +203,11 @@ class SE3HyenaOperator(ScalarVectorModule):
         causal: Whether tokens see earlier tokens of their chain only. It needs ``order="input"``, and rules out ``pos``
             and edges from later tokens. With ``filter="data"`` outputs still depend on the sequence's length. The
             default is ``False``; use ``True`` to predict the next token.
-        short_conv: Number of taps, odd, of a short convolution of query, key and value before the long one. It has one
-            weight for each channel and tap, and with ``causal=True`` it reaches back only. The default, ``None``, means
-            no short convolution. Short trainings of recall need it (:doc:`/chains`).
+        short_conv: Number of taps, odd, from 3 on, of a short convolution of query, key and value before the long one.
+            It has one weight for each channel and tap, and with ``causal=True`` it reaches back only. The default,
+            ``None``, means no short convolution. Short trainings of recall need it (:doc:`/chains`).
         order: ``"input"``, the default, keeps the order of the tokens. ``"radial"`` sorts them by their distance to the
-            centroid and needs ``pos``; use it for clouds without an order.
+            centroid, needs ``pos`` and rules out ``index``, ``chain`` and ``ring``; use it for clouds without an order.
         length_scale: Length that ``pos`` is divided by, in the unit of ``pos``. The default is 1. Use the spacing of
             neighbors, for example 3.8 for residues in angstrom.
         local_context: Whether to update every token from its neighbors along ``edge_index`` first, by Clifford message
@@ -263,9 +263,9 @@ class VectorSelfAttention(ScalarVectorModule):
         hidden_scalars: Number of scalars of query, key and value. ``None`` means as many as in the input. If hidden and
             input channels differ, a linear map takes the input to the residual.
         hidden_vectors: Number of vectors of query, key and value. ``None`` means as many as in the input.
-        short_conv: Number of taps, odd, of a short convolution of query, key and value with one weight for each channel
-            and tap. The default, ``None``, means no short convolution. Use 3 if neighbors along the sequence belong
-            together (:doc:`/chains`); outputs then depend on the order of the tokens.
+        short_conv: Number of taps, odd, from 3 on, of a short convolution of query, key and value with one weight for
+            each channel and tap. The default, ``None``, means no short convolution. Use 3 if neighbors along the
+            sequence belong together (:doc:`/chains`); outputs then depend on the order of the tokens.
         length_scale: Length that ``pos`` is divided by, in the unit of ``pos``. The default is 1. Use the spacing of
             neighbors, for example 3.8 for residues in angstrom.
         local_context: Whether to update every token from its neighbors along ``edge_index`` first, by Clifford message
@@ -314,7 +314,8 @@ class SE3Hyena(ScalarVectorModule):
         pool: ``"mean"`` takes the mean over the tokens of each sequence before the MLP. The default, ``None``, does
             not.
         order: ``"input"``, the default, keeps the order of the tokens. ``"radial"`` sorts them once by their distance
-            to the centroid and needs ``pos``; use it for clouds without an order.
+            to the centroid, needs ``pos`` and rules out ``index``, ``chain`` and ``ring``; use it for clouds without an
+            order.
         length_scale: Length that ``pos`` is divided by, in the unit of ``pos``. The default is 1. Use the spacing of
             neighbors, for example 3.8 for residues in angstrom.
         attention: Whether the operators are :class:`VectorSelfAttention` instead of :class:`SE3HyenaOperator`. The

@@ -188,7 +188,10 @@ class ChainArguments:
             if self.ring is not True:
                 checks.tensor("ring", self.ring, torch.bool, shape, device, " or a bool")
             if no_ring:
-                raise ValueError(f"ring must be None with {no_ring}, got rings: use filter='implicit' and causal=False")
+                raise ValueError(
+                    f"ring must be None with {no_ring}, got rings: use filter='implicit' or 'exponential', and "
+                    "causal=False"
+                )
         if self.num_chains is not None:
             checks.positive(num_chains=self.num_chains)
             if self.chain is None:
