@@ -60,7 +60,8 @@ class R2LiftingAttention(RdLiftingAttention):
         heads (int): Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x
             3 window, 27 a cube.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
-            ``out_type`` divided by ``heads``, rounded up, and with ``"axial"`` at least one for each axis and table.
+            ``out_type`` divided by ``heads``, rounded up, but at least one for each axis of the image, and an even
+            number for ``"rotary"``.
         window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
             has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not
             symmetric under them; else a square.
@@ -76,15 +77,17 @@ class R2LiftingAttention(RdLiftingAttention):
             offset and prefers pixels near it. ``None`` means no locality. ``"auto"`` means ``None`` over all pixels;
             within a window 4, and 1 for groups with elements that do not map the pixel grid to itself.
         content_heads (int): Number of heads with queries and keys. The other heads weight pixels by position alone,
-            which makes them a convolution. ``None`` means an eighth of the heads, rounded up, and all of them without
-            locality or over all pixels.
+            which makes them a convolution (with zero padding for ``"mask"``). ``None`` means an eighth of the heads,
+            rounded up, and all of them without locality or over all pixels.
         context_type (FieldType): Type of the ``context`` of cross attention: fields of the same kind and gspace as
             ``in_type``, which every call then needs. ``None`` is self-attention; a call may still pass a context of
-            ``in_type``. With a ``kernel_size``, input and context may have n pixels and 2 n or 2 n - 1 pixels along
-            every axis, in either order. The window then counts pixels of the finer grid.
+            ``in_type``. With a ``kernel_size`` of at least 3 and ``padding_mode="mask"``, input and context may have n
+            pixels and 2 n or 2 n - 1 pixels along every axis, in either order. The window then counts pixels of the
+            finer grid.
         stride (int): 1, or 2 for queries at every second pixel only, which give (n + 1) / 2 pixels for n. Keys are all
-            pixels of the window. Sides must be odd, since every second pixel of even sides is not symmetric.
-        dropout (float): Probability of dropping an attention weight in training.
+            pixels of the window. Sides must be odd, since every second pixel of even sides is not symmetric. A stride
+            needs a ``kernel_size`` and ``padding_mode="mask"``, and takes no context.
+        dropout (float): Probability, in training, of dropping an attention weight of a head with content.
 
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``; ``(H + 1) / 2`` and ``(W + 1) / 2`` with a stride.
@@ -134,7 +137,8 @@ class R2GroupAttention(RdGroupAttention):
         heads (int): Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x
             3 window, 27 a cube.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
-            ``out_type`` divided by ``heads``, rounded up, and with ``"axial"`` at least one for each axis and table.
+            ``out_type`` divided by ``heads``, rounded up, but at least one for each axis of the image, plus one with a
+            relation other than ``"frame"``, and an even number for ``"rotary"``.
         window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
             has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not
             symmetric under them; else a square.
@@ -156,15 +160,17 @@ class R2GroupAttention(RdGroupAttention):
             the start. ``None`` means no locality. ``"auto"`` means ``None`` over all pixels; within a window 4, and 1
             for groups with elements that do not map the pixel grid to itself.
         content_heads (int): Number of heads with queries and keys. The other heads weight pixels by position alone,
-            which makes them a separable group convolution. ``None`` means half of the heads, rounded up, for
-            ``"frame"`` within a window and with locality, and otherwise all of them.
+            which makes them a separable group convolution (with zero padding for ``"mask"``). ``None`` means half of
+            the heads, rounded up, for ``"frame"`` within a window and with locality, and otherwise all of them.
         context_type (FieldType): Type of the ``context`` of cross attention: fields of the same kind and gspace as
             ``in_type``, which every call then needs. ``None`` is self-attention; a call may still pass a context of
-            ``in_type``. With a ``kernel_size``, input and context may have n pixels and 2 n or 2 n - 1 pixels along
-            every axis, in either order. The window then counts pixels of the finer grid.
+            ``in_type``. With a ``kernel_size`` of at least 3 and ``padding_mode="mask"``, input and context may have n
+            pixels and 2 n or 2 n - 1 pixels along every axis, in either order. The window then counts pixels of the
+            finer grid.
         stride (int): 1, or 2 for queries at every second pixel only, which give (n + 1) / 2 pixels for n. Keys are all
-            pixels of the window. Sides must be odd, since every second pixel of even sides is not symmetric.
-        dropout (float): Probability of dropping an attention weight in training.
+            pixels of the window. Sides must be odd, since every second pixel of even sides is not symmetric. A stride
+            needs a ``kernel_size`` and ``padding_mode="mask"``, and takes no context.
+        dropout (float): Probability, in training, of dropping an attention weight of a head with content.
 
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``; ``(H + 1) / 2`` and ``(W + 1) / 2`` with a stride.
@@ -211,7 +217,8 @@ class R2GlobalAttention(RdGlobalAttention):
             axis. All group elements must keep the window.
         heads (int): Number of attention heads.
         head_channels (int): Channels of queries, keys and values in each head. ``None`` means the fields of
-            ``out_type`` divided by ``heads``, rounded up, and with ``"axial"`` at least one for each axis and table.
+            ``out_type`` divided by ``heads``, rounded up, but at least one for each axis of the image, plus one with
+            ``"relative"``.
         window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
             has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not
             symmetric under them; else a square.

@@ -104,7 +104,7 @@ class RdModule(EquivariantModule):
             atol: Absolute tolerance. The largest allowed error is ``atol + rtol * max |output|``.
             rtol: Tolerance relative to the largest output.
             size: Height and width of the test image, or depth, height and width of the volume. ``None`` means a size
-                that is larger than the windows.
+                that is at least that of the windows.
             off_lattice: Also measure, but do not check, the errors of the other elements (rotations by 45 degrees) on
                 smooth images; see :func:`tg_equiattn.testing.off_lattice_errors`. They are some percent, because of
                 the pixel grid.
@@ -203,8 +203,9 @@ class RdAttentionModule(RdModule):
             mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels of ``input``. Masked pixels have no
                 effect on other pixels, and their outputs are zero. ``None`` means that all pixels are valid.
             context: Fields of ``context_type`` from which keys and values are made; without a ``context_type``, fields
-                of ``in_type``. Within a window they may have half or twice as many pixels along each axis: n for 2 n or
-                2 n - 1. ``None`` means ``input``.
+                of ``in_type``. In lifting and group attention within a window without circular padding, they may have
+                half or twice as many pixels along each axis: n for 2 n or 2 n - 1. With ``encoding=None`` or
+                ``"rotary"`` they may have any size. ``None`` means ``input``.
             context_mask: Bool ``(B, *spatial)`` or ``(1, *spatial)``, true at valid pixels of the context. Masked
                 pixels are not keys. A query without a valid key has zero weights, so its attention is the bias of the
                 output projection. It must be given with ``mask`` and a context.

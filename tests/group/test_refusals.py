@@ -55,7 +55,7 @@ def errors(module, *shape):
 ROTARY = {"kernel_size": None, "encoding": "rotary"}
 CONTENT = {"kernel_size": None, "encoding": None}
 REFUSED = [
-    ("encoding must not be 'rotary' with kernel_size=5: .*use kernel_size=None, or",
+    ("encoding must not be 'rotary' with kernel_size=5: .*use encoding='axial', or, in lifting and group attention,",
      made(kernel_size=5, encoding="rotary")),
     ("windows, also circular ones, need the offset of each key",
      made(kernel_size=5, encoding="rotary", padding_mode="circular")),

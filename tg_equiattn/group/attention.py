@@ -36,7 +36,7 @@ class LiftingAttention(AttentionLayer):
         heads: Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x 3
             window, 27 a cube.
         head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
-            rounded up, with ``"axial"`` at least one for each axis and table, and even for ``"rotary"``.
+            rounded up, but at least one for each axis of the image, and an even number for ``"rotary"``.
         kernel_size: Odd side of the window in pixels, a side for each axis, such as ``(3, 5, 5)`` for thick slices, or
             ``None`` for attention to all pixels, at any image size. All group elements must keep the window. A window
             may be larger than the image; pixels outside are masked.
@@ -55,13 +55,14 @@ class LiftingAttention(AttentionLayer):
             papers. ``"auto"`` means ``None`` over all pixels; within a window 4, and 1 for groups with elements that do
             not map the pixel grid to itself.
         content_heads: Number of heads with queries and keys. The other heads weight pixels by position alone, which
-            makes them a convolution. ``None`` means an eighth of the heads, rounded up, and all of them without
-            locality or over all pixels.
+            makes them a convolution (with zero padding for ``"mask"``). ``None`` means an eighth of the heads, rounded
+            up, and all of them without locality or over all pixels.
         context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
             attention; a call may still pass a context with ``in_channels``.
         stride: 1, or 2 for queries at every second pixel only, which give (n + 1) / 2 pixels for n. Keys are all pixels
-            of the window. Sides must be odd, since every second pixel of even sides is not symmetric.
-        dropout: Probability of dropping an attention weight in training.
+            of the window. Sides must be odd, since every second pixel of even sides is not symmetric. A stride needs a
+            ``kernel_size`` and ``padding_mode="mask"``, and takes no context.
+        dropout: Probability, in training, of dropping an attention weight of a head with content.
 
     Shapes:
         ``(B, in_channels, H, W)`` or ``(B, in_channels, D, H, W)`` -> ``(B, out_channels, |H|, *spatial)``, with half
@@ -125,11 +126,11 @@ class GroupAttention(AttentionLayer):
 
     **All pixels.** ``kernel_size=None`` changes more than the number of keys. There is no locality by default, so every
     pixel has weight in a new layer, and positions are rotary with ``"frame"`` and ``"relative"``. Other encodings see
-    offsets divided by the image's longest side instead of the window's radius. All heads have content. With ``"frame"``
-    the projections of queries and keys mix group elements too (:class:`GroupLinear`), so that a head can compare
-    element h with another one; keys start as the queries of an element that differs from head to head. With
+    offsets divided by the largest offset in the image instead of the window's radius. All heads have content. With
+    ``"frame"`` the projections of queries and keys mix group elements too (:class:`GroupLinear`), so that a head can
+    compare element h with another one; keys start as the queries of an element that differs from head to head. With
     ``"relative"`` and rotary positions, keys start as the queries. Time grows with the square of the number of pixels,
-    and so does memory without rotary positions. There is no circular padding.
+    and so does memory with ``"axial"`` and ``"joint"`` encodings and with locality. There is no circular padding.
 
     Args:
         group: The finite group H. Its dimension (2 or 3) is that of the input.
@@ -138,7 +139,8 @@ class GroupAttention(AttentionLayer):
         heads: Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x 3
             window, 27 a cube.
         head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
-            rounded up, with ``"axial"`` at least one for each axis and table, and even for ``"rotary"``.
+            rounded up, but at least one for each axis of the image, plus one with a relation other than ``"frame"``,
+            and an even number for ``"rotary"``.
         kernel_size: Odd side of the window in pixels, a side for each axis, such as ``(3, 5, 5)`` for thick slices, or
             ``None`` for attention to all pixels, at any image size. All group elements must keep the window. A window
             may be larger than the image; pixels outside are masked.
@@ -165,13 +167,14 @@ class GroupAttention(AttentionLayer):
             ``None`` over all pixels; within a window 4, and 1 for groups with elements that do not map the pixel grid
             to itself.
         content_heads: Number of heads with queries and keys. The other heads weight pixels by position alone, which
-            makes them a separable group convolution. ``None`` means half of the heads, rounded up, for ``"frame"``
-            within a window and with locality, and otherwise all of them.
+            makes them a separable group convolution (with zero padding for ``"mask"``). ``None`` means half of the
+            heads, rounded up, for ``"frame"`` within a window and with locality, and otherwise all of them.
         context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
             attention; a call may still pass a context with ``in_channels``.
         stride: 1, or 2 for queries at every second pixel only, which give (n + 1) / 2 pixels for n. Keys are all pixels
-            of the window. Sides must be odd, since every second pixel of even sides is not symmetric.
-        dropout: Probability of dropping an attention weight in training.
+            of the window. Sides must be odd, since every second pixel of even sides is not symmetric. A stride needs a
+            ``kernel_size`` and ``padding_mode="mask"``, and takes no context.
+        dropout: Probability, in training, of dropping an attention weight of a head with content.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``, with half the sides, rounded up,
@@ -217,7 +220,7 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
         out_channels: Channels of the output, for each group element.
         heads: Number of attention heads.
         head_channels: Channels of queries, keys and values in each head. ``None`` means ``out_channels / heads``,
-            rounded up, and with ``"axial"`` at least one for each axis and table.
+            rounded up, but at least one for each axis of the image, plus one with ``"relative"``.
         kernel_size: Odd side of the window in pixels, within which weights are exact, or a side for each axis. All
             group elements must keep the window.
         window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the
@@ -232,8 +235,8 @@ class GlobalGroupAttention(DrawsFeatures, AttentionLayer):
             starts with a preference for one group element as well. ``"auto"`` means 4, and 1 for groups with elements
             that do not map the pixel grid to itself. ``None`` means no locality.
         num_random_features: Number of random features m. More features make the weights of distant pixels more accurate
-            at proportional cost. ``None`` means :math:`d \log d`, d the width of a head, at least 16.
-            Checkpoints store the seed, the number of the draw and the number of steps since.
+            at proportional cost. ``None`` means :math:`d \log d`, d the width of a head, at least 16. Checkpoints store
+            this number, the seed and the number of the draw.
         context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
             attention; a call may still pass a context with ``in_channels``.
         dropout: Probability, in training, of dropping an attention weight of the window and an output of the random

@@ -223,13 +223,14 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             x: Features, projected to queries.
             mask: Bool ``(B or 1, *spatial)``, true at valid pixels of ``x``. Numbers of masked pixels have no effect,
                 and their outputs are zero. ``None`` means that all pixels are valid.
-            context: Features with ``context_channels``, projected to keys and values. They have the image size of x.
-                Within a window, x and the context may also have n pixels and 2 n or 2 n - 1 pixels along every axis, in
-                either order: pixels of the coarser grid lie between those of the finer one, or on every second. The
-                window then has the keys at up to ``kernel_size / 2`` pixels of the finer grid. With ``encoding=None``
-                or ``"rotary"`` the context may have any size. Rotary positions then assume that x and the context show
-                the same field of view: their longest sides have equal lengths. ``None`` means x; it is allowed if the
-                layer was made without ``context_channels``.
+            context: Features with ``context_channels``, projected to keys and values. They have the image size of x. In
+                lifting and group attention within a window without circular padding, x and the context may also have n
+                pixels and 2 n or 2 n - 1 pixels along every axis, in either order: pixels of the coarser grid lie
+                between those of the finer one, or on every second. The window then has the keys at up to
+                ``kernel_size / 2`` pixels of the finer grid. With ``encoding=None`` or ``"rotary"`` the context may
+                have any size. Rotary positions then assume that x and the context show the same field of view: their
+                longest sides have equal lengths. ``None`` means x; it is allowed if the layer was made without
+                ``context_channels``.
             context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. Masked pixels are not keys.
                 A query without a valid key has zero weights, so its output is the bias of the output projection.
                 It must be given with ``mask`` and a context, and must be ``None`` without a context: ``mask`` is then
@@ -282,9 +283,9 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         if context.shape[0] != x.shape[0] or not self._fits(x.shape[axis:], context.shape[axis:]):
             raise ValueError(
                 f"context must have the batch and the pixels of the input, {tuple(x.shape)}, got "
-                f"{tuple(context.shape)}; in a window without circular padding, of at least 3 pixels, one may have n "
-                "pixels along every axis and the other 2 n or 2 n - 1; with kernel_size=None and encoding=None or "
-                "'rotary' it may have another image size"
+                f"{tuple(context.shape)}; in lifting and group attention, in a window without circular padding, of at "
+                "least 3 pixels, one may have n pixels along every axis and the other 2 n or 2 n - 1; with "
+                "kernel_size=None and encoding=None or 'rotary' it may have another image size"
             )
         if context_mask is None and mask is not None:
             raise ValueError(
@@ -478,7 +479,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             is ``|H|``, or 1 if each output has one query (``"frame"``, ``"relative"``, lifting, global group
             attention). S is ``|H|``, or 1 for lifting and for ``"frame"``, where s = h. Weights of masked query pixels,
             and of queries without a valid key, are zero. Heads without content also give weights to pixels outside of
-            the image, where values are zero, so near the border their weights inside the image sum to less than one.
+            the image and to masked pixels, where values are zero, so near these their other weights sum to less than
+            one.
         """
         if is_inference():  # inference mode has no derivatives
             with ordinary_tensors(), torch.no_grad():

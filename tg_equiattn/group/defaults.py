@@ -43,7 +43,7 @@ def default_encoding(
         raise ValueError(
             f"encoding must not be 'rotary' with kernel_size={kernel_size!r}: rotary positions serve attention to all "
             "pixels by torch's fused kernels, and windows, also circular ones, need the offset of each key; use "
-            "kernel_size=None, or encoding='axial'"
+            "encoding='axial', or, in lifting and group attention, kernel_size=None"
         )
     if locality not in (None, "auto"):
         raise ValueError(

@@ -210,8 +210,9 @@ class FrameTransformer(NotScriptable, Masked, nn.Module):
         if patch_size > 1 and not bool(group.lattice.all()):
             raise ValueError(
                 f"patch_size must be 1 for {group!r}, got {patch_size}: some elements do not map a patch of pixels to "
-                "itself, so its filters cannot be rotated exactly; use patch_size=1 and lifts=False after convolutions "
-                "with a stride, or a group of rotations by 90 degrees"
+                "itself, so its filters cannot be rotated exactly; use patch_size=1 after convolutions with a stride, "
+                "on their regular features (lifts=False here, and no argument in escnn), or a group of rotations by 90 "
+                "degrees"
             )
         self.group, self.in_channels, self.channels, self.patch_size = group, in_channels, channels, patch_size
         self.lifts, self.pool = lifts, pool

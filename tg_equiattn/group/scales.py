@@ -79,7 +79,8 @@ class ScaleGroupAttention(_OverScales, GroupAttention):
         group: The group of scales, from :func:`tg_equiattn.groups.dyadic`.
         in_channels: Channels of the input, for each group element.
         out_channels: Channels of the output, for each group element.
-        scale_window: Number of scales that one scale attends to, odd, centred at its own. ``None`` means 3.
+        scale_window: Number of scales that one scale attends to, odd, centred at its own. ``None`` means 3, or 1 if
+            there is one scale.
         arguments: The further arguments are those of :class:`GroupAttention`, with a ``kernel_size``. The window of
             scale h has the offsets h D.
 
