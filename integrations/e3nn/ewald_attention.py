@@ -58,8 +58,8 @@ class IrrepsEwaldAttention(EwaldLayer):
         already model shorter distances.
 
     max_width : float, optional
-        Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an octave of
-        its own between the two.
+        Width of the widest kernel. The default, ``None``, means 8 ``width``. It is at least twice ``width``. Each width
+        is learned within an octave of its own between the two.
 
     num_gaussians : int
         Number of Gaussian kernels, 4 by default.
@@ -89,8 +89,9 @@ class IrrepsEwaldAttention(EwaldLayer):
     method : str
         ``"direct"`` sums over all pairs of nodes, in graphs that do not repeat. ``"ewald"`` sums over reciprocal
         vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra ``nufft``. ``"auto"``,
-        the default, chooses for every graph: direct sums below 4,000 nodes if it is open, reciprocal sums if it
-        repeats, and non-uniform transforms if it is larger.
+        the default, chooses for every graph: direct sums if it is open, and reciprocal sums if it repeats. In a wide
+        cell with few nodes, parts of kernels that decay fast are summed over pairs and their nearest images. From some
+        thousand nodes on, non-uniform transforms are used where they are installed and faster.
 
     max_hkl : sequence of 3 int, optional
         Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. If given, cells
@@ -244,7 +245,7 @@ class IrrepsChargeInteraction(_ReadsScalars, ChargeInteraction):
         not compete with messages.
 
     cutoff : float, optional
-        Largest length of an edge, for transfers.
+        Largest length of an edge, for transfers. It is needed with ``irreps_in``.
 
     avg_num_neighbors : float
         Constant by which transfers are divided, 1 by default.
@@ -307,7 +308,7 @@ class IrrepsPredictedChargeInteraction(_ReadsScalars, PredictedChargeInteraction
         Irreps of features, of which the scalars ``0e`` are read.
 
     width : float
-        Width s of the kernel, in the unit of positions. Use 0.4 of the message-passing cutoff.
+        Width s of the kernel, in the unit of positions. Use 0.6 of the message-passing cutoff.
 
     cutoff : float
         Largest length of an edge, for transfers and for the energy that is taken off. Edges must be all pairs up to

@@ -155,7 +155,8 @@ class _Refusal:
         raise NotImplementedError(
             "MACE with long range does not support TorchScript: save it with torch.save(model, path), run it with "
             "MACECalculator(model_paths=path). LAMMPS cannot run it: it gives each process a part of the atoms, and "
-            "long range needs sums over all"
+            "long range needs sums over all. run_lammps of tg_equiattn.integrations.lammps runs it on one process, and "
+            "write_lammps of tg_equiattn.integrations.mace writes models with charges that are given"
         )
 
 
@@ -185,7 +186,8 @@ class _LongRangeModel(MACE):
     ) -> dict[str, Tensor | None]:  # fmt: skip
         if more.get("lammps_mliap"):
             raise NotImplementedError(
-                "long range needs sums over all atoms, and LAMMPS gives each process a part of them: use ASE"
+                "long range needs sums over all atoms, and LAMMPS gives each process a part of them: use ASE, or, on "
+                "one process, run_lammps of tg_equiattn.integrations.lammps"
             )
         if more.get("compute_edge_forces") or more.get("compute_atomic_stresses"):
             raise NotImplementedError(
@@ -373,22 +375,22 @@ def add_long_range(
     ``compute_born_charges`` and, if charges are predicted, ``compute_shared_charge``, ``False`` by default, for the
     outputs ``long_range_energy``, ``born_charges`` and ``shared_charge``. Data with ``born_charges`` ask for Born
     charges, and ``training=True`` for the shared charge, too. An ``external_field`` of the data, in V/Å, acts on the
-    dipole of graphs that do not repeat. At the start a part
-    of :math:`E_{\mathrm{long}}` for each element is fitted to ``batch`` and taken off, and the scale of a
-    ``ScaleShiftMACE`` is fitted to the forces of the data without those of charges. So atomic energies of the model
-    are those of the data, as without long range. Charges that are predicted
+    dipole of graphs that do not repeat. At the start a part of :math:`E_{\mathrm{long}}` for each element is fitted to
+    ``batch`` and taken off (not for charges that are predicted with ``exclude_near``, which have no energies of single
+    atoms), and the scale of a ``ScaleShiftMACE`` is fitted to the forces of the data without those of charges. So
+    atomic energies of the model are those of the data, as without long range. Charges that are predicted
     (:class:`tg_equiattn.nn.PredictedChargeInteraction`) are fitted to total charges of ``batch`` and to net forces
     between separate fragments; a message of level INFO says how much of these forces they explain. Data that have
     neither of these, nor labels of charge, are refused (:func:`can_predict_charges`): MACE alone learns them better.
 
     All parameters and buffers of the model keep their names, and all but the scale with charges their values: older
     checkpoints load with ``strict=False``. With attention a trained model predicts as before until g moves from 0. With
-    charges its energies and forces move, so train it on.
-    Forces, virials and stress include long range: cells are strained as positions are. Graphs repeat along the lattice
-    vectors that ``pbc`` names; the wide cells that MACE puts around open directions are not read. Save with
-    ``torch.save(model, path)``, run with ``MACECalculator`` or :class:`LongRangeCalculator`. TorchScript,
-    ``compile_mode``, cuequivariance's layout, LAMMPS and quantities that MACE shares among edges (atomic stresses) are
-    refused.
+    charges its energies and forces move, so train it on. Forces, virials and stress include long range: cells are
+    strained as positions are. Graphs repeat along the lattice vectors that ``pbc`` names; the wide cells that MACE puts
+    around open directions are not read. Save with ``torch.save(model, path)``, run with ``MACECalculator`` or
+    :class:`LongRangeCalculator`. TorchScript, ``compile_mode``, cuequivariance's layout, LAMMPS's ML-IAP and quantities
+    that MACE shares among edges (atomic stresses) are refused. LAMMPS runs the model by
+    :func:`tg_equiattn.integrations.lammps.run_lammps`, and models with charges that are given by :func:`write_lammps`.
 
     Args:
         model: A ``MACE`` or ``ScaleShiftMACE``, trained or not.
@@ -412,8 +414,8 @@ def add_long_range(
         gain: Initial value of the learned gain of attention. The default, 0, leaves a model as it is.
         exclude_near: With predicted charges, True, the default, takes their energy within ``r_max`` off again, which
             messages can learn. False keeps it, as checkpoints of earlier states have it.
-        max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an
-            octave of its own between the two.
+        max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. It is at least twice ``width``.
+            Each width is learned within an octave of its own between the two.
         num_gaussians: Number of Gaussian kernels, 4 by default.
         num_coulomb: Number of Coulomb kernels, which decay as 1 / r, 4 by default. Use 0 if nothing is charged.
         kernels: Module with kernels of your own, beside the others. It has an integer ``count``, and called with gains
@@ -428,8 +430,10 @@ def add_long_range(
             default.
         method: ``"direct"`` sums over all pairs of nodes, in graphs that do not repeat. ``"ewald"`` sums over
             reciprocal vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra
-            ``nufft``. ``"auto"``, the default, chooses for every graph: direct sums below 4,000 nodes if it
-            is open, reciprocal sums if it repeats, and non-uniform transforms if it is larger.
+            ``nufft``. ``"auto"``, the default, chooses for every graph: direct sums if it is open, and reciprocal sums
+            if it repeats. In a wide cell with few nodes, parts of kernels that decay fast are summed over pairs and
+            their nearest images. From some thousand nodes on, non-uniform transforms are used where they are installed
+            and faster.
         max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. The
             default, ``None``, reads cells.
 

@@ -133,9 +133,11 @@ class LongRange(LongRangeModule):
             messages already model shorter distances.
         method: ``"direct"`` sums over all pairs of nodes, in frames that do not repeat. ``"ewald"`` sums over
             reciprocal vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra
-            ``nufft``. ``"auto"``, the default, chooses for every frame: direct sums below 4,000 atoms if it is open,
-            reciprocal sums if it repeats, and non-uniform transforms if it is larger. In compiled models ``"ewald"``
-            leaves out what open frames need, ``"direct"`` what crystals need, and ``"auto"`` computes both.
+            ``nufft``. ``"auto"``, the default, chooses for every frame: direct sums if it is open, and reciprocal sums
+            if it repeats. In a wide cell with few atoms, parts of kernels that decay fast are summed over pairs and
+            their nearest images. From some thousand atoms on, non-uniform transforms are used where they are installed
+            and faster. In compiled models ``"ewald"`` leaves out what open frames need, ``"direct"`` what crystals
+            need, and ``"auto"`` computes both.
         max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. The
             default, ``None``, reads cells. Compiled models need it if frames repeat.
         features: Largest number of channels of each irrep in attention. The default is 16, and ``None`` means all
@@ -147,8 +149,8 @@ class LongRange(LongRangeModule):
         r_max: Cutoff of the model's edges, in the unit of positions.
         avg_num_neighbors: Constant by which transfers of Coulomb sources along edges are divided, 1 by default.
         irreps_in: Irreps of fields, as NequIP's modules pass them on.
-        max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an
-            octave of its own between the two.
+        max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. It is at least twice ``width``.
+            Each width is learned within an octave of its own between the two.
         num_gaussians: Number of Gaussian kernels, 4 by default.
         num_coulomb: Number of Coulomb kernels, which decay as 1 / r, 4 by default. Use 0 if nothing is charged.
         kernels: Module with kernels of your own, beside the others. It has an integer ``count``, and called with gains
@@ -223,8 +225,8 @@ class LongRangeCharges(LongRangeModule):
             charges.
         dielectric: Electronic dielectric constant of the data. Born charges are derivatives of the dipole times its
             root. The default is 1.
-        born_charges: True if the model returns Born effective charges. Compiled models never do. The default is
-            ``False``.
+        born_charges: True if the model returns Born effective charges, with charges that are given. Compiled models
+            never do. The default is ``False``.
         width: Width s of the kernel, in the unit of positions. The default, ``None``, means 0.4 ``r_max``, or 0.6
             ``r_max`` for predicted charges, so that the kernel does not compete with messages.
         exclude_near: With predicted charges, True, the default, takes their energy within ``r_max`` off again, which

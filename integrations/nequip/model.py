@@ -35,8 +35,9 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
         after: Layers, counted from 0, that attention follows. The default, ``None``, means the first one, or no
             attention with ``charges``. The last layer has scalars only.
         long_range: Arguments of :class:`LongRange`, or of :class:`LongRangeCharges` with ``charges``. By default
-            ``width`` is half of ``r_max`` (0.4 for charges), and ``output_scale`` and ``avg_num_neighbors`` are the
-            mean of the model's ``avg_num_neighbors``, or 1 if it has none.
+            ``width`` is half of ``r_max``, and for charges 0.4 ``r_max``, or 0.6 ``r_max`` if they are predicted. By
+            default ``avg_num_neighbors``, and the ``output_scale`` of attention, are the mean of the model's
+            ``avg_num_neighbors``, or 1 if it has none.
         charges: Charge of each type of atoms by its name, or "predicted", in place of attention. The trainer needs the
             callback :class:`FitCharges`.
         model: Arguments of :func:`nequip.model.NequIPGNNModel`.
@@ -93,10 +94,11 @@ def _with_inputs(built: GraphModuleMixin) -> GraphModuleMixin:
 class FitCharges(lightning.Callback):
     """Fit models with :class:`LongRangeCharges` to batches of the training data, before the first epoch.
 
-    A part of the energies of charges for each type is fitted and taken off, so ``per_type_energy_shifts`` are those of
-    the data, as without long range. ``per_type_energy_scales`` are multiplied by the factor that forces of the data
-    have without those of charges. With ``learn: scale`` the factor of the charges is fitted, too. Models that have been
-    fitted stay as they are, so training can be continued.
+    A part of the energies of charges for each type is fitted and taken off (not for charges that are predicted with
+    ``exclude_near``, which have no energies of single atoms), so ``per_type_energy_shifts`` are those of the data, as
+    without long range. ``per_type_energy_scales`` are multiplied by the factor that forces of the data have without
+    those of charges. With ``learn: scale`` the factor of the charges is fitted, too. Models that have been fitted stay
+    as they are, so training can be continued.
 
     Args:
         batches: Number of batches, 8 by default.

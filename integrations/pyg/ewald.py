@@ -57,9 +57,9 @@ class EwaldAttention(WarnsOfHiddenBatch, NotScriptable, nn.Module):
         in_vectors (int, optional): Number of input vectors of each node. (default: :obj:`0`)
         out_vectors (int, optional): Number of vectors of each node that are computed. With :obj:`0`, outputs have no
             inner products of vectors; pass :obj:`lmax=0`, too, if there are no input vectors. (default: :obj:`8`)
-        max_width (float, optional): Width of the widest kernel. Each width is learned within an octave of its own
-            between the two. In small cells use less than half a side. :obj:`None` means :obj:`8 * width`.
-            (default: :obj:`None`)
+        max_width (float, optional): Width of the widest kernel. It is at least twice :obj:`width`. Each width is
+            learned within an octave of its own between the two. In small cells use less than half a side. :obj:`None`
+            means :obj:`8 * width`. (default: :obj:`None`)
         num_gaussians (int, optional): Number of Gaussian kernels. (default: :obj:`4`)
         num_coulomb (int, optional): Number of Coulomb kernels, which decay as 1 / r. Use :obj:`0` if nothing acts as
             far as charges do. (default: :obj:`4`)
@@ -75,9 +75,10 @@ class EwaldAttention(WarnsOfHiddenBatch, NotScriptable, nn.Module):
             kernel. Use :obj:`1e-2` to train faster. (default: :obj:`1e-4`)
         method (str, optional): :obj:`"direct"` sums over all pairs of nodes, in graphs that do not repeat.
             :obj:`"ewald"` sums over reciprocal vectors. :obj:`"nufft"` does so by non-uniform fast Fourier transforms,
-            which need the extra :obj:`nufft`. :obj:`"auto"` chooses for every graph: direct sums below 4,000 nodes if
-            it is open, reciprocal sums if it repeats, and non-uniform transforms if it is larger.
-            (default: :obj:`"auto"`)
+            which need the extra :obj:`nufft`. :obj:`"auto"` chooses for every graph: direct sums if it is open, and
+            reciprocal sums if it repeats. In a wide cell with few nodes, parts of kernels that decay fast are summed
+            over pairs and their nearest images. From some thousand nodes on, non-uniform transforms are used where they
+            are installed and faster. (default: :obj:`"auto"`)
         max_hkl (Sequence[int], optional): Largest Miller indices along the three lattice vectors, for the kernel with
             the largest cutoff. If given, cells are not read, which :meth:`torch.compile` needs. (default: :obj:`None`)
 
@@ -235,7 +236,7 @@ def ewald_settings(graphs: Sequence[Data], **attn_kwargs: Any) -> dict[str, Any]
       that are normal random numbers. It depends on all other settings, since terms of different nodes have different
       signs and sizes.
 
-    Both are read from up to 16 graphs, evenly spaced in the data set.
+    They are read from up to 16 graphs, evenly spaced in the data set.
 
     Args:
         graphs (Sequence[Data]): The training graphs, with :obj:`pos`, and :obj:`cell` and :obj:`pbc` if they are

@@ -96,8 +96,8 @@ class ChargeLayer(NotScriptable, StoresSettings):
             edge_index: int64 ``(2, E)``, each edge in both directions, if the layer has ``scalars``.
             edge_vectors: ``(E, 3)``, vector of each edge from its first to its second node, if the layer has
                 ``scalars``.
-            total_charge: ``(B,)``, total charge of each graph. ``None`` means that all are neutral if charges are
-                given; predicted charges need it.
+            total_charge: ``(B,)`` or ``(B, 1)``, total charge of each graph. ``None`` means that all are neutral if
+                charges are given; predicted charges need it.
             cell: Lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``.
             pbc: bool ``(3,)`` or ``(B, 3)``, the lattice vectors along which graphs repeat: three, two or none.
                 ``None`` means all that are not zero.
@@ -242,7 +242,7 @@ class ChargeInteraction(ChargeLayer):
             kernel does not compete with messages.
         scalars: Number of invariant features of each node, from which transfers are learned. With 0, the default,
             charges are held.
-        cutoff: Largest length of an edge, for transfers.
+        cutoff: Largest length of an edge, for transfers. It is needed with ``scalars``.
         avg_num_neighbors: Constant by which transfers are divided, 1 by default.
         dielectric: Electronic dielectric constant of the data, 1 by default. The charges of a graph sum to its total
             charge divided by the root of this constant.
@@ -353,7 +353,7 @@ class PredictedChargeInteraction(ChargeLayer):
 
     Args:
         names: Names of the elements, in the order of the numbers in ``elements``.
-        width: Width s of the kernel, in the unit of positions. Use 0.4 of the message-passing cutoff.
+        width: Width s of the kernel, in the unit of positions. Use 0.6 of the message-passing cutoff.
         scalars: Number of invariant features of each node.
         cutoff: Largest length of an edge, for transfers and for the energy that is taken off. Edges must be all pairs
             up to this length.

@@ -291,18 +291,19 @@ def charge_energies(
     .. math:: E_i = \frac{q_i}{2} \sum_j q_j\, \frac{1}{r_{ij}}\, \mathrm{erf} \frac{r_{ij}}{\sqrt 2 s}
 
     The sum includes the node itself, with :math:`q_i^2 / \sqrt{2 \pi} s`, and, in graphs that repeat, all images of
-    each node. So the energy of a graph is a sum of squares over waves and never negative. In crystals k = 0 is left
-    out: a uniform background makes every cell neutral, and the surface term of a dipole is left out too. The energy of
-    a charged cell therefore depends on its volume by a term that decays as 1 / L with its side L.
+    each node. So the energy of a graph is a sum of squares over waves and never negative, except in slabs whose charges
+    do not sum to zero. In crystals k = 0 is left out: a uniform background makes every cell neutral, and the surface
+    term of a dipole is left out too. The energy of a charged cell therefore depends on its volume by a term that decays
+    as 1 / L with its side L.
 
     Args:
         charges: Charges ``(T,)``.
         pos: Positions ``(T, 3)``. Give large coordinates in float64, whatever the dtype of the charges is.
         batch: Sorted int64 ``(T,)``, the graph of each node. ``None`` means one graph.
-        width: Width s of the kernel, in the unit of positions. At distances beyond 3 s it is 1 / r.
+        width: Width s of the kernel, in the unit of positions. At distances beyond 3 s it is 1 / r to 0.3 %.
         cell: Lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``, in the unit of positions.
-        pbc: bool ``(3,)`` or ``(B, 3)``, the lattice vectors along which graphs repeat. ``None`` means all that are not
-            zero.
+        pbc: bool ``(3,)`` or ``(B, 3)``, the lattice vectors along which graphs repeat: three, two or none. ``None``
+            means all that are not zero.
         method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in :class:`tg_equiattn.nn.EwaldAttention`.
         error: Promised error of sums over reciprocal vectors, relative to the largest value of the kernel.
         max_hkl: Largest Miller indices along the three lattice vectors. If given, cells are not read, which

@@ -349,19 +349,19 @@ class EwaldAttention(EwaldLayer):
 
     The sum includes the node itself and, if a graph repeats, all images of all nodes; one batch may hold molecules,
     slabs and crystals. In a new layer queries and keys are near 1, so it computes potentials and fields of its values.
-    The output has no residual connection and is extensive: see ``output_scale``. Equivariant to rotations,
-    reflections, translations and permutations; smooth in positions and cells, with derivatives of any order. Direct
-    sums are exact. Sums over the reciprocal vectors of a cell have exact symmetries and approximate to ``error``; those
-    of a box around a large open graph have symmetries to ``error`` too (:doc:`/crystals`). Under autocast everything is
-    computed and returned in float32.
+    The output has no residual connection and is extensive: see ``output_scale``. Equivariant to rotations, reflections,
+    translations and permutations; smooth in positions and cells, with derivatives of any order. Direct sums are exact.
+    Sums over the reciprocal vectors of a cell have exact symmetries and approximate to ``error``. Sums over the vectors
+    of a box around a large open graph, and sums over images, have symmetries to ``error`` too (:doc:`/crystals`). Under
+    autocast everything is computed and returned in float32.
 
     Args:
         scalar_channels: Scalars of the input.
         vector_channels: Vectors of the input.
         width: Width of the narrowest kernel, in the unit of ``pos``. Use about half of the message-passing cutoff:
             messages already model shorter distances.
-        max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an
-            octave of its own between the two.
+        max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. It is at least twice ``width``.
+            Each width is learned within an octave of its own between the two.
         out_channels: Scalars and vectors of the output. The default, ``None``, means as many as in the input.
         num_gaussians: Number of Gaussian kernels, 4 by default.
         num_coulomb: Number of Coulomb kernels, which decay as 1 / r, 4 by default. Use 0 if nothing is charged.
@@ -377,8 +377,10 @@ class EwaldAttention(EwaldLayer):
             default. Use 1e-2 to train faster.
         method: ``"direct"`` sums over all pairs of nodes, in graphs that do not repeat. ``"ewald"`` sums over
             reciprocal vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra
-            ``nufft``. ``"auto"``, the default, chooses for every graph: direct sums below 4,000 nodes if it
-            is open, reciprocal sums if it repeats, and non-uniform transforms if it is larger.
+            ``nufft``. ``"auto"``, the default, chooses for every graph: direct sums if it is open, and reciprocal sums
+            if it repeats. In a wide cell with few nodes, parts of kernels that decay fast are summed over pairs and
+            their nearest images. From some thousand nodes on, non-uniform transforms are used where they are installed
+            and faster.
         max_hkl: Largest Miller indices along the lattice vectors a, b, c, for the kernel with the largest cutoff k:
             each above :math:`|a| k / 2 \pi`. If one is too small, an error names what is needed. If given, cells are
             not read, which torch.compile needs. The default, ``None``, reads them.

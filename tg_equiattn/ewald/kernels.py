@@ -174,7 +174,8 @@ class Gaussian(Kernel):
         \qquad s^l\, Y_l(\nabla) K = (-1)^l\, Y_l(r / s)\, K(r)
 
     Args:
-        widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds.
+        widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds, or ``(1, C)`` for widths
+            that all heads share.
         gains: ``(heads, C, lmax + 1)``, the factor of each degree of the solid harmonics.
         bounds: The smallest and the largest width of each of the C kernels, as Python numbers in the unit of positions.
 
@@ -218,7 +219,8 @@ class Coulomb(_Potential):
     with :math:`t = r^2 / 2 s^2` and Boys functions F.
 
     Args:
-        widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds.
+        widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds, or ``(1, C)`` for widths
+            that all heads share.
         gains: ``(heads, C, lmax + 1)``, the factor of each degree of the solid harmonics.
         bounds: The smallest and the largest width of each of the C kernels, as Python numbers in the unit of positions.
 
