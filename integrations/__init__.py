@@ -1,4 +1,5 @@
-"""Layers for escnn, PyG and e3nn; each subpackage imports its host and says which extra brings it."""
+"""Layers for escnn, PyG and e3nn, and long range for MACE, NequIP and LAMMPS. Each module imports its host and says
+which extra brings it."""
 
 from pathlib import Path as _Path
 

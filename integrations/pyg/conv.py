@@ -93,8 +93,9 @@ class RelativePerformerConv(WarnsOfHiddenBatch, NotScriptable, DrawsFeatures, St
         cutoff (float, optional): Pairs closer than this are near where there are no edges, in the unit of :obj:`pos`.
             Offsets are measured in units of it, too. It is a whole number for :obj:`offset="table"` and
             :obj:`position="clipped"`, where distances are Manhattan, and a real number otherwise, where they are
-            Euclidean. Twice :func:`tg_equiattn.graphs.mean_edge_length` suits most graphs. :obj:`None` means
-            :obj:`6`, but :obj:`offset="mlp"` and :obj:`"distance"` need a value. (default: :obj:`None`)
+            Euclidean. Twice :func:`tg_equiattn.graphs.mean_edge_length` suits most graphs. :obj:`None` means :obj:`6`,
+            but :obj:`offset="mlp"` and :obj:`"distance"` need a value, and with :obj:`offset=None` it must be
+            :obj:`None`. (default: :obj:`None`)
         offset (str, optional): Bias of near pairs: a :obj:`"table"` over whole offsets, for grids; an :obj:`"mlp"` of
             the offset, for points off a grid; a smooth function of the :obj:`"distance"`, which is invariant to
             rotations and vanishes at :obj:`cutoff`; or :obj:`None`, one number for each head, for edges between nodes
@@ -112,8 +113,8 @@ class RelativePerformerConv(WarnsOfHiddenBatch, NotScriptable, DrawsFeatures, St
         edge_dim (int, optional): Number of features of an edge. A linear map of them is added to its score. Only for
             :obj:`position="window"`. (default: :obj:`None`)
         num_random_features (int, optional): Number of random features. More are more exact and slower. Their directions
-            come in opposite pairs and have a variance that each head learns. :obj:`None` means
-            :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of width :math:`d`. (default: :obj:`None`)
+            come in opposite pairs and have a variance that each head learns. :obj:`None` means :math:`\max(64, \lfloor
+            d \ln d \rfloor)` with :math:`d` the :obj:`key_channels`. (default: :obj:`None`)
         method (str, optional): :obj:`"features"`, in linear time, or :obj:`"pairs"`, exact over all pairs of a graph,
             in quadratic time; use it for graphs of up to some hundred nodes. The two are different functions: a trained
             layer keeps its method. :obj:`None` means :obj:`"features"`, with one warning if the first graphs are so

@@ -38,8 +38,9 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
         heads (int, optional): Number of attention heads. (default: :obj:`1`)
         dropout (float, optional): Dropout probability of the outputs of :obj:`conv`, attention and the MLP.
             (default: :obj:`0.0`)
-        act (str or Callable, optional): The activation of the MLP. (default: :obj:`"relu"`)
-        norm (str or Callable, optional): The normalization layers. (default: :obj:`"batch_norm"`)
+        act (str or torch.nn.Module, optional): The activation of the MLP. (default: :obj:`"relu"`)
+        norm (str or torch.nn.Module, optional): The normalization layers, by the name of a layer of PyG; a module is
+            one layer at three places, and :obj:`None` leaves them out. (default: :obj:`"batch_norm"`)
         norm_kwargs (Dict[str, Any], optional): Arguments of the normalization layers. (default: :obj:`None`)
         attn (str, optional): :obj:`"performer"` for :class:`RelativePerformerConv`, whose weights depend on content, or
             :obj:`"ewald"` for :class:`EwaldAttention`, whose weights are kernels of the distance.

@@ -100,8 +100,9 @@ class PeriodicRadiusGraph(BaseTransform):
     (functional name: :obj:`periodic_radius_graph`).
 
     Positions have two or three dimensions and may lie outside the cell. The rows of :obj:`cell`, :math:`(d, d)` or
-    :math:`(1, d, d)`, are lattice vectors; the graph repeats along those that :obj:`data.pbc` names, by default along
-    all that are not zero. Without :obj:`cell` it does not repeat. They replace the edges of the graph:
+    :math:`(1, d, d)`, are lattice vectors; the graph repeats along those that :obj:`data.pbc` names, three, two or
+    none, by default along all that are not zero. Without :obj:`cell` it does not repeat. They replace the edges of the
+    graph:
 
     - :obj:`edge_index` joins each pair both ways; a node is joined with its own images, and with several images of
       another node, where they are near.

@@ -253,12 +253,12 @@ class GroupTransformer(Classifier):
         channels: Output channels of each block; their number is the number of blocks.
         heads: Attention heads of every layer.
         kernel_size: Odd side of the windows in pixels, a side for each axis, or ``None`` for attention to all pixels.
-        relation: Which group elements meet in the blocks, as in :class:`GroupAttention`. ``None`` means ``"frame"``,
-            and ``"relative"`` for groups of scales.
+        relation: Which group elements meet in the blocks, as in :class:`GroupAttention`. ``None`` means ``"frame"``.
+            Groups of scales always have ``"relative"``, and refuse other values than ``None``.
         norm: Normalization of :class:`GroupAttentionBlock`: ``"batch"``, ``"layer"`` or ``"global"``.
         pools: Blocks after which space is max-pooled 2 x 2, counted from 1; 0 means after lifting.
-        attn_kwargs: Further arguments of the attention layers of the blocks. The lifting layer gets those that
-            :class:`LiftingAttention` has.
+        attn_kwargs: Further arguments of the attention layers of the blocks, except ``context_channels`` and
+            ``stride=2``. The lifting layer gets those that :class:`LiftingAttention` has.
 
     Shapes:
         ``(B, in_channels, *spatial)`` -> ``(B, num_classes)``. Pools must leave pixels. A pool refuses an odd

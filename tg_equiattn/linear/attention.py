@@ -116,7 +116,8 @@ class PerformerAttention(NotScriptable, DrawsFeatures, StoresSettings):
         cutoff: Pairs closer than this are near, in the unit of positions. Offsets are measured in units of it, too. It
             is a whole number for ``offset="table"`` and ``position="clipped"``, where distances are Manhattan, and a
             real number otherwise, where they are Euclidean. Twice :func:`tg_equiattn.graphs.mean_edge_length` suits
-            most graphs. Default ``None``: 6, but ``offset="mlp"`` and ``"distance"`` need a value.
+            most graphs. Default ``None``: 6, but ``offset="mlp"`` and ``"distance"`` need a value, and with
+            ``offset=None`` it must be ``None``.
         offset: Bias of near pairs: a ``"table"`` over whole offsets, for grids (default); an ``"mlp"`` of the offset,
             for points off a grid; a smooth function of the ``"distance"``, which is invariant to rotations and
             vanishes at ``cutoff``; or ``None``, one number for each head, for edges between nodes without positions.
