@@ -160,7 +160,7 @@ CASES = [
     ("pos has 3 coordinates but pos_dim is 2: pass pos_dim=3.* in RelativeGPSBlock attn_kwargs=", lambda: near()(
         NODES, pos=NODES[..., :3])),
     ("cutoff must be given with offset='distance'", lambda: PerformerAttention(12, 15, 3, offset="distance")),
-    ("pos must be given.*values='offset' needs it", lambda: near(position=None, values="offset")(NODES)),
+    ("pos must be given.*values='offset' or 'far' needs it", lambda: near(position=None, values="offset")(NODES)),
     ("return_vectors must be False with values='content'", lambda: near()(
         NODES, pos=NODES[..., :2], return_vectors=True)),
     ("input must be", lambda: near()(NODES[..., :5])),

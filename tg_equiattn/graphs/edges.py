@@ -245,5 +245,6 @@ def check_whole(offsets: Tensor, pos: Tensor | None, name: str) -> None:
         raise ValueError(
             f"{name} must be whole numbers where offsets index a table or distances are counted (offset='table', "
             f"position='clipped'), got an offset of {wrong}: scale pos to the unit of its grid; for points off a grid "
-            "pass offset='distance' (or 'mlp') and a cutoff, for example 2 * mean_edge_length(pos, edge_index)"
+            "pass position='window', offset='distance' (or 'mlp') and a cutoff, for example 2 * mean_edge_length(pos, "
+            "edge_index)"
         )

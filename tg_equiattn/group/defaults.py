@@ -85,7 +85,7 @@ def default_content_heads(
     if content_heads < heads and strength is None:
         raise ValueError(
             f"content_heads={content_heads} needs locality: heads without content weight pixels by position only. Set "
-            f"locality, for example to 4.0, or content_heads={heads}"
+            f"locality, for example to 4.0, with encoding='axial' or 'joint', or content_heads={heads}"
         )
     if crosses and not content_heads:
         raise ValueError(

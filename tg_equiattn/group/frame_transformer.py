@@ -289,7 +289,8 @@ class FrameTransformer(NotScriptable, Masked, nn.Module):
             wanted = tuple(-(-n // side) * side for n in x.shape[axis:])
             raise ValueError(
                 f"input sides must be multiples of patch_size={side}, got {tuple(x.shape[axis:])}; pad images to "
-                f"{wanted} pixels with torch.nn.functional.pad, equally at opposite sides, and pass a mask"
+                f"{wanted} pixels with torch.nn.functional.pad, and pass a mask; equal margins at opposite sides keep "
+                "the symmetry exact"
             )
         x, checked = enter(x, mask, axis)
         patches = None if checked is None else Checked(self.mask_after(checked.pixels))

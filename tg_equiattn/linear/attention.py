@@ -271,7 +271,10 @@ class PerformerAttention(NotScriptable, DrawsFeatures, StoresSettings):
         if x.ndim not in (2, 3) or (channels != -1 and x.shape[-1] != channels):
             raise ValueError(f"input must be (B, N, {channels}), or (N, {channels}) with batch, got {tuple(x.shape)}")
         if return_vectors and self.far_offsets is None:
-            raise ValueError("return_vectors must be False with values='content', got True: pass values='far'")
+            raise ValueError(
+                "return_vectors must be False with values='content', got True: pass values='far', for "
+                "position='window' or None"
+            )
         checks.same_kind(x, self.query.weight)
         nodes = read_nodes(
             x, self.needs, mask, batch, batch_size, max_num_nodes, pos, grid, neighbors,
@@ -366,7 +369,7 @@ def _cutoff(position: str | None, cutoff: float | None, offset: str | None) -> f
         if isinstance(cutoff, float):
             raise ValueError(
                 "cutoff must be a positive integer with offset='table' and position='clipped', where distances are "
-                f"counted, got {cutoff}; for points off a grid pass offset='distance' or 'mlp'"
+                f"counted, got {cutoff}; for points off a grid pass position='window' with offset='distance' or 'mlp'"
             )
         checks.positive(cutoff=cutoff)
     return cutoff

@@ -95,7 +95,7 @@ def read_nodes(
     if needs.positions or search or placed:
         if mask is not None and isinstance(pos, Tensor) and pos.shape[:-1] == mask.shape:
             pos = torch.where(mask[..., None], pos, torch.zeros_like(pos))
-        why = "values='offset' needs it" if needs.far_offsets and not search else needs.why
+        why = "values='offset' or 'far' needs it" if needs.far_offsets and not search else needs.why
         pos = read_pos(pos, (*shape, needs.dim), x, needs, why).reshape(-1, needs.dim)
     if count and (needs.neighbors or (placed and neighbors.dim == needs.dim)):  # type: ignore[union-attr]
         near = _near_pairs(needs, node_batch, x.device, pos, batch, grid, neighbors)
@@ -133,11 +133,12 @@ def _check_grid(grid: PixelGrid, needs: Needs, node_batch: NodeBatch, count: int
         )
     if needs.far_offsets and grid.periodic:
         raise ValueError(
-            f"grid must not be periodic with values='offset', as pixels of a torus have no offset, got {grid}"
+            f"grid must not be periodic with values='offset' or 'far', as pixels of a torus have no offset, got {grid}"
         )
     if needs.whole and not grid.is_whole:
         raise ValueError(
-            f"grid must have spacing 1 where offsets are counted, as by tables, got {grid}: take offset='mlp'"
+            f"grid must have spacing 1 where offsets are counted, as by tables, got {grid}: take "
+            "position='window' with offset='mlp'"
         )
 
 
