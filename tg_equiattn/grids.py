@@ -216,7 +216,7 @@ class PixelGrid:
     """Pixels of an image (or voxels of a volume) as nodes in row order, and which of them are near each other.
 
     Args:
-        shape: ``(H, W)`` or ``(D, H, W)``.
+        shape: ``(H, W)`` or ``(D, H, W)``, or ``(N,)`` for pixels along a line.
         cutoff: pixels at a smaller Manhattan distance, the sum along the axes, are near. The unit is that of
             ``spacing``. The default is 6.
         periodic: whether the last pixel of an axis is next to the first. The offset of two pixels is then the shortest

@@ -28,8 +28,8 @@ class R2TransformerBlock(RdTransformerBlock):
 
     Args:
         in_type (FieldType): Type of input and output: regular fields.
-        heads (int): Number of attention heads, a divisor of the number of fields. ``None`` means heads of about 48
-            fields.
+        heads (int): Number of attention heads, a divisor of the number of fields that leaves at least 2 for each head.
+            ``None`` means heads of about 48 fields.
         mlp_ratio (float): Fields of the hidden layer of the MLP, divided by those of ``in_type``.
         dropout (float): Probability, in training, of dropping a field of a pixel in the output of the attention and of
             the MLP.
@@ -91,7 +91,8 @@ class R2FrameTransformer(RdFrameTransformer):
             elements that do not map the pixel grid to itself.
         channels (int): Regular fields of the tokens.
         num_layers (int): Number of blocks.
-        heads (int): Attention heads of every block, a divisor of ``channels``. ``None`` means heads of about 48 fields.
+        heads (int): Attention heads of every block, a divisor of ``channels`` that leaves at least 2 for each head.
+            ``None`` means heads of about 48 fields.
         mlp_ratio (float): Fields of the hidden layer of each MLP, divided by ``channels``.
         dropout (float): Dropout of :class:`R2TransformerBlock`.
         drop_path (float): Stochastic depth of the last block. It grows linearly from 0 in the first.

@@ -119,8 +119,8 @@ class RelativePerformerConv(WarnsOfHiddenBatch, NotScriptable, DrawsFeatures, St
             in quadratic time; use it for graphs of up to some hundred nodes. The two are different functions: a trained
             layer keeps its method. :obj:`None` means :obj:`"features"`, with one warning if the first graphs are so
             small that pairs are exact and faster. (default: :obj:`None`)
-        dropout (float, optional): Probability of dropping weights in training: single ones of near pairs, whole keys
-            among all pairs. (default: :obj:`0.0`)
+        dropout (float, optional): Probability of dropping weights in training: single ones of near pairs, and of all
+            pairs with :obj:`method="pairs"`; whole keys of random features. (default: :obj:`0.0`)
         **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
 
     Shapes:

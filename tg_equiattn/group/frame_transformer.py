@@ -45,7 +45,8 @@ class FrameTransformerBlock(NotScriptable, Masked, nn.Module):
     Args:
         group: The finite group H. Its dimension (2 or 3) is that of positions.
         channels: Channels C of the features, for each group element.
-        heads: Number of attention heads, a divisor of ``channels``. ``None`` means heads of about 48 channels.
+        heads: Number of attention heads, a divisor of ``channels`` that leaves at least 2 for each head. ``None`` means
+            heads of about 48 channels.
         mlp_ratio: Channels of the hidden layer of the MLP, divided by ``channels``.
         dropout: Probability, in training, of dropping a channel of a token in the output of the attention and of the
             MLP. All group elements are dropped together, which keeps the symmetry.
@@ -175,7 +176,8 @@ class FrameTransformer(NotScriptable, Masked, nn.Module):
         patch_size: Side of a patch in pixels.
         channels: Channels C of the tokens, for each group element.
         num_layers: Number of blocks.
-        heads: Attention heads of every block. ``None`` means heads of about 48 channels.
+        heads: Attention heads of every block, a divisor of ``channels`` that leaves at least 2 for each head. ``None``
+            means heads of about 48 channels.
         mlp_ratio: Channels of the hidden layer of each MLP, divided by ``channels``.
         lifts: True for images without group elements. False for regular features, such as those of group convolutions.
         pool: True for the mean over patches and then the maximum over group elements, which is invariant, and a linear

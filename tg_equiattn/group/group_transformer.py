@@ -247,7 +247,8 @@ class GroupTransformer(Classifier):
     ``trivial(2)`` the model is equivariant to translations alone.
 
     Args:
-        group: The finite group, or scales times one (:func:`tg_equiattn.groups.dyadic`), then without pools.
+        group: The finite group, or scales times one (:func:`tg_equiattn.groups.dyadic`), then with a ``kernel_size``
+            and without pools and ``norm="global"``.
         in_channels: Channels of the images or volumes.
         num_classes: Number of logits.
         channels: Output channels of each block; their number is the number of blocks.

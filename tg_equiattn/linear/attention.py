@@ -140,8 +140,8 @@ class PerformerAttention(NotScriptable, DrawsFeatures, StoresSettings):
             computes it for all pairs of a graph, in quadratic time; use it for graphs of up to some hundred nodes. The
             two are different functions: a trained layer keeps its method. Default ``None``: ``"features"``, with one
             warning if the first graphs have at most 2 m nodes, for which pairs are exact and faster.
-        dropout: Probability of dropping weights in training: single ones of near pairs, whole keys among all pairs.
-            Default 0.
+        dropout: Probability of dropping weights in training: single ones of near pairs, and of all pairs with
+            ``method="pairs"``; whole keys of random features. Default 0.
 
     Shapes:
         dense ``(B, N, in_channels)`` -> ``(B, N, out_channels)``; ragged ``(N, in_channels)`` -> ``(N, out_channels)``.
