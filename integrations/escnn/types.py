@@ -91,7 +91,7 @@ def count_fields(name: str, field_type: FieldType, regular: bool) -> int:
     is_regular = all(r == gspace.regular_repr or (group.order() == 1 and r.is_trivial()) for r in representations)
     if is_regular if regular else trivial:
         return len(field_type)
-    source, target = ("fields", name) if regular and name != "in_type" else (name, "fields")
+    source, target = ("fields", name) if regular and name == "out_type" else (name, "fields")
     convert = _conversion(gspace, source, target, "regular")
     if not regular:
         advice = f"use {layers}GroupAttention" + (", which takes regular fields" if is_regular else f" after {convert}")
@@ -101,10 +101,9 @@ def count_fields(name: str, field_type: FieldType, regular: bool) -> int:
     elif name == "in_type" and trivial:
         advice = f"lift trivial fields with {layers}LiftingAttention, or convert with {convert}"
     else:
-        advice = (
-            f"convert with {convert}; or put the layer between fields of this type with between_fields(in_type, layer, "
-            "out_type)"
-        )
+        advice = f"convert with {convert}"
+        if name != "context_type":  # between_fields takes no contexts
+            advice += "; or put the layer between fields of this type with between_fields(in_type, layer, out_type)"
     kind = "regular" if regular else "trivial"
     raise ValueError(f"{name} must consist of {kind} fields, got {field_type}; {advice}")
 
