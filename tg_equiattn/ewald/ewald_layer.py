@@ -115,7 +115,8 @@ class EwaldLayer(NotScriptable, StoresSettings):
         if zero:
             raise ValueError(
                 f"{name_out} must be reachable from the input by products with harmonics up to lmax={self.lmax}, got "
-                f"{' + '.join(zero)} that would always be zero; pass a larger lmax or leave it out"
+                f"{' + '.join(zero)} that would always be zero; pass a larger lmax (harmonics of degree l have parity "
+                "(-1)^l), or leave it out"
             )
         self.query_key = nn.ParameterList(torch.empty(irrep.channels, 2 * heads * count) for irrep in rows_in)
         self.query_key_bias = nn.Parameter(torch.empty(2, heads, count))
