@@ -294,7 +294,8 @@ class R2AttentionBlock(RdAttentionBlock):
     The formula and its source are at :class:`tg_equiattn.nn.GroupAttentionBlock`.
 
     Args:
-        attention (R2GroupAttention or R2GlobalAttention): The attention layer, whose types are those of the block.
+        attention (R2GroupAttention or R2GlobalAttention): The attention layer, with ``stride=1``. Its types are those
+            of the block.
         norm (str): ``"batch"``, one mean and variance for each field; ``"layer"`` (:class:`R2RegularLayerNorm`); or
             ``"global"``, as published, which mixes all pixels of an image.
         dropout (float): Probability of dropping an output of the attention in training.

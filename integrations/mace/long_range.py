@@ -403,9 +403,9 @@ def add_long_range(
         batch: Typical sample of the training data: a batch of MACE's loaders, an ``AtomicData``, or several of them,
             such as a loader or a list. Attention is scaled to the features of all of its atoms. With ``charges`` it
             should have all elements, most compositions, and forces.
-        learn: With ``charges``, True if a factor of all charges and transfers of charge between neighbors are learned,
-            for data with labels of charge (:class:`ChargeLoss`). "scale" fits the factor to the forces of ``batch``
-            before training, together with forces between pairs. The default, ``False``, holds charges.
+        learn: With charges that are given, True if a factor of all charges and transfers of charge between neighbors
+            are learned, for data with labels of charge (:class:`ChargeLoss`). "scale" fits the factor to the forces of
+            ``batch`` before training, together with forces between pairs. The default, ``False``, holds charges.
         dielectric: With ``charges``, the electronic dielectric constant of the data. Born charges are derivatives of
             the dipole times its root. The default is 1.
         width: Width of the narrowest kernel, in the unit of positions. The default, ``None``, means half of the model's

@@ -219,7 +219,7 @@ class LongRangeCharges(LongRangeModule):
     Args:
         charges: Charge of each type by its name, in e: oxidation states, or Born effective charges divided by the root
             of ``dielectric``. The charges of a frame must sum to its ``charge`` divided by the same root. "predicted"
-            learns charges.
+            learns charges, without ``learn`` and ``born_charges``.
         learn: True if a factor of all charges and transfers of charge between neighbors are learned, for data with
             labels of charge. "scale" lets :class:`FitCharges` fit the factor to forces. The default, ``False``, holds
             charges.

@@ -32,9 +32,9 @@ class RelativeGPSBlock(DrawsFeatures, StoresSettings):
 
     Args:
         channels (int): Size of each input and output sample, a multiple of :obj:`heads`.
-        conv (MessagePassing, optional): The local message passing layer, from :obj:`channels` to :obj:`channels`. It
-            gets :obj:`x`, :obj:`edge_index`, those of :obj:`edge_attr`, :obj:`pos` and :obj:`batch` that its
-            :meth:`forward` names, and all further keywords of the call. :obj:`None` leaves it out.
+        conv (MessagePassing or None): The local message passing layer, from :obj:`channels` to :obj:`channels`. It gets
+            :obj:`x`, :obj:`edge_index`, those of :obj:`edge_attr`, :obj:`pos` and :obj:`batch` that its :meth:`forward`
+            names, and all further keywords of the call. :obj:`None` leaves it out.
         heads (int, optional): Number of attention heads. (default: :obj:`1`)
         dropout (float, optional): Dropout probability of the outputs of :obj:`conv`, attention and the MLP.
             (default: :obj:`0.0`)

@@ -34,7 +34,8 @@ class GroupAttentionBlock(layers.Masked, DrawsFeatures, StoresSettings):
     of x.
 
     Args:
-        attention: A :class:`GroupAttention` or a :class:`GlobalGroupAttention`. It determines group and channels.
+        attention: A :class:`GroupAttention` with ``stride=1``, or a :class:`GlobalGroupAttention`. It determines group
+            and channels.
         norm: Normalisation. ``"batch"`` (the default) has one mean and variance for each channel, as
             ``torch.nn.BatchNorm1d``; it trains best, and in eval mode it does not mix pixels. ``"layer"`` is
             :class:`RegularLayerNorm`. ``"global"`` is the published :class:`RegularGlobalNorm`, which mixes all pixels

@@ -52,7 +52,7 @@ class ScaleLiftingAttention(_OverScales, LiftingAttention):
         in_channels: Channels of the input.
         out_channels: Channels of the output, for each group element.
         arguments: The further arguments are those of :class:`LiftingAttention`, with a ``kernel_size``. The window of
-            scale h has the offsets h D.
+            scale h has the offsets h D. A context has the image size of the input.
 
     Shapes:
         ``(B, in_channels, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``. Scales come first in H.
@@ -82,7 +82,7 @@ class ScaleGroupAttention(_OverScales, GroupAttention):
         scale_window: Number of scales that one scale attends to, odd, centred at its own. ``None`` means 3, or 1 if
             there is one scale.
         arguments: The further arguments are those of :class:`GroupAttention`, with a ``kernel_size``. The window of
-            scale h has the offsets h D.
+            scale h has the offsets h D. A context has the image size of the input.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``. Scales come first in H.
