@@ -61,6 +61,7 @@ FUNCTIONS = [
     (graphs.neighbor_list, {"pos": torch.rand(3, 2), "cutoff": 1.0}),
     (groups.cyclic, {"n": 4}),
     (groups.dihedral, {"n": 4}),
+    (groups.octahedral, {"reflections": True}),
     (groups.dyadic, {"scales": 2}),
 ]
 

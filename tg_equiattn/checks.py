@@ -222,6 +222,7 @@ Probability = Annotated[float, _PROBABILITY]
 
 # checks of named values outside of constructors
 positive, not_negative = functools.partial(check, _COUNT), functools.partial(check, _NOT_NEGATIVE)
+positive_number = functools.partial(check, _POSITIVE)
 
 _ANY = Kind("anything", lambda x: True)
 _PLAIN = {

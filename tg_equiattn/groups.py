@@ -263,6 +263,7 @@ def dihedral(n: checks.Count) -> FiniteGroup:
     return FiniteGroup(torch.cat([rotations, rotations @ mirror().matrices[1]]), f"D{n}")
 
 
+@checks.arguments
 def octahedral(reflections: bool = False) -> FiniteGroup:
     """The symmetries of the cube, all of which map the voxel grid to itself.
 

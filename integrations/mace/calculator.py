@@ -10,7 +10,7 @@ from ase.calculators.calculator import all_changes
 from mace.calculators import MACECalculator
 from torch import Tensor
 
-from tg_equiattn.checks import not_negative
+from tg_equiattn.checks import not_negative, positive_number
 
 from .long_range import CALCULATION, Calculation
 
@@ -104,6 +104,8 @@ class ChargeLoss(torch.nn.Module):
         total_charge: Weight of total charges, in e², which the learned factor of charges changes. With charges that are
             predicted, it is the weight of the charge that is missing and shared, in training; models return it in
             validation only if ``compute_shared_charge=True``.
+        dielectric: Electronic dielectric constant of the model, 1 by default. Its charges and dipoles times the root of
+            ``dielectric`` are compared with the labels.
 
     Example::
 
@@ -112,11 +114,14 @@ class ChargeLoss(torch.nn.Module):
     """
 
     def __init__(
-        self, loss: torch.nn.Module, *, born_charges: float = 0.0, dipole: float = 0.0, total_charge: float = 0.0
-    ) -> None:
+        self, loss: torch.nn.Module, *, born_charges: float = 0.0, dipole: float = 0.0, total_charge: float = 0.0,
+        dielectric: float = 1.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         not_negative(born_charges=born_charges, dipole=dipole, total_charge=total_charge)
+        positive_number(dielectric=dielectric)
         self.loss, self.born_charges, self.dipole, self.total_charge = loss, born_charges, dipole, total_charge
+        self.dielectric = dielectric
 
     def forward(self, ref: Any, pred: dict[str, Any], ddp: bool | None = None) -> Tensor:
         out = self.loss(ref=ref, pred=pred, ddp=ddp)
@@ -127,11 +132,12 @@ class ChargeLoss(torch.nn.Module):
             known = ~off.isnan()
             out = out + self.born_charges * torch.where(known, off, 0.0).square().sum() / known.sum().clamp(min=1)
         if self.dipole:
-            off = (pred["dipole"] - ref["dipole"].view(-1, 3)).square() * ref["dipole_weight"].view(-1, 3)
+            off = self.dielectric**0.5 * pred["dipole"] - ref["dipole"].view(-1, 3)
+            off = off.square() * ref["dipole_weight"].view(-1, 3)
             out = out + self.dipole * off.mean()
         if self.total_charge and "shared_charge" in pred:
             out = out + self.total_charge * pred["shared_charge"].square().mean()
         elif self.total_charge:
             sums = torch.zeros_like(ref["total_charge"]).index_add(0, ref["batch"], pred["charges"])
-            out = out + self.total_charge * (sums - ref["total_charge"]).square().mean()
+            out = out + self.total_charge * (self.dielectric**0.5 * sums - ref["total_charge"]).square().mean()
         return out

@@ -259,6 +259,9 @@ def ewald_settings(graphs: Sequence[Data], **attn_kwargs: Any) -> dict[str, Any]
     if not len(graphs):
         raise ValueError("graphs must be a data set with graphs, got none")
     some = [graphs[n] for n in range(0, len(graphs), -(-len(graphs) // _SAMPLE))]
+    for data in some:
+        if data.get("pos") is None:
+            raise ValueError(f"graphs must have pos, got {data}")
     if "width" not in attn_kwargs:
         lengths = torch.cat([_edge_lengths(data) for data in some])
         if not len(lengths):
@@ -283,8 +286,8 @@ def ewald_settings(graphs: Sequence[Data], **attn_kwargs: Any) -> dict[str, Any]
 
 def _edge_lengths(data: Data) -> Tensor:
     """Lengths of the edges of a graph."""
-    if data.get("pos") is None or data.get("edge_index") is None:
-        raise ValueError(f"graphs must have pos and edge_index, got {data}: make edges, or pass width")
+    if data.get("edge_index") is None:
+        raise ValueError(f"graphs must have edge_index, got {data}: make edges, or pass width")
     offsets = data.get("edge_offset")
     if offsets is None:
         if _sides(data):

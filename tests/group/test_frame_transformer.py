@@ -174,6 +174,10 @@ def test_presets():
     [
         (lambda: FrameTransformerBlock(D4, 6, heads=4), "heads must divide channels=6 into heads of .*got 4"),
         (lambda: FrameTransformerBlock(D4, 4, heads=4), "heads must divide channels=4 into heads of at least 2"),
+        (
+            lambda: FrameTransformerBlock(D4, 4)(torch.zeros(1, 4, 8, 3), positions=[[0.0, 0.0]] * 3),
+            "positions must be real numbers of shape .* got",
+        ),
         (lambda: FrameTransformer(C8, 3, 5, patch_size=4, channels=4, num_layers=1), "patch_size must be 1 for C8"),
         (lambda: model()(torch.randn(1, 3, 5, 4).double()), r"multiples of patch_size=2, .* pad images to \(6, 4\)"),
         (lambda: model()(torch.randn(1, 2, 4, 4).double()), r"input must have shape \(B, 3, H, W\)"),

@@ -222,6 +222,7 @@ def given(*queries, keys=None, **options):
     ("message", "call"),
     [
         ("stride must be 1 or 2, got 3", lambda: given(3, 3, stride=3)),
+        ("stride must be 1 with context_channels, got 2", lambda: given(3, 3, stride=2, context_channels=5)),
         ("stride must be an integer, got True", lambda: given(3, 3, stride=True)),
         ("stride must be 1 with kernel_size=None or padding_mode=", lambda: given(3, 3, stride=2, **CIRCULAR)),
         ("stride must be 1 with kernel_size=None", lambda: given(3, 3, stride=2, kernel_size=None)),

@@ -115,7 +115,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             window_shape = "square" if kernel_size is None or lattice else "disk"
         self.window = Window(group.dim, kernel_size, window_shape, padding_mode)
         check_sides(group, self.window)
-        check_stride(stride, self.window)
+        check_stride(stride, self.window, self.crosses)
         self.stride = stride
         arguments = None if row.index is None else self._count_elements()
         if head_channels is None:  # as wide as the output, and a channel for each part of the axial encoding
@@ -253,7 +253,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self.window.check(x.shape[axis:], self.largest_step)
         entered, checked = enter(x, mask, axis)
         if self.stride > 1:
-            if context is not None or self.crosses:
+            if context is not None:
                 raise ValueError(
                     f"stride must be 1 with a context, got {self.stride}; leave out pixels of the input before the call"
                 )

@@ -108,8 +108,8 @@ def check_sides(group: FiniteGroup, window: Window) -> None:
         )
 
 
-def check_stride(stride: int, window: Window) -> None:
-    """Raise ValueError for strides that the layer does not have."""
+def check_stride(stride: int, window: Window, crosses: bool) -> None:
+    """Raise ValueError for strides that the layer does not have. ``crosses`` is true with ``context_channels``."""
     if stride not in (1, 2):
         raise ValueError(f"stride must be 1 or 2, got {stride!r}")
     if stride > 1 and (window.is_global or window.circular):
@@ -117,3 +117,5 @@ def check_stride(stride: int, window: Window) -> None:
             f"stride must be 1 with kernel_size=None or padding_mode='circular', got {stride}: every second pixel "
             "needs a window that ends at the border"
         )
+    if stride > 1 and crosses:
+        raise ValueError(f"stride must be 1 with context_channels, got {stride}: keys are all pixels of the input")

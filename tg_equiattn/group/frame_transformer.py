@@ -328,8 +328,9 @@ class FrameTransformer(NotScriptable, Masked, nn.Module):
 
 
 def _heads(channels: int) -> int:
-    """The number of heads whose width is nearest to 48 channels."""
-    return min((n for n in range(1, channels + 1) if channels % n == 0), key=lambda n: abs(channels / n - 48))
+    """The number of heads whose width has the ratio nearest to 1 to 48 channels."""
+    divisors = (n for n in range(1, channels + 1) if channels % n == 0)
+    return min(divisors, key=lambda n: abs(math.log(channels / n / 48)))
 
 
 def _of_width(width: int, group: FiniteGroup) -> dict[str, int]:
@@ -343,7 +344,7 @@ def _places(x: Tensor, positions: Tensor | None, dim: int) -> Float[Tensor, "#B 
     if positions is None:
         return centred_positions(x.shape[3:], x.device, dtype)[None]
     shapes = [(x.shape[3], dim), (x.shape[0], x.shape[3], dim)]
-    checks.tensor("positions", positions, positions.dtype, shapes, x.device)
+    checks.tensor("positions", positions, "real numbers", shapes, x.device)
     return (positions if positions.ndim == 3 else positions[None]).to(dtype)
 
 

@@ -139,6 +139,11 @@ def test_losses_of_dipoles_and_total_charges(charged):
     batch.total_charge = torch.tensor([0.0, 0.2])
     found = ChargeLoss(base, total_charge=5.0)(ref=batch, pred=out)
     torch.testing.assert_close(found, torch.tensor(5 * 0.02))
+    batch.total_charge = 2 * torch.zeros(2).index_add(0, batch.batch, out["charges"].detach() + 0.1)
+    found = ChargeLoss(base, total_charge=1.0, dielectric=4.0)(ref=batch, pred=out)
+    torch.testing.assert_close(found, torch.tensor(0.6**2))  # three atoms
+    batch.dipole = 2 * out["dipole"].detach()
+    torch.testing.assert_close(ChargeLoss(base, dipole=1.0, dielectric=4.0)(ref=batch, pred=out), torch.tensor(0.0))
 
 
 def test_calculator(charged):

@@ -236,7 +236,8 @@ def test_settings_that_are_read(equal):
     assert ewald_settings([periodic])["width"] == 1.5
     for wrong, message in (
         ([], "graphs must be a data set with graphs, got none"),
-        ([Data(pos=POS)], "graphs must have pos and edge_index"),
+        ([Data(pos=POS)], "graphs must have edge_index"),
+        ([Data(edge_index=torch.zeros(2, 1, dtype=torch.long))], "graphs must have pos"),
         ([Data(pos=POS, edge_index=EDGES[:, :0])], "graphs must have edges, whose mean length is the width"),
         ([Data(pos=POS, edge_index=EDGES, cell=torch.eye(3))], "graphs with a cell must have edge_offset, as Periodic"),
     ):
