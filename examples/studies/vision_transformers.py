@@ -204,6 +204,9 @@ def table(rows: list[Row]) -> str:
     """Accuracy at the rates that are best on validation images, by data and time."""
     lines = []
     rows = in_order(rows, models=Model.__args__)
+    rows.sort(
+        key=lambda row: (row.settings.get("data", "").endswith("npz"), -row.setting("train"), row.setting("minutes"))
+    )
     for (name, data, count, minutes), group in at_best_rates(rows, "models", "data", "train", "minutes").items():
         curves = [dict(map(tuple, row.more["curve"])) for row in group]
         quarter = [max(v for s, v in curve.items() if s <= 15 * minutes + min(curve)) for curve in curves]
