@@ -369,7 +369,8 @@ def _cutoff(position: str | None, cutoff: float | None, offset: str | None) -> f
         if isinstance(cutoff, float):
             raise ValueError(
                 "cutoff must be a positive integer with offset='table' and position='clipped', where distances are "
-                f"counted, got {cutoff}; for points off a grid pass position='window' with offset='distance' or 'mlp'"
+                f"counted, got {cutoff}; for points off a grid pass offset='distance' or 'mlp', "
+                "and position='window'"
             )
         checks.positive(cutoff=cutoff)
     return cutoff
