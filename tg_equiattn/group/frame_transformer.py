@@ -40,7 +40,7 @@ class FrameTransformerBlock(NotScriptable, Masked, nn.Module):
 
     The residual stream stays in the basis of the real irreps of H, where the maps are block diagonal. Queries, keys,
     values and the hidden layer are transformed to group elements and back. With many channels, a block takes less time
-    than a plain transformer block of width :math:`|H| C`: about half for D4 and width 768.
+    than a plain transformer block of width :math:`|H| C`: about 0.4 times as much for D4 and width 768.
 
     Args:
         group: The finite group H. Its dimension (2 or 3) is that of positions.
