@@ -159,7 +159,8 @@ def layer(settings: Matching, channels: int, number: int) -> nn.Module:
     if "G-CNN" in name:
         dilation = 1 + number if name == "dilated G-CNN" else 1
         return Convolution(channels, 5 if name == "wide G-CNN" else 3, dilation, mean=name.endswith("+ mean"))
-    options: dict[str, Any] = {"encoding": "axial" if name == "ge_vit" else "rotary" if "rotary" in name else "joint"}
+    encodings = {"ge_vit": "axial", "frames, rotary": "rotary", "relative, rotary": "rotary"}
+    options: dict[str, Any] = {"encoding": encodings.get(name, "joint")}
     if name == "frames, no content":
         options["content_heads"] = 0
     return GroupAttention(

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..grids import Phase, Window, between_grids, centred_positions, longest, phases
+from ..grids import Phase, Window, between_grids, phases
 from ..groups import FiniteGroup, Group
 from ..modules import NotScriptable, StoresSettings
 from ..shapes import Float
-from ..softmax_attention import merge_attentions, softmax_attention_of_heads
+from ..softmax_attention import merge_attentions
 from ..tiles import joined
 from ..torch_state import Tables, full_precision, is_inference, ordinary_tensors
 from .defaults import (
@@ -33,7 +33,6 @@ from .encodings import (
     Locality,
     RotaryEncoding,
     relation_index,
-    rotated,
     rotated_offsets,
 )
 from .heads import (
@@ -41,6 +40,7 @@ from .heads import (
     attention_by_position,
     attention_of_heads,
     attention_weights,
+    rotary_attention,
 )
 from .layers import GroupLinear, Masked, Pointwise
 from .windows import Checked, Mask, enter, every_second, interleaved, zero_where_masked
@@ -354,7 +354,9 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         advance the draw of random features."""
         pixels, keys = query.shape[4:], value.shape[4:]
         if isinstance(self.encoding, RotaryEncoding):
-            return self._rotary_heads(query, key, value, key_mask, dropout)
+            index = None if self.index is None else self.index(value.device)
+            matrices = self.geometry(value.device)
+            return rotary_attention(query, key, value, self.encoding, matrices, index, key_mask, dropout)
         grids = None if pixels == keys or self.window.is_global else between_grids(pixels, keys)
         terms = self._terms(tuple(keys), value.device, grids)
         if t is not None and terms.element_index is not None:
@@ -366,38 +368,6 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             each = [self._heads(query, key, value, key_mask, dropout, n, step) for n in range(query.shape[3])]
             return torch.stack(each).sum(0)
         return self._between_grids(query, key, value, terms, grids, key_mask, dropout)
-
-    def _rotary_heads(
-        self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, dropout: float
-    ) -> Float[Tensor, "B heads channels H *spatial"]:
-        """Attention over all pixels with rotary positions in frames, by torch's kernels: pairs of a head and a group
-        element are its heads. With ``"relative"``, their keys are those of all elements. Positions are in pixels of the
-        queries' image."""
-        dtype, matrices = torch.promote_types(query.dtype, torch.float32), self.geometry(value.device)
-        encoding, index = cast(RotaryEncoding, self.encoding), None if self.index is None else self.index(value.device)
-
-        def of_pixels(x: Tensor) -> Float[Tensor, "B heads H pixels channels"]:
-            return x.flatten(4).permute(0, 1, 3, 4, 2)
-
-        def angles(x: Tensor, unit: float) -> Float[Tensor, "heads H pixels pairs"]:
-            places = unit * centred_positions(x.shape[4:], x.device, dtype)
-            return encoding(places, matrices.to(dtype)).permute(2, 1, 0, 3)
-
-        keys, values = of_pixels(key), of_pixels(value)
-        phases = angles(key, longest(query.shape[4:]) / longest(key.shape[4:]))
-        mask = None if key_mask is None else key_mask.flatten(1).expand(query.shape[0], -1)
-        if index is None:
-            keys, every = rotated(keys, phases), mask
-        else:
-            embeddings = cast(Tensor, encoding.table)[index].unsqueeze(2)  # (H, S, 1, channels)
-            keys = rotated(keys.unsqueeze(2) + embeddings.to(keys.dtype), phases.unsqueeze(2)).flatten(3, 4)
-            values = values.flatten(2, 3).unsqueeze(2)
-            every = None if mask is None else mask.repeat(1, index.shape[1])
-        values = values.contiguous().expand(-1, -1, len(matrices), -1, -1)
-        q, k, v = (x.flatten(1, 2) for x in (rotated(of_pixels(query), angles(query, 1.0)), keys, values))
-        out = softmax_attention_of_heads(q, k, v, every, dropout)
-        out = out.unflatten(1, (self.heads, -1)).permute(0, 1, 4, 2, 3).unflatten(-1, query.shape[4:])
-        return zero_where_masked(out, None if mask is None else mask.any(1))
 
     def _between_grids(
         self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, grids: tuple[bool, bool],

@@ -328,7 +328,7 @@ class FrameTransformer(NotScriptable, Masked, nn.Module):
 
 
 def _heads(channels: int) -> int:
-    """The number of heads whose width has the ratio nearest to 1 to 48 channels."""
+    """The number of heads whose width is nearest to 48 channels, by ratio."""
     divisors = (n for n in range(1, channels + 1) if channels % n == 0)
     return min(divisors, key=lambda n: abs(math.log(channels / n / 48)))
 

@@ -16,14 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import hashed_dropout
-from ..grids import Window
+from ..grids import Window, centred_positions, longest
 from ..linear.linear_attention import Inputs, complete_lse, feature_attention
 from ..operators import by_operator, is_small
 from ..shapes import Bool, Float, Int
-from ..softmax_attention import merge_attentions, softmax_attention
+from ..softmax_attention import merge_attentions, softmax_attention, softmax_attention_of_heads
 from ..torch_state import by_form, full_precision
 from .definition import windowed_attention_definition
 from .dense import dense_attention
+from .encodings import RotaryEncoding, rotated
 from .windowed import windowed_attention
 from .windows import MASKED_SCORE, offsets_of_pairs, shifts, zero_where_masked
 
@@ -113,6 +114,37 @@ def _by_content(
     if index is not None and index.ndim == 3:
         out = out.sum(3, keepdim=True).expand(-1, -1, -1, len(index), -1)
     return out.unflatten(-1, spatial)
+
+
+def rotary_attention(
+    query: Float[Tensor, "B heads C Q *spatial"], key: Float[Tensor, "B heads C K *keys"],
+    value: Float[Tensor, "B heads Cv K *keys"], encoding: RotaryEncoding, matrices: Float[Tensor, "H dim dim"],
+    index: Int[Tensor, "H S"] | None, key_mask: Bool[Tensor, "#B *keys"] | None, dropout: float,
+) -> Float[Tensor, "B heads Cv H *spatial"]:  # fmt: skip
+    """Attention over all pixels with rotary positions in frames, by torch's kernels: pairs of a head and a group
+    element are its heads. With an ``index``, their keys are those of all elements. Positions are in pixels of the
+    queries' image."""
+    dtype, pixels = torch.promote_types(query.dtype, torch.float32), query.shape[4:]
+
+    def angles(x: Tensor, unit: float) -> Float[Tensor, "heads H pixels pairs"]:
+        places = unit * centred_positions(x.shape[4:], x.device, dtype)
+        return encoding(places, matrices.to(dtype)).permute(2, 1, 0, 3)
+
+    queries, keys, values = (x.flatten(4).permute(0, 1, 3, 4, 2) for x in (query, key, value))
+    phases = angles(key, longest(pixels) / longest(key.shape[4:]))
+    mask = None if key_mask is None else key_mask.flatten(1).expand(query.shape[0], -1)
+    if index is None:
+        keys, every = rotated(keys, phases), mask
+    else:
+        embeddings = cast(Tensor, encoding.table)[index].unsqueeze(2)  # (H, S, 1, channels)
+        keys = rotated(keys.unsqueeze(2) + embeddings.to(keys.dtype), phases.unsqueeze(2)).flatten(3, 4)
+        values = values.flatten(2, 3).unsqueeze(2)
+        every = None if mask is None else mask.repeat(1, index.shape[1])
+    values = values.contiguous().expand(-1, -1, len(matrices), -1, -1)
+    q, k, v = (x.flatten(1, 2) for x in (rotated(queries, angles(query, 1.0)), keys, values))
+    out = softmax_attention_of_heads(q, k, v, every, dropout)
+    out = out.unflatten(1, (query.shape[1], -1)).permute(0, 1, 4, 2, 3).unflatten(-1, pixels)
+    return zero_where_masked(out, None if mask is None else mask.any(1))
 
 
 def _table(query: Tensor, rows: Sequence[int], rho: Tensor | None, bias: Tensor | None) -> Float[Tensor, "e *rows C+1"]:
