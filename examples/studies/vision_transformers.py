@@ -9,8 +9,10 @@ plain, equal width           a vision transformer as timm's
 plain, equal parameters      the same with as many parameters as frames (C4, or the cube for volumes)
 CNN                          three plain convolutions
 G-CNN C4, D4, cube           three convolutions of escnn
-convolutions + frames C4     two convolutions of escnn before the blocks of frames (C4, or the cube for volumes)
-convolutions + plain         two plain convolutions before plain blocks
+convolutions + frames C4     convolutions of escnn before the blocks of frames (C4, or the cube for volumes)
+convolutions + plain         plain convolutions before plain blocks
+
+Before blocks stand two convolutions for images and three for volumes, each with a pool of 2 pixels.
 
 Rows have accuracy (AUC for volumes) by time on validation images, and for digits that on larger images: the test images
 with a blank border of one and of two patches, a size that no model saw in training.
@@ -120,7 +122,7 @@ def build(settings: VisionTransformers, side: int) -> nn.Module:
         return GCNN(GSPACES[group](), fields, [convolution] * 2, classes, pools=(0, 1))
     if kind == "convolutions + frames":
         options = {"channels": width // len(GROUPS[group]), "num_layers": settings.layers}
-        return GroupStem(GSPACES[group](), fields, classes, **options)
+        return GroupStem(GSPACES[group](), fields, dim, classes, **options)
     if name == "CNN":
         return plain_cnn(dim, 4 * settings.fields, classes)
     if name == "plain, equal parameters":
@@ -128,8 +130,9 @@ def build(settings: VisionTransformers, side: int) -> nn.Module:
     heads = max(n for n in range(1, max(1, width // 32) + 1) if width % n == 0)
     options = {"classes": classes, "width": width, "layers": settings.layers, "heads": heads, "std": settings.std}
     if name == "convolutions + plain":
-        widths = (4 * settings.fields,) * 2
-        return nn.Sequential(stem(dim, widths), PlainTransformer(dim, widths[1], **options, side=side // 4, patch=1))
+        widths = (4 * settings.fields,) * dim
+        blocks = PlainTransformer(dim, widths[-1], **options, side=side // 2**dim, patch=1)
+        return nn.Sequential(stem(dim, widths), blocks)
     return PlainTransformer(dim, 1, **options, side=side // patch, patch=patch)
 
 

@@ -53,11 +53,11 @@ class PlainTransformer(nn.Module):
 
 
 class GroupStem(nn.Module):
-    """Two convolutions of escnn with norms and pools, and a transformer of frames on a quarter of the resolution."""
+    """Convolutions of escnn, each with a norm and a pool of 2 pixels, and a transformer of frames on the rest."""
 
-    def __init__(self, gspace: gspaces.GSpace, fields: int, classes: int, **options: int) -> None:
+    def __init__(self, gspace: gspaces.GSpace, fields: int, convolutions: int, classes: int, **options: int) -> None:
         super().__init__()
-        self.stem = GCNN(gspace, fields, [convolution], pools=(0, 1))
+        self.stem = GCNN(gspace, fields, [convolution] * (convolutions - 1), pools=range(convolutions))
         self.blocks = FrameTransformer(self.stem.group, fields, classes, patch_size=1, lifts=False, **options)
 
     def forward(self, x: Tensor) -> Tensor:
