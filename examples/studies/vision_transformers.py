@@ -8,9 +8,10 @@ frames C4, D4, cube          FrameTransformer, of this width for all group eleme
 plain, equal width           a vision transformer as timm's
 plain, equal parameters      the same with as many parameters as frames (C4, or the cube for volumes)
 CNN                          three plain convolutions
-G-CNN C4, D4, cube           three convolutions of escnn
+G-CNN C4, D4, cube           five convolutions of escnn, with a pool of 2 pixels after the first and the third
 convolutions + frames C4     convolutions of escnn before the blocks of frames (C4, or the cube for volumes)
-convolutions + plain         plain convolutions before plain blocks
+convolutions + plain         plain convolutions before plain blocks of this width, or, with ", equal parameters" behind
+                             it, before blocks with as many parameters as frames
 
 Before blocks stand two convolutions for images and three for volumes, each with a pool of 2 pixels.
 
@@ -47,6 +48,7 @@ from tg_equiattn.groups import cyclic, dihedral, octahedral
 Model = Literal[
     "frames C4", "frames D4", "frames cube", "plain, equal width", "plain, equal parameters", "CNN", "G-CNN C4",
     "G-CNN D4", "G-CNN cube", "convolutions + frames C4", "convolutions + frames cube", "convolutions + plain",
+    "convolutions + plain, equal parameters",
 ]  # fmt: skip
 GROUPS = {"C4": cyclic(4), "D4": dihedral(4), "cube": octahedral()}
 GSPACES = {  # made by a call, for that of the cube takes seconds
@@ -119,17 +121,17 @@ def build(settings: VisionTransformers, side: int) -> nn.Module:
         heads = max(1, width // (48 * len(GROUPS[group])))
         return frames(GROUPS[group], classes, width, settings.layers, heads, patch)
     if kind == "G-CNN":
-        return GCNN(GSPACES[group](), fields, [convolution] * 2, classes, pools=(0, 1))
+        return GCNN(GSPACES[group](), fields, [convolution] * 4, classes, pools=(0, 2))
     if kind == "convolutions + frames":
         options = {"channels": width // len(GROUPS[group]), "num_layers": settings.layers}
         return GroupStem(GSPACES[group](), fields, dim, classes, **options)
     if name == "CNN":
         return plain_cnn(dim, 4 * settings.fields, classes)
-    if name == "plain, equal parameters":
+    if name.endswith("equal parameters"):
         width = 2 * round(width / len(GROUPS["cube" if settings.volumes else "C4"]) ** 0.5 / 2)
     heads = max(n for n in range(1, max(1, width // 32) + 1) if width % n == 0)
     options = {"classes": classes, "width": width, "layers": settings.layers, "heads": heads, "std": settings.std}
-    if name == "convolutions + plain":
+    if name.startswith("convolutions"):
         widths = (4 * settings.fields,) * dim
         blocks = PlainTransformer(dim, widths[-1], **options, side=side // 2**dim, patch=1)
         return nn.Sequential(stem(dim, widths), blocks)
@@ -207,9 +209,7 @@ def table(rows: list[Row]) -> str:
     """Accuracy at the rates that are best on validation images, by data and time."""
     lines = []
     rows = in_order(rows, models=Model.__args__)
-    rows.sort(
-        key=lambda row: (row.settings.get("data", "").endswith("npz"), -row.setting("train"), row.setting("minutes"))
-    )
+    rows.sort(key=lambda row: (str(row.setting("data")).endswith("npz"), -row.setting("train"), row.setting("minutes")))
     for (name, data, count, minutes), group in at_best_rates(rows, "models", "data", "train", "minutes").items():
         curves = [dict(map(tuple, row.more["curve"])) for row in group]
         quarter = [max(v for s, v in curve.items() if s <= 15 * minutes + min(curve)) for curve in curves]

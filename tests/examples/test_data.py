@@ -199,7 +199,8 @@ def test_volumes_and_their_models(tmp_path):
     assert validation[1].tolist() == [0, 1, 0]
     sizes = {}
     names = "frames cube", "G-CNN cube", "convolutions + frames cube", "convolutions + plain", "CNN"
-    for name in (*names, "plain, equal parameters", "plain, equal width"):
+    plain = "plain, equal parameters", "plain, equal width", "convolutions + plain, equal parameters"
+    for name in (*names, *plain):
         settings = VisionTransformers(models=(name,), data=tmp_path / "volumes.npz", layers=1)
         settings.check()
         model = build(settings, SIDE)
