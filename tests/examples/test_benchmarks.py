@@ -29,7 +29,7 @@ def test_a_small_run(tmp_path, name):
 @pytest.mark.parametrize("name", ["R2LiftingAttention, C4", "RelativePerformerConv, pairs", "IrrepsEwaldAttention"])
 def test_a_row_of_the_table_at_the_defaults(name):
     _, make = CASES[name]
-    cells = measure(make, "tiny", 1, "cpu")
+    cells = measure(make("tiny"), 1)
     assert len(cells) == 6
     assert all(float(cell) > 0 for cell in (*cells, *tiny(make, 1, "cpu")))
 
