@@ -136,12 +136,11 @@ class Hyena(ScalarVectorModule):
         short_conv: int | None = None,
         **options: Any,
     ) -> None:
-        settings = {"short_conv": short_conv, **options}
+        settings = {"channels": channels, "num_layers": num_layers, "pool": pool, "short_conv": short_conv, **options}
+        super().__init__(scalar_channels, vector_channels, out_scalars, out_vectors, **settings)
 
-        def make(inside: Grades, outside: Grades, *_: Any) -> SequenceNetwork:
-            return SequenceNetwork(self.operator, inside, outside, channels, num_layers, pool, **settings)
-
-        super().__init__(make, scalar_channels, vector_channels, out_scalars, out_vectors)
+    def network(self, inside: Grades, outside: Grades, hidden: Grades, **settings: Any) -> SequenceNetwork:
+        return SequenceNetwork(self.operator, inside, outside, **settings)
 
 
 class Transformer(Hyena):
