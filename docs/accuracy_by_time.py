@@ -16,8 +16,8 @@ import matplotlib.pyplot as plt
 STYLES = {
     "frames C4": ("frames (ours)", "C3-"),
     "G-CNN C4": ("group CNN", "C2-"),
-    "convolutions + frames C4": ("convolutions + frames", "C4-"),
-    "convolutions + plain": ("convolutions + plain", "C5--"),
+    "convolutions + frames C4": ("convolutions + frames (ours)", "C4-"),
+    "convolutions + plain, equal parameters": ("convolutions + plain, equal parameters", "C5--"),
     "plain, equal parameters": ("plain, equal parameters", "C0--"),
     "plain, equal width": ("plain, equal width", "C1--"),
 }

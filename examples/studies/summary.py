@@ -20,7 +20,7 @@ TASKS = (
     ("Rotated digits, C4, after 24 epochs: accuracy, %", "rotated_digits/frames", ("24", "0.02"), "accuracy",
      "R4_SA", "C4 G-CNN", {"epochs": 24, "learning_rate": 0.02}, "results_escnn.md#rotated-digits"),
     ("Digits rotated by any angle, after 15 minutes: accuracy, %", "vision_transformers/accuracy",
-     ("MNIST's digits, 7,000", "15"), "test", "frames C4", "G-CNN C4", {"data": "mnist"},
+     ("MNIST's digits, 7,000", "15"), "test", "convolutions + frames C4", "G-CNN C4", {"data": "mnist"},
      "results_escnn.md#vision-transformers"),
     ("One attention layer in a G-CNN, digits: accuracy, %", "rotated_digits/mixed", (), "accuracy",
      "G-CNN + attention", "C4 G-CNN", {"channels": 9}, "results_escnn.md#attention-in-a-g-cnn"),
@@ -71,7 +71,7 @@ TASKS = (
 NAMES = {
     "relative, rotary": "attention, relative",
     "R4_SA": "attention, frames",
-    "frames C4": "transformer of frames",
+    "convolutions + frames C4": "convolutions, then a transformer of frames",
     "G-CNN C4": "C4 G-CNN",
     "far offsets, pairs": "RelativeGPSBlock, pairs",
     "far offsets": "RelativeGPSBlock, features",
