@@ -87,6 +87,10 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
             f"vision_transformers/accuracy | MNIST's digits, 7,000 | {model} | 15 | test"
             for model in ("plain, equal width", "plain, equal parameters | 3", "convolutions + plain, equal parameters")
         ],
+        "the group CNN has {:.0f} %, convolutions with frames {:.0f} %, and frames alone {:.0f} %": [
+            f"vision_transformers/accuracy | MNIST's digits, 700 | {model} | test"
+            for model in ("G-CNN C4", "convolutions + frames C4", "frames C4")
+        ],
         "(Z2) attention reaches {:.1f} %": ["rotated_digits/accuracy | Z2_SA | ge_vit, locality"],
         'with `relation="relative"` finds the pair in {:.0f} % of test images': PAIR[1:2],
         "the default) finds it in {:.0f} %, and with": PAIR[:1],
