@@ -236,13 +236,18 @@ def same(got, wanted):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10 if b.dtype == torch.float64 else 1e-5)
 
 
+@pytest.fixture
+def default_products(monkeypatch):
+    """Tensor products as e3nn makes them by default, without products of three factors. In those, torch reads sizes to
+    choose the order of factors."""
+    monkeypatch.setattr(cases, "einsums_as_written", contextlib.nullcontext)
+
+
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARYING)
-def test_compiled_for_batches_of_all_sizes(name, monkeypatch):
+def test_compiled_for_batches_of_all_sizes(name, default_products):
     """Compilations are counted without running what was compiled."""
-    # e3nn splits products of three factors by default; without this, torch reads sizes to choose their order
-    monkeypatch.setattr(cases, "einsums_as_written", contextlib.nullcontext)
     varying, graphs = Problem(name), []
 
     def backend(graph, inputs):
@@ -305,7 +310,7 @@ EXPORTED = [*((name, False) for name in VARYING), *((name, True) for name in STR
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "strict"), EXPORTED)
-def test_exported_for_batches_of_all_sizes(name, strict):
+def test_exported_for_batches_of_all_sizes(name, strict, default_products):
     varying = Problem(name)
     module, batches = exported_form(varying.module.eval()), [varying.vary(step) for step in range(3)]
     sizes = [dynamic(*steps) for steps in zip(*(batch.values() for batch in batches), strict=True)]
