@@ -91,6 +91,10 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
             f"vision_transformers/accuracy | MNIST's digits, 700 | {model} | test"
             for model in ("G-CNN C4", "convolutions + frames C4", "frames C4")
         ],
+        "have {:.0f} %, alone and before plain blocks. Frames of the cube have {:.0f} % alone and {:.0f} %": [
+            f"vision_transformers/accuracy | {model} | test"
+            for model in ("CNN", "frames cube", "convolutions + frames cube")
+        ],
         "(Z2) attention reaches {:.1f} %": ["rotated_digits/accuracy | Z2_SA | ge_vit, locality"],
         'with `relation="relative"` finds the pair in {:.0f} % of test images': PAIR[1:2],
         "the default) finds it in {:.0f} %, and with": PAIR[:1],
