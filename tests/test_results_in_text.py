@@ -96,6 +96,7 @@ RESULTS = {  # for each page, words with places for numbers, and the cells: tabl
             for model in ("CNN", "frames cube", "convolutions + frames cube")
         ],
         "Frames of D4 have {:.1f} % with half": ["vision_transformers/accuracy | frames D4 | test"],
+        "rotations (rate 0.01) has {:.0f} %": ["vision_transformers/accuracy | G-CNN cube | test"],
         "(Z2) attention reaches {:.1f} %": ["rotated_digits/accuracy | Z2_SA | ge_vit, locality"],
         'with `relation="relative"` finds the pair in {:.0f} % of test images': PAIR[1:2],
         "the default) finds it in {:.0f} %, and with": PAIR[:1],
