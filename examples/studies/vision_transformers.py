@@ -117,6 +117,7 @@ def build(settings: VisionTransformers, side: int) -> nn.Module:
     classes, width = (2 if settings.volumes else 10), settings.width
     fields = max(1, settings.fields // 6) if settings.volumes else settings.fields
     kind, _, group = name.rpartition(" ")
+    convolutions = 3 if settings.volumes else 2  # before blocks
     if kind == "frames":
         heads = max(1, width // (48 * len(GROUPS[group])))
         return frames(GROUPS[group], classes, width, settings.layers, heads, patch)
@@ -124,7 +125,7 @@ def build(settings: VisionTransformers, side: int) -> nn.Module:
         return GCNN(GSPACES[group](), fields, [convolution] * 4, classes, pools=(0, 2))
     if kind == "convolutions + frames":
         options = {"channels": width // len(GROUPS[group]), "num_layers": settings.layers}
-        return GroupStem(GSPACES[group](), fields, dim, classes, **options)
+        return GroupStem(GSPACES[group](), fields, convolutions, classes, **options)
     if name == "CNN":
         return plain_cnn(dim, 4 * settings.fields, classes)
     if name.endswith("equal parameters"):
@@ -132,8 +133,8 @@ def build(settings: VisionTransformers, side: int) -> nn.Module:
     heads = max(n for n in range(1, max(1, width // 32) + 1) if width % n == 0)
     options = {"classes": classes, "width": width, "layers": settings.layers, "heads": heads, "std": settings.std}
     if name.startswith("convolutions"):
-        widths = (4 * settings.fields,) * dim
-        blocks = PlainTransformer(dim, widths[-1], **options, side=side // 2**dim, patch=1)
+        widths = (4 * settings.fields,) * convolutions
+        blocks = PlainTransformer(dim, widths[-1], **options, side=side // 2**convolutions, patch=1)
         return nn.Sequential(stem(dim, widths), blocks)
     return PlainTransformer(dim, 1, **options, side=side // patch, patch=patch)
 

@@ -376,9 +376,9 @@ def add_long_range(
     outputs ``long_range_energy``, ``born_charges`` and ``shared_charge``. Data with ``born_charges`` ask for Born
     charges, and ``training=True`` for the shared charge, too. An ``external_field`` of the data, in V/Å, acts on the
     dipole of graphs that do not repeat. At the start a part of :math:`E_{\mathrm{long}}` for each element is fitted to
-    ``batch`` and taken off (not for charges that are predicted with ``exclude_near``, which have no energies of single
-    atoms), and the scale of a ``ScaleShiftMACE`` is fitted to the forces of the data without those of charges. So
-    atomic energies of the model are those of the data, as without long range. Charges that are predicted
+    ``batch`` and taken off, and the scale of a ``ScaleShiftMACE`` is fitted to the forces of the data without those of
+    charges. So the model keeps the atomic energies that it has without long range. Charges that are predicted with
+    ``exclude_near`` have no energies of single atoms, and nothing is taken off. Charges that are predicted
     (:class:`tg_equiattn.nn.PredictedChargeInteraction`) are fitted to total charges of ``batch`` and to net forces
     between separate fragments; a message of level INFO says how much of these forces they explain. Data that have
     neither of these, nor labels of charge, are refused (:func:`can_predict_charges`): MACE alone learns them better.

@@ -94,9 +94,9 @@ def _with_inputs(built: GraphModuleMixin) -> GraphModuleMixin:
 class FitCharges(lightning.Callback):
     """Fit models with :class:`LongRangeCharges` to batches of the training data, before the first epoch.
 
-    A part of the energies of charges for each type is fitted and taken off (not for charges that are predicted with
-    ``exclude_near``, which have no energies of single atoms), so ``per_type_energy_shifts`` are those of the data, as
-    without long range. ``per_type_energy_scales`` are multiplied by the factor that forces of the data have without
+    A part of the energies of charges for each type is fitted and taken off, so ``per_type_energy_shifts`` stay as they
+    are without long range. Charges that are predicted with ``exclude_near`` have no energies of single atoms, and
+    nothing is taken off. ``per_type_energy_scales`` are multiplied by the factor that forces of the data have without
     those of charges. With ``learn: scale`` the factor of the charges is fitted, too. Models that have been fitted stay
     as they are, so training can be continued.
 

@@ -225,12 +225,12 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
                 and their outputs are zero. ``None`` means that all pixels are valid.
             context: Features with ``context_channels``, projected to keys and values. They have the image size of x. In
                 lifting and group attention within a window without circular padding, x and the context may also have n
-                pixels and 2 n or 2 n - 1 pixels along every axis, in either order: pixels of the coarser grid lie
-                between those of the finer one, or on every second. The window then has the keys at up to
-                ``kernel_size / 2`` pixels of the finer grid. With ``encoding=None`` or ``"rotary"`` the context may
-                have any size. Rotary positions then assume that x and the context show the same field of view: their
-                longest sides have equal lengths. ``None`` means x; it is allowed if the layer was made without
-                ``context_channels``.
+                pixels and 2 n or 2 n - 1 pixels along every axis, in either order. With 2 n pixels, those of the
+                coarser grid lie between those of the finer one; with 2 n - 1, they lie on every second of them. The
+                window then has the keys at up to ``kernel_size / 2`` pixels of the finer grid. With ``encoding=None``
+                or ``"rotary"`` the context may have any size. Rotary positions then assume that x and the context show
+                the same field of view: their longest sides have equal lengths. ``None`` means x; it is allowed if the
+                layer was made without ``context_channels``.
             context_mask: Bool ``(B or 1, *spatial)``, true at valid pixels of the context. Masked pixels are not keys.
                 A query without a valid key has zero weights, so its output is the bias of the output projection.
                 It must be given with ``mask`` and a context, and must be ``None`` without a context: ``mask`` is then
